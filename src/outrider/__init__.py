@@ -1,0 +1,40 @@
+"""Outrider: lossless speculative decoding. A cheap draft rides ahead; the target's distribution is kept exactly.
+
+>>> import outrider
+>>> target = outrider.load("Qwen/Qwen2.5-Coder-1.5B-Instruct")  # hub name, folder or .gguf
+>>> result = outrider.generate(target, "def fib(n):", max_new_tokens=64)  # doctest: +SKIP
+
+Names are imported when first used, so that `import outrider` and `outrider --help` stay quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.errors import OutriderError
+    from outrider.generation import Piece, Stream, generate, stream
+    from outrider.models.loading import load
+    from outrider.results import Result
+    from outrider.hf_generate import transformers_generate
+
+__version__ = "0.1.0"
+__all__ = ["OutriderError", "Piece", "Result", "Stream", "generate", "load", "stream", "transformers_generate"]
+
+_HOMES = {
+    "OutriderError": "errors",
+    "Piece": "generation",
+    "Result": "results",
+    "Stream": "generation",
+    "generate": "generation",
+    "load": "models.loading",
+    "stream": "generation",
+    "transformers_generate": "hf_generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    return getattr(import_module(f"outrider.{_HOMES[name]}"), name)

@@ -1,0 +1,129 @@
+"""What a round costs: measured seconds to score n new tokens and to draft one. Neither flat nor monotone in n.
+
+Measured once per pair of models and machine and kept on disk, not measured anew in each run: the adaptive draft length
+follows from these numbers, so they must be the same for the same seed to give the same tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider.device_data import pad_rows
+from outrider.errors import CacheFolderError
+from outrider.models.base import LanguageModel
+from outrider.models.cache_folder import cache_folder
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 17)
+CONTEXT = 64
+REPEATS = 3
+_log = logging.getLogger(__name__)
+_measured: dict[str, dict[int, float]] = {}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """verify_seconds: {new tokens in a target pass: seconds}, 1 included. draft_seconds: of one drafted token."""
+
+    verify_seconds: Mapping[int, float]
+    draft_seconds: float = 0.0
+
+    def verify(self, tokens: int) -> float:
+        """Seconds to score that many tokens, linear between the measured sizes and beyond them."""
+        if tokens in self.verify_seconds:
+            return self.verify_seconds[tokens]
+        sizes = sorted(self.verify_seconds)
+        if len(sizes) == 1:
+            return self.verify_seconds[sizes[0]]
+        at = min(max(bisect_left(sizes, tokens), 1), len(sizes) - 1)
+        low, high = sizes[at - 1], sizes[at]
+        slope = (self.verify_seconds[high] - self.verify_seconds[low]) / (high - low)
+        return max(self.verify_seconds[low] + slope * (tokens - low), 1e-9)
+
+    def round(self, drafted: int) -> float:
+        """Seconds of a round that drafts so many tokens."""
+        return drafted * self.draft_seconds + self.verify(drafted + 1)
+
+
+def measured_costs(target: LanguageModel, draft: LanguageModel | None = None) -> Costs:
+    """The costs of this pair on this machine, from memory, from disk, or measured now (about twenty target passes)."""
+    verify = _table(target, SIZES)
+    return Costs(verify, _table(draft, (1,))[1] if draft is not None else 0.0)
+
+
+def _table(model: LanguageModel, sizes: tuple[int, ...]) -> dict[int, float]:
+    key = _key(model, sizes)
+    if key not in _measured:
+        path = _path(key) if hasattr(model, "dtype") else None  # tables are not the same in the next run
+        table = _read(path) if path else None
+        if table is None:
+            table = time_scoring(model, sizes)
+            if path:
+                path.write_text(json.dumps({"model": model.name, "seconds": table}, indent=1))
+        _measured[key] = table
+    return _measured[key]
+
+
+def time_scoring(model: LanguageModel, sizes: tuple[int, ...], context: int = CONTEXT) -> dict[int, float]:
+    """{n: median seconds to score n new tokens after `context` tokens}, rounded to three digits."""
+    limit = model.max_length or context + max(sizes)
+    context = max(1, min(context, limit - max(sizes)))
+    sizes = tuple(n for n in sizes if context + n <= limit) or (1,)
+    sequence = model.open(reserve=context + max(sizes))
+    try:
+        tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
+        model.score([sequence], tokens, lengths, "none")
+        seconds: dict[int, list[float]] = {n: [] for n in sizes}
+        for repeat in range(REPEATS + 1):
+            for n in sizes:
+                new, count = pad_rows([[i % model.vocab_size for i in range(n)]], model.device)
+                _synchronise(model)
+                start = time.perf_counter()
+                model.score([sequence], new, count, "all")
+                _synchronise(model)
+                if repeat:  # the first pass warms up
+                    seconds[n].append(time.perf_counter() - start)
+                sequence.truncate(context)
+    finally:
+        sequence.close()
+    return {n: float(f"{sorted(times)[len(times) // 2]:.3g}") for n, times in seconds.items()}
+
+
+def _synchronise(model: LanguageModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def _key(model: LanguageModel, sizes: tuple[int, ...]) -> str:
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
+    dtype = getattr(model, "dtype", id(model))
+    parts = [model.name, dtype, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
+    parts += [torch.__version__, sizes]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _path(key: str) -> Path | None:
+    try:
+        folder = cache_folder() / "costs"
+        folder.mkdir(exist_ok=True)
+    except (CacheFolderError, OSError) as error:
+        _log.warning("measured costs are not kept: %s", error)
+        return None
+    return folder / f"{key}.json"
+
+
+def _read(path: Path) -> dict[int, float] | None:
+    try:
+        return {int(n): float(s) for n, s in json.loads(path.read_text())["seconds"].items()}
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,6 @@
+"""The loop: autoregressive and speculative generation over a ragged batch of token sequences."""
+
+from outrider.decode.loop import Decoder, decode
+from outrider.decode.row import Request
+
+__all__ = ["Decoder", "Request", "decode"]

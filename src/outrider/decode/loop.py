@@ -1,0 +1,142 @@
+"""Speculative decoding over a ragged batch (Chen Algorithm 2, Leviathan Algorithm 1). Plain decoding is draft length 0.
+
+Each round every unfinished row drafts as many tokens as its policy wants, the target scores all rows in one pass, and the
+acceptance rule says what each row keeps. The newest token of a row is always unscored: it goes in front of the next draft,
+so that one pass yields the laws for the draft *and* for the token after it.
+
+The loop knows token ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+
+from outrider.clock import PhaseClock
+from outrider.decode.round import Extras, Outcome, verify_round
+from outrider.decode.row import Request, Row, check_request
+from outrider.draft_length import DraftLength, FixedLength
+from outrider.drafters.base import DraftContext, Drafter, Proposal, empty_proposal
+from outrider.errors import ParameterError
+from outrider.models.base import LanguageModel
+from outrider.prefill import prefill
+from outrider.records import PHASES, Round
+from outrider.sampling import SamplingSettings
+
+
+class Decoder:
+    """One batch being generated: iterate over `rounds()`; `rows` and `prefill_seconds` can be read at any time."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        requests: Many[Request],
+        sampling: SamplingSettings,
+        drafter: Drafter | None = None,
+        length: DraftLength | None = None,
+        extras: Extras | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        if not requests:
+            raise ParameterError("requests must not be empty: give at least one prompt")
+        for request in requests:
+            check_request(request, target)
+        if drafter is not None:
+            drafter.check(target)
+        self.target = target
+        self.drafter = drafter
+        self.prefill_seconds = 0.0
+        self.rows: list[Row] = []
+        self._requests = requests
+        self._sampling = sampling
+        self._length = length if drafter is not None and length is not None else FixedLength(0)
+        self._extras = extras or Extras()
+        self._cancelled = cancelled
+        self._clock = PhaseClock(target.device)
+        self._context = DraftContext(sampling, target.vocab_size, target.device, self._clock)
+
+    def rounds(self) -> Iterator[list[tuple[int, Round]]]:
+        """The rounds of all unfinished rows, a list of (row, round) per pass. Frees all sequences when it ends."""
+        try:
+            self._begin()
+            while (active := [row for row in self.rows if row.finish_reason is None]) and not self._cancelled():
+                yield self._round(active)
+            for row in self.rows:
+                row.finish_reason = row.finish_reason or "cancelled"
+        finally:
+            for row in self.rows:
+                self._close(row)
+
+    def _begin(self) -> None:
+        context = self.target.max_length
+        for number, request in enumerate(self._requests):
+            sequence = self.target.open(reserve=len(request.prompt) + request.max_new_tokens)
+            self.rows.append(Row(number, request, sequence, self._length.start(), context))
+        with self._clock.phase("prefill"):
+            prompts = [row.tokens[:-1] for row in self.rows]
+            prefill(self.target, [row.sequence for row in self.rows], prompts, self._cancelled)
+        if self.drafter is not None and not self._cancelled():
+            self.drafter.begin([row.draft for row in self.rows], self._context)
+        self.prefill_seconds = self._clock.take()["prefill"] / len(self.rows)
+
+    def _round(self, active: list[Row]) -> list[tuple[int, Round]]:
+        self._clock.take()  # what the caller did since the last round is not ours
+        proposal = self._propose(active)
+        outcomes = verify_round(self.target, active, proposal, self._sampling, self._extras, self._clock)
+        kept = [row.extend(outcome.tokens) for row, outcome in zip(active, outcomes, strict=True)]
+        accepted = [outcome.accepted for outcome in outcomes]
+        for row in active:
+            # Scored: the old newest token and the draft. Still true of the row: all but its new newest token.
+            row.sequence.truncate(min(row.sequence.length, len(row.tokens) - 1))
+        if self.drafter is not None:
+            self.drafter.observe([row.draft for row in active], proposal.lengths, accepted)
+        seconds = {phase: value / len(active) for phase, value in self._clock.take().items()}
+        return [
+            (row.number, self._record(row, outcome, count, drafted, seconds))
+            for row, outcome, count, drafted in zip(active, outcomes, kept, proposal.lengths, strict=True)
+        ]
+
+    def _propose(self, active: list[Row]) -> Proposal:
+        limits = [row.draft_limit() for row in active]
+        if self.drafter is None or not any(limits):
+            return empty_proposal(len(active), self.target.device)
+        uniforms = [row.request.stream.take(limit) for row, limit in zip(active, limits, strict=True)]
+        return self.drafter.propose([row.draft for row in active], limits, uniforms, self._context)
+
+    def _record(self, row: Row, outcome: Outcome, kept: int, drafted: int, seconds: dict[str, float]) -> Round:
+        record = Round(
+            tokens=tuple(outcome.tokens[:kept]),
+            drafted=drafted,
+            accepted=outcome.accepted,
+            drafter=self.drafter.name if self.drafter is not None and drafted else None,
+            seconds={phase: seconds[phase] for phase in PHASES},
+            logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
+            betas=None if outcome.betas is None else tuple(outcome.betas),
+            finish_reason=row.finish_reason,
+        )
+        row.length.update(record.drafted, record.tested, record.accepted)
+        if row.finish_reason is not None:
+            self._close(row)
+        return record
+
+    def _close(self, row: Row) -> None:
+        row.sequence.close()
+        if self.drafter is not None:
+            self.drafter.end(row.draft)
+
+
+def decode(
+    target: LanguageModel,
+    requests: Many[Request],
+    sampling: SamplingSettings,
+    drafter: Drafter | None = None,
+    length: DraftLength | None = None,
+    extras: Extras | None = None,
+) -> tuple[list[list[int]], list[list[Round]]]:
+    """Run a batch to its end. → each row's new tokens, each row's rounds"""
+    decoder = Decoder(target, requests, sampling, drafter, length, extras)
+    rounds: list[list[Round]] = [[] for _ in requests]
+    for batch in decoder.rounds():
+        for number, record in batch:
+            rounds[number].append(record)
+    return [[token for record in row for token in record.tokens] for row in rounds], rounds

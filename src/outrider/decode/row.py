@@ -1,0 +1,89 @@
+"""One sequence of a batch: its tokens, its randomness, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.draft_length import LengthState
+from outrider.drafters.base import DraftRow
+from outrider.errors import ContextLengthError, ParameterError
+from outrider.models.base import LanguageModel
+from outrider.models.base import Sequence as ModelSequence
+from outrider.randomness import RandomStream
+from outrider.records import FinishReason
+
+StopCheck = Callable[[Sequence[int]], int | None]
+"""Given the new tokens, how many of them to keep if the sequence ends there, else None. Called once per round."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. eos: tokens that end the sequence (kept as its last). stop: a further condition, on text say."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    stream: RandomStream
+    eos: frozenset[int] = frozenset()
+    stop: StopCheck | None = None
+
+
+class Row:
+    """The state of one request in the loop."""
+
+    def __init__(
+        self, number: int, request: Request, sequence: ModelSequence, length: LengthState, context: int | None
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.sequence = sequence
+        self.length = length
+        self.tokens = list(request.prompt)
+        self.draft = DraftRow(self.tokens, len(self.tokens))
+        self.finish_reason: FinishReason | None = None
+        self._limit = len(self.tokens) + request.max_new_tokens
+        self._full: FinishReason = "length"
+        if context is not None and context < self._limit:
+            self._limit, self._full = context, "context"
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be added."""
+        return self._limit - len(self.tokens)
+
+    def draft_limit(self) -> int:
+        """How many to draft now: the policy's wish, one place left for the token that follows the accepted ones."""
+        return max(0, min(self.length.choose(), self.remaining - 1))
+
+    def extend(self, new: list[int]) -> int:
+        """Add the round's tokens up to where the sequence ends; sets `finish_reason` there. → how many were kept"""
+        keep = len(new)
+        for i, token in enumerate(new):
+            if token in self.request.eos:
+                keep, self.finish_reason = i + 1, "eos"
+                break
+        if self.request.stop is not None:
+            cut = self.request.stop(new[:keep])
+            if cut is not None:
+                keep, self.finish_reason = cut, "stop"
+        self.tokens.extend(new[:keep])
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = self._full
+        return keep
+
+
+def check_request(request: Request, target: LanguageModel) -> None:
+    """Raise unless the request can be served by `target`."""
+    count = request.max_new_tokens
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {count!r}")
+    if not request.prompt:
+        raise ParameterError("prompt must hold at least one token, got none: give some text")
+    wrong = [token for token in request.prompt if not 0 <= token < target.vocab_size]
+    if wrong:
+        raise ParameterError(f"prompt tokens must be in 0 … {target.vocab_size - 1}, got {wrong[0]}: wrong tokenizer?")
+    if target.max_length is not None and len(request.prompt) >= target.max_length:
+        raise ContextLengthError(
+            f"prompt has {len(request.prompt)} tokens, the context of {target.name} holds {target.max_length} and needs "
+            "room for one more: shorten the prompt"
+        )

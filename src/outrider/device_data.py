@@ -1,0 +1,28 @@
+"""Small host data on its way to the device, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+
+def to_device(values: Many[int] | Many[float] | Many[Many[float]], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor of host numbers on `device`. Pinned and asynchronous on CUDA, so that it costs no synchronisation."""
+    tensor = torch.tensor(values, dtype=dtype)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
+
+
+def index(values: Many[int], device: torch.device) -> Tensor:
+    """An int64 index on `device`."""
+    return to_device(values, device, torch.long)
+
+
+def pad_rows(rows: Many[Many[int]], device: torch.device) -> tuple[Tensor, list[int]]:
+    """Token lists as one tensor, padded on the right with 0. → int64 [R, N], the lengths"""
+    lengths = [len(row) for row in rows]
+    width = max(lengths)
+    return to_device([list(row) + [0] * (width - len(row)) for row in rows], device, torch.long), lengths

@@ -1,0 +1,36 @@
+"""Errors that a user can act on: one line each, naming the parameter, its range, the value and the remedy.
+
+The command line prints the message and exits with `exit_code`; nothing else in the package prints errors.
+"""
+
+
+class OutriderError(Exception):
+    """Base of every error that Outrider raises on purpose. Its message is one line."""
+
+    exit_code = 1
+
+
+class ParameterError(OutriderError, ValueError):
+    """A parameter is outside its range."""
+
+    exit_code = 2
+
+
+class ContextLengthError(ParameterError):
+    """The prompt does not fit into the context of the model."""
+
+
+class ModelError(OutriderError):
+    """A model can't be found, loaded or used for speculation."""
+
+
+class VocabularyMismatchError(ModelError):
+    """Draft and target do not speak the same tokens."""
+
+
+class CacheFolderError(OutriderError):
+    """The folder for converted models can't be written."""
+
+
+class NumericalError(OutriderError, ArithmeticError):
+    """A model returned logits that are not a distribution (NaN, or everything excluded)."""

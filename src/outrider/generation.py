@@ -1,0 +1,174 @@
+"""The Python interface: text in, text out. `generate` for whole results, `stream` for text as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Unpack, overload
+
+from outrider.choices import make_drafter, make_length
+from outrider.decode import Decoder, Request
+from outrider.decode.row import Row
+from outrider.errors import ParameterError
+from outrider.models.transformers_model import TransformersModel
+from outrider.options import GenerateOptions, parse_options
+from outrider.prompts import Message, Prompt, encode, end_tokens
+from outrider.randomness import RandomStream
+from outrider.records import Origin, Round, summarise
+from outrider.results import Result
+from outrider.text import TextTracker
+
+
+class Piece(str):
+    """A piece of generated text, and where the token that completed it came from."""
+
+    origin: Origin
+
+    def __new__(cls, text: str, origin: Origin) -> Piece:
+        piece = super().__new__(cls, text)
+        piece.origin = origin
+        return piece
+
+
+@overload
+def generate(target: TransformersModel, prompt: str | Sequence[int] | Sequence[Message], **options: Unpack[GenerateOptions]) -> Result: ...
+@overload
+def generate(target: TransformersModel, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> list[Result]: ...
+def generate(target: TransformersModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
+    """Generate with speculative decoding; the law of the output is that of `target` alone.
+
+    prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then).
+
+    Options (keywords only):
+    draft: a model from `load`, "prompt-lookup" (the default), a `Drafter`, or None for plain decoding.
+    num_draft_tokens: 0 … 64 tokens a round, or None: adapted to measured costs and to what is accepted.
+    max_new_tokens: ≥ 1 (256). stop: a string or several, cut from the text. ignore_eos: do not end at end-of-sequence.
+    temperature (0: greedy), top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
+    processors: the law, see `SamplingSettings`.
+    seed: 0 … 2^63-1; row i of a batch uses (seed, i). A list gives each row its own, as if it stood alone.
+    logprobs, betas: report log-probabilities of the tokens, and sum min(target, draft) where tokens were offered.
+    cancelled: called between rounds; generation ends with finish_reason "cancelled" once it returns true.
+
+    Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….
+    """
+    batch = _is_batch(prompt)
+    generation = Generation(target, list(prompt) if batch else [prompt], **options)
+    for _ in generation.run():
+        pass
+    results = generation.results()
+    return results if batch else results[0]
+
+
+def stream(target: TransformersModel, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
+    """Iterate over the text as it is generated, by `Piece`s; options as in `generate`. `.result` holds the rest."""
+    if _is_batch(prompt):
+        raise ParameterError("prompt must be one prompt for stream, got a list: use generate for a batch")
+    return Stream(Generation(target, [prompt], **options))
+
+
+class Stream:
+    """An iterator of `Piece`s. `result` is complete once the iteration has ended, partial before."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop generating."""
+        self._pieces.close()
+
+    @property
+    def result(self) -> Result:
+        """The result so far; finish_reason "cancelled" if it was cut short."""
+        return self._generation.results()[0]
+
+    def _run(self) -> Generator[Piece]:
+        origins: list[Origin] = []
+        tracker = self._generation.trackers[0]
+        for batch in self._generation.run():
+            origins += [origin for _, record in batch for origin in record.origins]
+            yield from (Piece(text, origins[token]) for text, token in tracker.take())
+
+
+class Generation:
+    """A batch of prompts being generated: the token loop with the text around it."""
+
+    def __init__(
+        self,
+        target: TransformersModel,
+        prompts: Sequence[Prompt],
+        **options: Unpack[GenerateOptions],
+    ) -> None:
+        if target.tokenizer is None:
+            raise ParameterError(f"target {target.name} has no tokenizer: use outrider.decode for token ids")
+        self.target = target
+        self.drafter = make_drafter(options.get("draft", "prompt-lookup"))
+        if self.drafter is not None:
+            self.drafter.check(target)
+        self.options = parse_options(len(prompts), options)
+        self.prompts = [encode(target, prompt) for prompt in prompts]
+        self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
+        length = make_length(options.get("num_draft_tokens"), target, self.drafter)
+        self._rounds: list[list[Round]] = [[] for _ in prompts]
+        self._decoder = Decoder(
+            target,
+            [self._request(i) for i in range(len(prompts))],
+            self.options.sampling,
+            self.drafter,
+            length,
+            self.options.extras,
+            self.options.cancelled,
+        )
+
+    def _request(self, i: int) -> Request:
+        seeds = self.options.seeds
+        stream = RandomStream(seeds[i]) if len(seeds) > 1 else RandomStream(seeds[0], i)
+        eos = frozenset() if self.options.ignore_eos else end_tokens(self.target)
+        return Request(self.prompts[i], self.options.max_new_tokens, stream, eos, self.trackers[i])
+
+    def run(self) -> Iterator[list[tuple[int, Round]]]:
+        """The rounds, as `Decoder.rounds`; text is complete once it has ended."""
+        for batch in self._decoder.rounds():
+            for number, record in batch:
+                self._rounds[number].append(record)
+                if record.finish_reason is not None:
+                    self.trackers[number].finish()
+            yield batch
+        for tracker in self.trackers:
+            tracker.finish()
+
+    def results(self) -> list[Result]:
+        """A result per prompt, with whatever has been generated so far."""
+        rows: list[Row | None] = list(self._decoder.rows) or [None] * len(self.prompts)
+        return [self._result(i, row) for i, row in enumerate(rows)]
+
+    def _result(self, i: int, row: Row | None) -> Result:
+        rounds = self._rounds[i]
+        logprobs = [x for r in rounds for x in r.logprobs or ()] if self.options.extras.logprobs else None
+        seeds = self.options.seeds
+        return Result(
+            text=self.trackers[i].text,
+            tokens=[token for r in rounds for token in r.tokens],
+            finish_reason=(row.finish_reason if row is not None else None) or "cancelled",
+            seed=seeds[i] if len(seeds) > 1 else seeds[0],
+            stats=summarise(rounds, self._decoder.prefill_seconds),
+            rounds=list(rounds),
+            prompt_tokens=len(self.prompts[i]),
+            logprobs=logprobs,
+        )
+
+
+def _is_batch(prompt: Any) -> bool:
+    return (
+        not isinstance(prompt, str)
+        and isinstance(prompt, Sequence)
+        and len(prompt) > 0
+        and not isinstance(prompt[0], int | Mapping)
+    )
+
+

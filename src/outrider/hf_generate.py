@@ -1,0 +1,162 @@
+"""The drop-in for people who stay with transformers.
+
+    model.generate(**inputs, custom_generate=outrider.transformers_generate, assistant_model=draft_model)
+
+takes what `generate` takes and returns what it returns. Sampling settings, processors, stopping criteria, the streamer and
+the seed (torch's global one) are those of the call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.choices import make_drafter, make_length
+from outrider.decode import Decoder, Request
+from outrider.drafters import Drafter
+from outrider.errors import ParameterError
+from outrider.models.transformers_model import TransformersModel
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+
+_UNSUPPORTED = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
+
+
+def transformers_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    assistant_model: Any = None,
+    draft: Any = None,
+    num_draft_tokens: int | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Called by `generate` as its decoding method. → int64 [B, T], or the output object if `return_dict_in_generate`.
+
+    assistant_model: a transformers model as the draft; without one, or with draft="prompt-lookup", the context is copied.
+    draft, num_draft_tokens: as in `outrider.generate`; give them to `model.generate`.
+    """
+    del synced_gpus
+    assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
+    streamer = streamer if streamer is not None else _from_caller("streamer")
+    _refuse(generation_config, input_ids, streamer)
+    target = TransformersModel(model)
+    drafter = _drafter(model, assistant_model, draft)
+    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+    sampling = SamplingSettings(
+        temperature=1.0 if generation_config.do_sample else 0.0, processors=tuple(logits_processor or ())
+    )
+    decoder = Decoder(
+        target,
+        _requests(prompts, input_ids, generation_config, stopping_criteria),
+        sampling,
+        drafter,
+        make_length(num_draft_tokens, target, drafter),
+    )
+    for batch in decoder.rounds():
+        for _, record in batch:
+            if streamer is not None:
+                streamer.put(torch.tensor(record.tokens))
+    if streamer is not None:
+        streamer.end()
+    return _output(decoder, input_ids, generation_config)
+
+
+def _from_caller(name: str) -> Any:
+    """A local of the `generate` call that called us.
+
+    transformers (5.23) drops `assistant_model` and `streamer` on the way to a custom_generate function: its
+    `_extract_generation_mode_kwargs` keeps only keywords that `generate` itself does not name.
+    """
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "generate" and name in frame.f_locals:
+            return frame.f_locals[name]
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _refuse(config: Any, input_ids: Tensor, streamer: Any) -> None:
+    if (config.num_beams or 1) > 1:
+        raise ParameterError(f"num_beams must be 1 with outrider.transformers_generate, got {config.num_beams}")
+    asked = [name for name in _UNSUPPORTED if getattr(config, name, None)]
+    if asked:
+        raise ParameterError(f"{asked[0]} is not available with outrider.transformers_generate: leave it out")
+    if streamer is not None and len(input_ids) > 1:
+        raise ParameterError(f"streamer must go with one prompt, got {len(input_ids)}: leave it out")
+
+
+def _drafter(model: Any, assistant_model: Any, draft: Any) -> Drafter | None:
+    if assistant_model is None:
+        return make_drafter("prompt-lookup" if draft is None else draft)
+    if draft is not None:
+        raise ParameterError("draft and assistant_model must not both be given: leave one out")
+    sizes = model.config.get_text_config().vocab_size, assistant_model.config.get_text_config().vocab_size
+    # No tokenizers here: like `generate`, take the caller's word that both share one, whatever the padding.
+    drafted = TransformersModel(assistant_model)
+    drafter = make_drafter(drafted)
+    if drafter is not None and sizes[0] != sizes[1]:
+        drafter.check = lambda target: None  # type: ignore[method-assign]
+    return drafter
+
+
+def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """The rows without their padding, on either side."""
+    if attention_mask is None:
+        return [list(map(int, row)) for row in input_ids.tolist()]
+    mask = attention_mask.bool().cpu()
+    return [list(map(int, row[keep].tolist())) for row, keep in zip(input_ids.cpu(), mask, strict=True)]
+
+
+def _requests(prompts: list[list[int]], input_ids: Tensor, config: Any, criteria: Any) -> list[Request]:
+    from transformers import EosTokenCriteria, MaxLengthCriteria
+
+    new_tokens = int(config.max_length) - input_ids.shape[1]
+    eos = config.eos_token_id
+    ends = frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+    seed = int(torch.randint(2**62, ()))  # drawn from torch's global generator, so that torch.manual_seed governs it
+    known = (EosTokenCriteria, MaxLengthCriteria)
+    further = [criterion for criterion in criteria or () if not isinstance(criterion, known)]
+    return [
+        Request(prompt, new_tokens, RandomStream(seed, i), ends, _Criteria(further, prompt) if further else None)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+class _Criteria:
+    """transformers' stopping criteria, asked after every token as `generate` does."""
+
+    def __init__(self, criteria: Sequence[Any], prompt: list[int]) -> None:
+        self._criteria = criteria
+        self._tokens = list(prompt)
+
+    def __call__(self, new: Sequence[int]) -> int | None:
+        for i, token in enumerate(new):
+            self._tokens.append(token)
+            ids = torch.tensor([self._tokens])
+            if any(bool(criterion(ids, None).all()) for criterion in self._criteria):
+                return i + 1
+        return None
+
+
+def _output(decoder: Decoder, input_ids: Tensor, config: Any) -> Any:
+    new = [row.tokens[row.draft.prompt_length :] for row in decoder.rows]
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    width = max(map(len, new))
+    tail = torch.tensor([row + [pad] * (width - len(row)) for row in new], dtype=input_ids.dtype)
+    sequences = torch.cat([input_ids, tail.to(input_ids.device)], dim=1)
+    if not config.return_dict_in_generate:
+        return sequences
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=sequences)

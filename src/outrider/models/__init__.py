@@ -1,0 +1,6 @@
+"""Engines behind one contract (`base`): transformers models and written-down tables."""
+
+from outrider.models.base import LanguageModel, Sequence
+from outrider.models.table import TableModel
+
+__all__ = ["LanguageModel", "Sequence", "TableModel"]

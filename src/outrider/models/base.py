@@ -1,0 +1,82 @@
+"""The contract between the decoding loop and an engine.
+
+A model opens *sequences*; one call scores new tokens for several sequences of different lengths. A sequence has an
+absolute `length` and `truncate(length)`; it is never told how many tokens to drop. Models know token ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ParameterError
+
+WhichLogits = Literal["all", "last", "none"]
+
+
+class Sequence(Protocol):
+    """A sequence of tokens held by a model, with whatever the model caches for it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens scored so far."""
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from position `length` on."""
+
+    def close(self) -> None:
+        """Give the memory back; the sequence can't be used again."""
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """An autoregressive model. name: for messages. max_length: positions it has, None if unlimited."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+
+    @property
+    def max_length(self) -> int | None: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def open(self, reserve: int = 0) -> Sequence:
+        """A new, empty sequence. reserve: the length it is expected to reach, so that memory is taken once."""
+
+    def score(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        """Append tokens to each sequence and score them.
+
+        tokens: int64 [R, N], row i's in the first lengths[i] ≥ 1 columns; the rest is ignored.
+        Returns the logits after each token: [R, N, V] for "all" (row i valid in the first lengths[i]), [R, 1, V] after
+        each row's last token for "last", None for "none".
+        """
+
+
+def check_truncate(length: int, current: int) -> None:
+    """Shared by engines: truncation only shortens."""
+    if not 0 <= length <= current:
+        raise ParameterError(f"length must be in 0 … {current} to truncate, got {length}: a sequence can't grow this way")
+
+
+def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
+    """Logits over `vocab_size` tokens: cut, or padded with -inf. [.., V'] → [.., V]
+
+    Models of one family share a tokenizer but pad their embeddings to different sizes. The surplus entries stand for no
+    token, so a draft must not propose them and the target gives the width.
+    """
+    surplus = logits.shape[-1] - vocab_size
+    if surplus > 0:
+        return logits[..., :vocab_size]
+    if surplus < 0:
+        return torch.nn.functional.pad(logits, (0, -surplus), value=-torch.inf)
+    return logits

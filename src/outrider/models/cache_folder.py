@@ -1,0 +1,50 @@
+"""The folder where Outrider keeps what is costly to make again: converted models, measured costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.errors import CacheFolderError
+
+REMEDY = "set OUTRIDER_CACHE to a folder that you can write to"
+
+
+def cache_folder() -> Path:
+    """$OUTRIDER_CACHE, or `outrider` in the user's cache folder; made if missing, refused if it can't be written."""
+    base = os.environ.get("OUTRIDER_CACHE")
+    folder = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CacheFolderError(f"cache folder {folder} can't be written ({error.strerror}): {REMEDY}") from None
+    return folder
+
+
+def build_once(name: str, build: Callable[[Path], None]) -> Path:
+    """The folder `name` in the cache, filled by `build(folder)` if it is not there yet.
+
+    It is built beside its place and renamed, so that an interrupted build leaves nothing that looks finished.
+    """
+    final = cache_folder() / name
+    if final.is_dir():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=final.parent))
+    try:
+        build(partial)
+        if not final.is_dir():  # another process may have been quicker
+            partial.rename(final)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        reason = os.strerror(error.errno)
+        raise CacheFolderError(f"cache folder {final.parent} can't be written ({reason}): {REMEDY}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return final

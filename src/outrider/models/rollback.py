@@ -1,0 +1,30 @@
+"""Which models can be speculated with: those that can forget. Checked when a model is opened, never half-way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import ModelError
+
+
+def refuse_without_rollback(model: Any, name: str) -> None:
+    """Raise `ModelError`, naming the model and the reason, if rejected tokens could not be taken back."""
+    config = model.config
+    kind = getattr(config, "model_type", type(model).__name__)
+    remedy = "use a decoder-only model with attention in every layer (Llama, Qwen, GPT-2, Mistral, Gemma, …)"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} ({kind}) can't be used: it is an encoder-decoder model; {remedy}")
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(
+            f"{name} ({kind}) can't be used: its recurrent state can't be rolled back, and speculation discards "
+            f"rejected tokens; {remedy}"
+        )
+    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
+        raise ModelError(f"{name} ({kind}) can't be used: it has no language-model head; {remedy}")
+    if getattr(config, "_attn_implementation", "") not in ("sdpa", "eager"):
+        raise ModelError(
+            f"{name} ({kind}) can't be used with attn_implementation={config._attn_implementation!r}: it takes no mask "
+            "per row; load it with attn_implementation='sdpa'"
+        )
+    if getattr(config, "alibi", False) or kind in ("bloom", "mpt"):
+        raise ModelError(f"{name} ({kind}) can't be used: it derives positions from padding (ALiBi); {remedy}")

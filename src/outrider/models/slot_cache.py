@@ -1,0 +1,151 @@
+"""One preallocated key/value cache whose rows are slots: ragged batches and roll-back by length, for any attention model.
+
+Every sequence owns a row ("slot") of each layer's [slots, heads, capacity, head size] tensors. A forward pass scatters the
+new keys and values at each row's own positions and attends to the rows in use; which positions a query may see is the
+mask's business (`masks`). Rolling back is setting a length: what lies beyond is overwritten before it is ever attended to.
+
+Rows are returned as views wherever they are contiguous, since a gather would copy the whole cache in every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from outrider.device_data import index
+
+MIN_CAPACITY = 256
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one forward pass writes and what it reads.
+
+    slots: the rows, ascending. starts: each row's first position. positions: int64 [R, N], starts + 0 … N-1. length:
+    columns read, at least every position written + 1.
+    """
+
+    slots: tuple[int, ...]
+    starts: tuple[int, ...]
+    positions: Tensor
+    length: int
+
+    @property
+    def span(self) -> slice | None:
+        """The rows as a slice, if they are contiguous."""
+        first, last = self.slots[0], self.slots[-1]
+        return slice(first, last + 1) if last - first + 1 == len(self.slots) else None
+
+
+class SlotLayer(CacheLayerMixin):
+    """The keys and values of one layer. Follows transformers' cache-layer interface."""
+
+    is_sliding = False
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        slots, capacity = self._owner.num_slots, self._owner.capacity
+        # Zeros, not empty: masked positions get weight 0, and 0 × NaN would be NaN.
+        self.keys = key_states.new_zeros(slots, key_states.shape[1], capacity, key_states.shape[3])
+        self.values = value_states.new_zeros(slots, value_states.shape[1], capacity, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store the new [R, heads, N, size] states and return those of the rows in use, [R, heads, length, size]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        place = self._owner.placement
+        return _store(self.keys, key_states, place), _store(self.values, value_states, place)
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Grow both tensors, keeping what they hold."""
+        if self.is_initialized and self.keys is not None and self.values is not None:
+            self.keys, self.values = (_grown(old, slots, capacity) for old in (self.keys, self.values))
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot to another."""
+        for tensor in (self.keys, self.values):
+            if tensor is not None:
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        del query_length
+        return self._owner.placement.length, 0
+
+    def get_seq_length(self) -> int:
+        # Models ask only to guess positions, which we always give.
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _store(cache: Tensor, states: Tensor, place: Placement) -> Tensor:
+    span = place.span
+    if len(place.slots) == 1:  # the common case, by slices: several times cheaper than indexing
+        row = cache[span]
+        row[:, :, place.starts[0] : place.starts[0] + states.shape[2]] = states
+        return row[:, :, : place.length]
+    if span is not None:
+        rows = cache[span]
+        each = torch.arange(len(rows), device=cache.device).unsqueeze(-1)
+        rows[each, :, place.positions] = states.transpose(1, 2).to(rows.dtype)
+        return rows[:, :, : place.length]
+    slots = index(place.slots, cache.device)
+    cache[slots.unsqueeze(-1), :, place.positions] = states.transpose(1, 2).to(cache.dtype)
+    return cache[slots, :, : place.length]
+
+
+def _grown(old: Tensor, slots: int, capacity: int) -> Tensor:
+    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
+    new[: old.shape[0], :, : old.shape[2]] = old
+    return new
+
+
+class SlotCache(Cache):
+    """The cache of one model: as many layers as it has, slots handed out lowest first and kept compact."""
+
+    layers: list[SlotLayer]  # type: ignore[assignment]
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_slots = 1
+        self.capacity = MIN_CAPACITY
+        self._placement: Placement | None = None
+        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+
+    @property
+    def placement(self) -> Placement:
+        """Set by the model before each forward pass."""
+        assert self._placement is not None
+        return self._placement
+
+    @placement.setter
+    def placement(self, value: Placement) -> None:
+        self._placement = value
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Make room. Capacity at least doubles, so that growing costs a constant share."""
+        slots = max(slots, self.num_slots)
+        if capacity > self.capacity:
+            capacity = max(capacity, 2 * self.capacity)
+        capacity = max(capacity, self.capacity)
+        if (slots, capacity) == (self.num_slots, self.capacity):
+            return
+        self.num_slots, self.capacity = slots, capacity
+        for layer in self.layers:
+            layer.resize(slots, capacity)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy a sequence to another slot, in every layer."""
+        for layer in self.layers:
+            layer.move(source, target, length)

@@ -1,0 +1,98 @@
+"""A model whose law is written down: logits looked up by the last tokens. For exact tests and simulated costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelError, ParameterError
+from outrider.models.base import Sequence, WhichLogits, check_truncate
+
+
+class TableSequence:
+    """Holds its own tokens, so that a wrong roll-back shows in what the model says next."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        check_truncate(length, self.length)
+        del self.tokens[length:]
+
+    def close(self) -> None:
+        self.tokens.clear()
+
+
+class TableModel:
+    """A Markov model of any order over a small vocabulary.
+
+    probs: [V, …, V], order + 1 dimensions; probs[a, b, x] is the probability of x after … a, b. A context shorter than
+    the order is filled with token 0 on the left.
+    seconds_per_call, seconds_per_token: a simulated cost, slept for; scoring n tokens costs call + n × token.
+    """
+
+    def __init__(
+        self,
+        probs: Tensor,
+        name: str = "table",
+        max_length: int | None = None,
+        seconds_per_call: float = 0.0,
+        seconds_per_token: float = 0.0,
+    ) -> None:
+        if probs.dim() < 1 or any(size != probs.shape[-1] for size in probs.shape):
+            raise ModelError(f"probs of a table model must be [V, …, V], got {list(probs.shape)}")
+        self._probs = probs
+        self._name = name
+        self._max_length = max_length
+        self._cost = (seconds_per_call, seconds_per_token)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def vocab_size(self) -> int:
+        return self._probs.shape[-1]
+
+    @property
+    def max_length(self) -> int | None:
+        return self._max_length
+
+    @property
+    def device(self) -> torch.device:
+        return self._probs.device
+
+    def open(self, reserve: int = 0) -> TableSequence:
+        del reserve
+        return TableSequence()
+
+    def probs_after(self, tokens: Many[int]) -> Tensor:
+        """The law of the next token. [V]"""
+        order = self._probs.dim() - 1
+        context = ([0] * order + list(tokens))[len(tokens) :] if order else []
+        return self._probs[tuple(context)]
+
+    def score(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        if (seconds := self._cost[0] + self._cost[1] * max(lengths)) > 0:
+            time.sleep(seconds)
+        out = self._probs.new_zeros(*tokens.shape, self.vocab_size)
+        for i, (sequence, row, length) in enumerate(zip(sequences, tokens.tolist(), lengths, strict=True)):
+            if not isinstance(sequence, TableSequence):
+                raise ParameterError(f"sequences must have been opened by {self.name}, got {type(sequence).__name__}")
+            for j, token in enumerate(row[:length]):
+                sequence.tokens.append(token)
+                out[i, j] = self.probs_after(sequence.tokens).log()
+        if logits == "none":
+            return None
+        if logits == "last":
+            return out[torch.arange(len(out)), torch.tensor(lengths) - 1].unsqueeze(1)
+        return out

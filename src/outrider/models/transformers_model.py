@@ -1,0 +1,175 @@
+"""The transformers engine: any decoder-only attention model, on CPU or CUDA, behind the slot cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Many
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import index as index_of
+from outrider.errors import ContextLengthError, ParameterError
+from outrider.models.base import Sequence, WhichLogits, check_truncate
+from outrider.models.masks import attention_pattern, make_mask
+from outrider.models.rollback import refuse_without_rollback
+from outrider.models.slot_cache import Placement, SlotCache
+
+
+class SlotSequence:
+    """A row of the model's slot cache."""
+
+    def __init__(self, model: TransformersModel, slot: int) -> None:
+        self.model = model
+        self.slot = slot
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def truncate(self, length: int) -> None:
+        check_truncate(length, self._length)
+        self._length = length
+
+    def advance(self, count: int) -> None:
+        """Called by the model after it has scored `count` tokens."""
+        self._length += count
+
+    def close(self) -> None:
+        self.model.release(self)
+
+
+class TransformersModel:
+    """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
+
+    Refuses models that can't roll back, by name and reason. Not safe for concurrent use by several threads.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+        self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
+        refuse_without_rollback(model, self._name)
+        self.module = model.eval()
+        self.tokenizer = tokenizer
+        config = model.config.get_text_config()
+        self._vocab_size = int(config.vocab_size)
+        self._max_length = _context_limit(config)
+        self._pattern = attention_pattern(config, self._name)
+        self._additive = model.dtype if config._attn_implementation == "eager" else None
+        self._takes = set(inspect.signature(model.forward).parameters)
+        self._cache = SlotCache(int(config.num_hidden_layers))
+        self._open: list[SlotSequence] = []  # sequence i owns slot i
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        return self._max_length
+
+    @property
+    def device(self) -> torch.device:
+        return self.module.device  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.module.dtype  # type: ignore[no-any-return]
+
+    def open(self, reserve: int = 0) -> SlotSequence:
+        sequence = SlotSequence(self, slot=len(self._open))
+        self._open.append(sequence)
+        self._cache.reserve(len(self._open), min(reserve, self._max_length or reserve))
+        return sequence
+
+    def release(self, sequence: SlotSequence) -> None:
+        """Free a sequence's slot; the last sequence moves into it, so that the slots in use stay contiguous."""
+        if sequence not in self._open:
+            return
+        last = self._open.pop()
+        if last is not sequence:
+            self._cache.move(last.slot, sequence.slot, last.length)
+            last.slot = sequence.slot
+            self._open[last.slot] = last
+
+    @torch.inference_mode()
+    def score(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        rows = self._own(sequences, tokens, lengths)
+        order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
+        if order == list(range(len(rows))):
+            return self._score(rows, tokens, lengths, logits)
+        index = index_of(order, tokens.device)
+        out = self._score([rows[i] for i in order], tokens[index], [lengths[i] for i in order], logits)
+        return None if out is None else out[index.argsort()]
+
+    def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[SlotSequence]:
+        rows = []
+        for sequence, count in zip(sequences, lengths, strict=True):
+            if not isinstance(sequence, SlotSequence) or sequence not in self._open:
+                raise ParameterError(f"sequences must be open sequences of {self._name}, got {sequence!r}")
+            if not 1 <= count <= tokens.shape[1]:
+                raise ParameterError(f"lengths must be in 1 … {tokens.shape[1]}, got {count}")
+            if self._max_length is not None and sequence.length + count > self._max_length:
+                raise ContextLengthError(
+                    f"{self._name} has {self._max_length} positions, {sequence.length + count} were asked for: "
+                    "shorten the prompt or lower max_new_tokens"
+                )
+            rows.append(sequence)
+        return rows
+
+    def _score(
+        self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits
+    ) -> Tensor | None:
+        width = tokens.shape[1]
+        starts = tuple(row.length for row in rows)
+        first = index_of(starts, tokens.device).unsqueeze(-1)
+        positions = first + torch.arange(width, device=tokens.device)
+        longest = max(starts) + width
+        self._cache.reserve(len(self._open), longest)
+        self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
+        kept = sorted({count - 1 for count in lengths}) if logits == "last" else None
+        out: Tensor = self._forward(tokens, positions, longest, kept or ([width - 1] if logits == "none" else None))
+        for row, count in zip(rows, lengths, strict=True):
+            row.advance(count)
+        if logits == "none":
+            return None
+        if kept is None or len(kept) == 1:
+            return out
+        pick = index_of([kept.index(count - 1) for count in lengths], out.device)
+        return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
+        if self._max_length is not None:
+            positions = positions.clamp(max=self._max_length - 1)  # padding may lie past the last embedding
+        arguments: dict[str, Any] = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "attention_mask": make_mask(positions, longest, self._pattern, self._additive),
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        width = tokens.shape[1]
+        cut = kept is not None and kept != list(range(width))
+        if cut and "logits_to_keep" in self._takes:
+            assert kept is not None
+            tail = kept == [width - 1]
+            arguments["logits_to_keep"] = 1 if tail else index_of(kept, tokens.device)
+        out: Tensor = self.module(**arguments).logits
+        if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
+            out = out[:, kept]
+        return out
+
+
+def _context_limit(config: Any) -> int | None:
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

@@ -1,0 +1,73 @@
+"""The options of `generate` and `stream`, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from outrider.choices import Draft
+from outrider.decode.round import Extras
+from outrider.errors import ParameterError
+from outrider.randomness import check_seed
+from outrider.sampling import LogitsProcessor, SamplingSettings
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate`; described there."""
+
+    draft: Draft
+    num_draft_tokens: int | None
+    max_new_tokens: int
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    seed: int | Sequence[int] | None
+    logprobs: bool
+    betas: bool
+    cancelled: Callable[[], bool]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    processors: Sequence[LogitsProcessor]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options besides the draft, checked. See `generate`."""
+
+    sampling: SamplingSettings
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    ignore_eos: bool = False
+    extras: Extras = Extras()
+    cancelled: Callable[[], bool] = lambda: False
+
+
+def parse_options(count: int, given: GenerateOptions) -> Options:
+    """Check the options for a batch of `count` prompts."""
+    options: dict[str, Any] = {key: value for key, value in given.items() if key not in ("draft", "num_draft_tokens")}
+    seed: int | Sequence[int] | None = options.pop("seed", None)
+    stop = options.pop("stop", ())
+    processors: Sequence[LogitsProcessor] = options.pop("processors", ())
+    extras = Extras(bool(options.pop("logprobs", False)), bool(options.pop("betas", False)))
+    rest = {key: options.pop(key) for key in ("max_new_tokens", "ignore_eos", "cancelled") if key in options}
+    known = SamplingSettings.__dataclass_fields__
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise ParameterError(f"{unknown[0]!r} is not an option of generate: see help(outrider.generate)")
+    seeds = (check_seed(seed),) if seed is None or isinstance(seed, int) else tuple(check_seed(s) for s in seed)
+    if not isinstance(seed, int) and seed is not None and len(seeds) != count:
+        raise ParameterError(f"seed must be one number or one for each of the {count} prompts, got {len(seeds)}")
+    return Options(
+        sampling=SamplingSettings(processors=tuple(processors), **options),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        seeds=seeds,
+        extras=extras,
+        **rest,
+    )

@@ -1,0 +1,35 @@
+"""All randomness of a generation, derived from one seed: a stream of uniforms per batch row.
+
+A row's stream depends on the seed and the row's index only, never on its neighbours, and every draw, acceptance and draft
+takes fresh numbers from it. Numbers are made on the host in float64 (a few per round), so that all devices see the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from outrider.errors import ParameterError
+
+MAX_SEED = 2**63 - 1
+
+
+def check_seed(seed: int | None) -> int:
+    """The seed itself, or a fresh one for None."""
+    if seed is None:
+        return secrets.randbelow(2**32)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ParameterError(f"seed must be a whole number in 0 … 2^63 - 1, got {seed!r}: leave it out for a random one")
+    return seed
+
+
+class RandomStream:
+    """Independent uniforms in [0, 1) for one row (Philox, a counter-based generator)."""
+
+    def __init__(self, seed: int, row: int = 0) -> None:
+        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([check_seed(seed), row])))
+
+    def take(self, count: int) -> list[float]:
+        """The next `count` numbers; none is ever given twice."""
+        return self._generator.random(count).tolist()  # type: ignore[no-any-return]

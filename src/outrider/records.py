@@ -1,0 +1,132 @@
+"""What a round did, and the figures that follow from rounds. Every reported number derives from these records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Origin = Literal["prompt", "accepted", "recovered", "bonus", "target"]
+"""Where a token came from: accepted from the draft; drawn after a rejection (recovered), after a fully accepted draft
+(bonus), or in a round without a draft (target)."""
+
+FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
+"""Why a sequence ended: end-of-sequence token, stop string, `max_new_tokens`, the model's context is full, cancelled."""
+
+PHASES = ("prefill", "draft", "verify", "sampling", "other")
+"""prefill: both models reading the prompt; draft, verify: forward passes of draft and target; sampling: standardisation,
+drawing and acceptance; other: the loop, tokens to text, bookkeeping."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass of the target for one sequence.
+
+    tokens: the tokens kept, at least one; fewer than accepted + 1 only where the sequence ended inside them.
+    drafted: tokens offered. accepted: how many of them the rule accepted. drafter: who proposed, None without a draft.
+    seconds: by phase, this row's share of the round. logprobs: of the kept tokens, under the target's raw logits.
+    betas: sum min(target, draft) at each offered position, if asked for.
+    finish_reason: set in the sequence's last round.
+    """
+
+    tokens: tuple[int, ...]
+    drafted: int
+    accepted: int
+    drafter: str | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    logprobs: tuple[float, ...] | None = None
+    betas: tuple[float, ...] | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def tested(self) -> int:
+        """Positions at which the rule decided: the accepted ones and the rejected one, if any."""
+        return min(self.accepted + 1, self.drafted)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The origin of each kept token."""
+        last: Origin = "target" if not self.drafted else "bonus" if self.accepted == self.drafted else "recovered"
+        return (("accepted",) * self.accepted + (last,))[: len(self.tokens)]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of one generated sequence.
+
+    acceptance_rate: accepted / tested, the estimate of alpha (None without drafts). draft_acceptance_rate: accepted /
+    drafted, which is lower, since nothing after a rejection is tested. mean_acceptance_length: tokens per round, the
+    recovered or bonus token included. overhead: share of the decoding time outside the models' forward passes.
+    """
+
+    rounds: int
+    tokens: int
+    drafted: int
+    accepted: int
+    tested: int
+    seconds: dict[str, float]
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted / self.tested if self.tested else None
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds from the first round on, reading the prompt left out."""
+        return sum(self.seconds[phase] for phase in PHASES if phase != "prefill")
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def overhead(self) -> float:
+        outside = self.seconds["sampling"] + self.seconds["other"]
+        return outside / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """For machine-readable output."""
+        return {
+            "rounds": self.rounds,
+            "tokens": self.tokens,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "tested": self.tested,
+            "acceptance_rate": self.acceptance_rate,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "tokens_per_second": self.tokens_per_second,
+            "overhead": self.overhead,
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+        }
+
+
+def summarise(rounds: Iterable[Round], prefill_seconds: float = 0.0) -> Stats:
+    """Add up the rounds of one sequence."""
+    rounds = list(rounds)
+    seconds = {phase: sum(r.seconds.get(phase, 0.0) for r in rounds) for phase in PHASES}
+    seconds["prefill"] += prefill_seconds
+    return Stats(
+        rounds=len(rounds),
+        tokens=sum(len(r.tokens) for r in rounds),
+        drafted=sum(r.drafted for r in rounds),
+        accepted=sum(r.accepted for r in rounds),
+        tested=sum(r.tested for r in rounds),
+        seconds=seconds,
+    )
+
+
+def acceptance_by_position(rounds: Sequence[Round]) -> list[tuple[int, int]]:
+    """(tested, accepted) at each position of the draft, over all rounds."""
+    longest = max((r.drafted for r in rounds), default=0)
+    return [
+        (sum(r.tested > i for r in rounds), sum(r.accepted > i for r in rounds)) for i in range(longest)
+    ]

@@ -1,0 +1,39 @@
+"""What a generation returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.records import FinishReason, Round, Stats
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was generated for one prompt.
+
+    text: special tokens and a final stop string left out. tokens: ids as generated, an end-of-sequence token included.
+    logprobs: of each token under the target's raw logits, if asked for. rounds: what each round did.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    seed: int
+    stats: Stats
+    rounds: list[Round]
+    prompt_tokens: int
+    logprobs: list[float] | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """The machine-readable form: see DESIGN, `outrider generate --json`."""
+        out: dict[str, object] = {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "prompt_tokens": self.prompt_tokens,
+            "stats": self.stats.to_dict(),
+        }
+        if self.logprobs is not None:
+            out["logprobs"] = self.logprobs
+        return out

@@ -1,0 +1,75 @@
+"""What to sample from: the settings that turn logits into a distribution (Leviathan 2.2, "standardized sampling")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from outrider.errors import ParameterError
+
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+"""Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V]; a function of its arguments only."""
+
+
+def check_number(name: str, value: float, low: float, high: float, allowed: str, remedy: str) -> None:
+    """Raise `ParameterError` unless `value` is a number in [low, high]; NaN and booleans never are."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ParameterError(f"{name} must be {allowed}, got {value!r}: {remedy}")
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """The sampling law, applied in the order of the fields to target, draft and plain decoding alike.
+
+    logit_bias: {token: added to its logit}; -inf excludes the token.
+    repetition_penalty: > 1 weakens tokens that stand in the prompt or the output (Keskar 2019; Hugging Face's rule).
+    presence_penalty, frequency_penalty: subtracted once, and once an occurrence, for tokens of the *output* (OpenAI's).
+    processors: Hugging Face `LogitsProcessor`s, called in turn.
+    temperature: 0 gives a one-hot distribution (the first of equal maxima); then nothing below matters.
+    top_k: keep the k largest logits, 0 for all. Equal logits at the edge are kept together.
+    top_p: keep the smallest set of most likely tokens whose mass reaches top_p, ties at the edge together; 1 keeps all.
+    min_p: drop tokens less likely than min_p × the most likely one.
+    """
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    processors: tuple[LogitsProcessor, ...] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        huge = 1e6
+        check_number("temperature", self.temperature, 0.0, huge, "finite and 0 or more", "use 0 for greedy, 1 for none")
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ParameterError(f"top_k must be a whole number of 0 or more, got {self.top_k!r}: use 0 for no limit")
+        check_number("top_p", self.top_p, 0.0, 1.0, "in (0, 1]", "use 1 for no limit")
+        if self.top_p == 0.0:
+            raise ParameterError("top_p must be in (0, 1], got 0: use temperature=0 for greedy decoding")
+        check_number("min_p", self.min_p, 0.0, 1.0, "in [0, 1]", "use 0 for no limit")
+        tiny = math.ulp(0.0)
+        check_number("repetition_penalty", self.repetition_penalty, tiny, huge, "finite and above 0", "use 1 for none")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_number(name, getattr(self, name), -huge, huge, "a finite number", "use 0 for none")
+        for token, bias in self.logit_bias.items():
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise ParameterError(f"logit_bias must map token ids of 0 or more to numbers, got the key {token!r}")
+            if math.isnan(bias) or bias == math.inf:
+                raise ParameterError(f"logit_bias[{token}] must be a number or -inf, got {bias}: use -inf to exclude")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law is one-hot."""
+        return self.temperature == 0.0
+
+    @property
+    def needs_context(self) -> bool:
+        """Whether the law at a position depends on the tokens before it beyond the logits."""
+        penalised = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        return penalised or bool(self.processors)

@@ -1,0 +1,65 @@
+"""Standardise once: the one function that turns logits into the distribution that is sampled from.
+
+Target, draft and plain decoding all go through `standardize`, so that draft and target differ by their logits only
+(Leviathan 2.2). The order is that of the fields of `SamplingSettings`: bias, penalties, processors, temperature, top-k,
+top-p, min-p. Arithmetic is float32, or float64 if the logits are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import index, to_device
+from outrider.errors import ParameterError
+from outrider.sampling.filters import keep_min_p, keep_top_k, keep_top_p
+from outrider.sampling.penalties import Context, apply_context
+from outrider.sampling.settings import SamplingSettings
+
+
+def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:
+    """Logits → probabilities. [.., V] → [.., V], float32 or float64, each row summing to 1.
+
+    contexts: one per row in row-major order, needed if `settings.needs_context`.
+    A row with NaN or with every token excluded gives NaN, which `draw` reports (as the token -1).
+    """
+    shape, vocabulary = logits.shape, logits.shape[-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(-1, vocabulary)
+    logits = _add_bias(logits, settings)
+    if settings.needs_context:
+        if contexts is None or len(contexts) != len(logits):
+            given = "none" if contexts is None else len(contexts)
+            raise ParameterError(f"contexts must hold one entry for each of the {len(logits)} rows, got {given}")
+        rows = [apply_context(row, context, settings) for row, context in zip(logits, contexts, strict=True)]
+        logits = torch.stack(rows) if rows else logits
+    probs = _one_hot(logits) if settings.greedy else _sampled(logits, settings)
+    return probs.reshape(shape)
+
+
+def _add_bias(logits: Tensor, settings: SamplingSettings) -> Tensor:
+    if not settings.logit_bias:
+        return logits
+    tokens, values = zip(*settings.logit_bias.items(), strict=True)
+    if max(tokens) >= logits.shape[-1]:
+        raise ParameterError(f"logit_bias names token {max(tokens)}, the vocabulary ends at {logits.shape[-1] - 1}")
+    bias = to_device(values, logits.device, logits.dtype)
+    return logits.index_add(1, index(tokens, logits.device), bias.expand(len(logits), -1))
+
+
+def _one_hot(logits: Tensor) -> Tensor:
+    best = logits.max(-1, keepdim=True)  # the first of equal maxima; NaN if any logit is NaN
+    mass = torch.where(best.values.isfinite(), 1.0, torch.nan).to(logits.dtype)
+    return torch.zeros_like(logits).scatter_(-1, best.indices, mass)
+
+
+def _sampled(logits: Tensor, settings: SamplingSettings) -> Tensor:
+    if settings.temperature != 1.0:
+        # Shifted first, so that a small temperature can't overflow.
+        logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
+    probs = keep_top_k(logits, settings.top_k).softmax(-1)
+    if settings.top_p >= 1.0 and settings.min_p == 0.0:
+        return probs
+    probs = keep_min_p(keep_top_p(probs, settings.top_p), settings.min_p)
+    return probs / probs.sum(-1, keepdim=True)

@@ -1,0 +1,141 @@
+"""Closed forms of both papers: what speculation should give, before anything is run.
+
+Notation in code: `alpha` is the acceptance rate E[sum min(target, draft)] (Leviathan Definition 3.1 and
+Corollary 3.6), `gamma` the draft length (K in Chen), `c` the cost of a draft step relative to a target step in time,
+`c_hat` the same in arithmetic operations. All formulas assume that acceptances are independent and identically
+distributed, except `measured_speedup`, which takes measured costs. The papers swap p and q; here the distributions are
+`target_probs` and `draft_probs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not (math.isfinite(value) and 0.0 <= value <= 1.0):
+        raise ParameterError(f"{name} must be in [0, 1], got {value}: it is a mean acceptance probability")
+
+
+def _check_length(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ParameterError(f"{name} must be a whole number of 0 or more, got {value}")
+
+
+def _check_cost(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ParameterError(f"{name} must be finite and 0 or more, got {value}: it is draft cost / target cost")
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """Expected tokens per round, (1 - alpha^(gamma+1)) / (1 - alpha) (Leviathan Equation 1).
+
+    Summed as 1 + alpha + ... + alpha^gamma, which is exact at alpha = 1 and does not cancel near it.
+    """
+    _check_probability("alpha", alpha)
+    _check_length("gamma", gamma)
+    return math.fsum(alpha**i for i in range(gamma + 1))
+
+
+def walltime_factor(alpha: float, gamma: int, c: float) -> float:
+    """Speed-up in walltime if scoring gamma + 1 tokens costs what scoring one does (Leviathan Theorem 3.8)."""
+    _check_cost("c", c)
+    return expected_tokens(alpha, gamma) / (gamma * c + 1.0)
+
+
+def minimal_walltime_factor(alpha: float, c: float) -> float:
+    """What some gamma reaches at least if alpha > c: (1 + alpha) / (1 + c) (Leviathan Corollary 3.9)."""
+    _check_probability("alpha", alpha)
+    _check_cost("c", c)
+    if alpha <= c:
+        raise ParameterError(f"alpha must exceed c for an improvement, got alpha={alpha}, c={c}: use a cheaper draft")
+    return (1.0 + alpha) / (1.0 + c)
+
+
+def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
+    """Growth of the total arithmetic operations (Leviathan Theorem 3.11)."""
+    _check_cost("c_hat", c_hat)
+    return (gamma * c_hat + gamma + 1.0) / expected_tokens(alpha, gamma)
+
+
+def memory_factor(alpha: float, gamma: int) -> float:
+    """Reads of the target's weights and cache relative to plain decoding: 1 / E[tokens] (Leviathan 3.4)."""
+    return 1.0 / expected_tokens(alpha, gamma)
+
+
+def best_gamma(alpha: float, c: float, max_gamma: int = 64) -> int:
+    """The draft length in 0 … `max_gamma` with the greatest `walltime_factor` (Leviathan 3.5); 0 if none helps.
+
+    With c = 0 and alpha > 0 every further token helps, so the answer is then `max_gamma`.
+    """
+    _check_length("max_gamma", max_gamma)
+    return max(range(max_gamma + 1), key=lambda gamma: (walltime_factor(alpha, gamma, c), -gamma))
+
+
+def oracle_walltime_factor(alpha: float, c: float) -> float:
+    """Speed-up if the draft length were known to be exactly what will be accepted (Leviathan 3.5).
+
+    Each round then yields 1 / (1 - alpha) tokens and drafts alpha / (1 - alpha) of them.
+    """
+    _check_probability("alpha", alpha)
+    _check_cost("c", c)
+    cost = 1.0 - alpha + c * alpha
+    return math.inf if cost == 0.0 else 1.0 / cost
+
+
+def measured_speedup(alpha: float, gamma: int, draft_seconds: float, verify_seconds: Mapping[int, float]) -> float:
+    """Speed-up with measured costs: E[tokens] · t_verify(1) / (gamma · t_draft + t_verify(gamma + 1)).
+
+    `verify_seconds` maps the number of new tokens in one target pass to its seconds; it must hold 1 and gamma + 1.
+    """
+    if not (math.isfinite(draft_seconds) and draft_seconds >= 0.0):
+        raise ParameterError(f"draft_seconds must be finite and 0 or more, got {draft_seconds}")
+    missing = [n for n in (1, gamma + 1) if n not in verify_seconds]
+    if missing:
+        raise ParameterError(f"verify_seconds must hold the time for n={missing[0]}, it has {sorted(verify_seconds)}")
+    round_seconds = gamma * draft_seconds + verify_seconds[gamma + 1]
+    return expected_tokens(alpha, gamma) * verify_seconds[1] / round_seconds
+
+
+def acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """beta = sum min(target, draft) over the last dimension (Leviathan Theorem 3.5). [.., V], [.., V] → [..]"""
+    import torch
+
+    return torch.minimum(target_probs, draft_probs).sum(-1)
+
+
+def d_lk(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """D_LK = ½ sum |target - draft| = 1 - sum min (Leviathan Definition 3.2, Lemma 3.3). [.., V], [.., V] → [..]"""
+    return (target_probs - draft_probs).abs().sum(-1) / 2
+
+
+def match_acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Acceptance of "draw from the target, accept if equal": sum target · draft, never above beta. → [..]"""
+    return (target_probs * draft_probs).sum(-1)
+
+
+def rejection_acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Acceptance of plain rejection sampling: the least value of draft / target (Leviathan A.2).
+
+    With M = max target / draft it is 1 / M, and 0 where the draft excludes a token that the target allows. → [..]
+    """
+    import torch
+
+    ratio = torch.where(target_probs > 0, draft_probs / target_probs, torch.inf)
+    return ratio.amin(-1).clamp(max=1.0)
+
+
+def lenient_acceptance_probability(target_probs: Tensor, draft_probs: Tensor, lenience: float) -> Tensor:
+    """alpha_l = sum min(target / l, draft) for lenience l in (0, 1] (Leviathan A.5). [.., V], [.., V] → [..]"""
+    import torch
+
+    if not 0.0 < lenience <= 1.0:
+        raise ParameterError(f"lenience must be in (0, 1], got {lenience}: 1 is exact")
+    return torch.minimum(target_probs / lenience, draft_probs).sum(-1)

@@ -1,0 +1,120 @@
+"""The acceptance rule: Chen Algorithm 2, Leviathan Algorithm 1. Pure, batched, ragged, on any device.
+
+For each drafted token x, in order, accept with probability min(1, target(x) / draft(x)); at the first rejection draw the
+*recovered* token from the normalised positive part of target - draft; if all are accepted, draw the *bonus* token from
+the target. The tokens kept then follow the target's law exactly (Chen Theorem 1, Leviathan A.1): x is kept with
+probability min(target, draft), and what is missing, (target - draft)+, is what recovery adds.
+
+The proof needs that draft tokens were drawn from the very `draft_probs` given here, that the uniforms are fresh, and that
+whether a position is offered does not depend on the token drafted for it. The last is why a drafter may stop early but
+must never withhold a token that it has drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ParameterError
+from outrider.sampling.draw import draw
+
+
+@dataclass(frozen=True)
+class Uniforms:
+    """The randomness of one verification: accept [.., K] and next_token [..], independent uniforms in [0, 1)."""
+
+    accept: Tensor
+    next_token: Tensor
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """num_accepted: int64 [..]. next_token: int64 [..], recovered or bonus; -1 where the target gave no distribution."""
+
+    num_accepted: Tensor
+    next_token: Tensor
+
+
+def verify(
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    draft_tokens: Tensor,
+    randomness: Uniforms | torch.Generator,
+    num_drafted: Tensor | None = None,
+) -> Verdict:
+    """Accept a prefix of the draft and draw the token after it.
+
+    target_probs: [.., K+1, V]; row i is the target's law after i drafted tokens.
+    draft_probs: [.., K, V], the law each draft token was drawn from, or None if the drafter is deterministic.
+    draft_tokens: int64 [.., K].
+    randomness: the uniforms, or a generator to draw them from (on the generator's device).
+    num_drafted: int64 [..], how many of the K are real in each row of a ragged batch; all by default.
+
+    Nothing is read back to the host.
+    """
+    shape, length = draft_tokens.shape[:-1], draft_tokens.shape[-1]
+    batch = shape.numel()  # spelled out, since -1 is ambiguous when nothing is drafted
+    _check_shapes(target_probs, draft_probs, draft_tokens)
+    if isinstance(randomness, torch.Generator):
+        randomness = _make_uniforms(draft_tokens, randomness)
+    target = target_probs.reshape(batch, length + 1, target_probs.shape[-1])
+    draft = None if draft_probs is None else draft_probs.reshape(batch, length, target.shape[-1])
+    tokens = draft_tokens.reshape(batch, length)
+    offered = tokens.new_full((batch,), length) if num_drafted is None else num_drafted.reshape(batch)
+
+    accepted = _accepted(target, draft, tokens, randomness.accept.reshape(batch, length))
+    accepted = accepted & (torch.arange(length, device=tokens.device) < offered.unsqueeze(-1))
+    num_accepted = accepted.long().cumprod(-1).sum(-1)
+    weights = _next_weights(target, draft, tokens, num_accepted, offered)
+    next_token = draw(weights, randomness.next_token.reshape(batch))
+    return Verdict(num_accepted.reshape(shape), next_token.reshape(shape))
+
+
+def _accepted(target: Tensor, draft: Tensor | None, tokens: Tensor, uniforms: Tensor) -> Tensor:
+    """u · draft(x) < target(x), which is u < target / draft without the division: never true where target(x) = 0."""
+    index = tokens.unsqueeze(-1)
+    target_mass = target[:, :-1].gather(-1, index).squeeze(-1).double()
+    if draft is None:
+        return uniforms < target_mass
+    draft_mass = draft.gather(-1, index).squeeze(-1).double()
+    return uniforms.to(draft_mass) * draft_mass < target_mass
+
+
+def _next_weights(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor
+) -> Tensor:
+    """The unnormalised law of the token after the accepted ones: (target - draft)+ or target. [B, V]"""
+    rows = torch.arange(len(target), device=target.device)
+    weights = target[rows, num_accepted]
+    if tokens.shape[-1] == 0:
+        return weights
+    rejected = (num_accepted < offered).unsqueeze(-1)
+    at = num_accepted.clamp(max=tokens.shape[-1] - 1)
+    if draft is None:
+        token = tokens[rows, at].unsqueeze(-1)
+        residual = weights.scatter(-1, token, 0.0)
+    else:
+        residual = (weights - draft[rows, at]).clamp(min=0.0)
+    # A rejection means that the draft outweighs the target somewhere, hence the target outweighs it elsewhere; only
+    # rounding (both sum to 1 ± 1e-7) can leave nothing, and then the two laws are equal to that precision.
+    use_residual = rejected & (residual.sum(-1, keepdim=True) > 0)
+    return torch.where(use_residual, residual, weights)
+
+
+def _make_uniforms(tokens: Tensor, generator: torch.Generator) -> Uniforms:
+    shape = (*tokens.shape[:-1], tokens.shape[-1] + 1)
+    values = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device).to(tokens.device)
+    return Uniforms(accept=values[..., :-1], next_token=values[..., -1])
+
+
+def _check_shapes(target_probs: Tensor, draft_probs: Tensor | None, draft_tokens: Tensor) -> None:
+    *batch, length = draft_tokens.shape
+    vocabulary = target_probs.shape[-1]
+    if list(target_probs.shape[:-1]) != [*batch, length + 1]:
+        wanted = f"[{', '.join(map(str, [*batch, length + 1]))}, V]"
+        raise ParameterError(f"target_probs must be {wanted} for {length} draft tokens, got {list(target_probs.shape)}")
+    if draft_probs is not None and list(draft_probs.shape) != [*batch, length, vocabulary]:
+        wanted = [*batch, length, vocabulary]
+        raise ParameterError(f"draft_probs must be {wanted}, got {list(draft_probs.shape)}: fit the vocabularies first")
