@@ -61,6 +61,16 @@ def measured_costs(target: LanguageModel, draft: LanguageModel | None = None) ->
     return Costs(verify, _table(draft, (1,))[1] if draft is not None else 0.0)
 
 
+def time_pair(target: LanguageModel, draft: LanguageModel | None = None) -> Costs:
+    """Like `measured_costs`, but always measured now, and kept for later runs."""
+    for model, sizes in ((target, SIZES), (draft, (1,))):
+        if model is not None:
+            _measured.pop(key := _key(model, sizes), None)
+            if path := _path(key):
+                path.unlink(missing_ok=True)
+    return measured_costs(target, draft)
+
+
 def _table(model: LanguageModel, sizes: tuple[int, ...]) -> dict[int, float]:
     key = _key(model, sizes)
     if key not in _measured:

@@ -1,0 +1,1 @@
+"""Proof of exactness: the law enumerated, and greedy output compared token by token."""

@@ -1,0 +1,81 @@
+"""Two greedy outputs that differ: a tie within the engine's rounding, or a bug?
+
+At temperature 0 speculative and plain decoding must give the same tokens, unless two logits are closer than what the
+engine's own arithmetic varies by when it scores a different number of tokens at once. That variation is measured here, at
+the position in question, instead of being assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import pad_rows
+from outrider.models.base import LanguageModel
+from outrider.prefill import prefill
+
+WIDTHS = (1, 2, 3, 5, 9, 16)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two outputs part.
+
+    position: index into the new tokens. first, second: the two tokens there. gap: |logit(first) - logit(second)|, the
+    least over the ways of scoring. rounding: the most by which that difference varies between those ways.
+    """
+
+    position: int
+    first: int
+    second: int
+    gap: float
+    rounding: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.gap <= self.rounding
+
+    def __str__(self) -> str:
+        verdict = "a tie within rounding" if self.near_tie else "NOT a tie: please report this"
+        return (
+            f"differ from token {self.position} on ({self.first} or {self.second}): their logits are {self.gap:.3g} apart, "
+            f"the engine's rounding is {self.rounding:.3g} there; {verdict}"
+        )
+
+
+def first_divergence(
+    target: LanguageModel, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]
+) -> Divergence | None:
+    """Compare two greedy continuations of `prompt` by the bare logits; None if one is a prefix of the other."""
+    parted = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    position = next(parted, None)
+    if position is None:
+        return None
+    a, b = first[position], second[position]
+    scores = logits_by_width(target, [*prompt, *first[:position]])
+    margins = scores[:, a] - scores[:, b]
+    smallest = 0.0 if bool((margins > 0).any() and (margins < 0).any()) else float(margins.abs().min())
+    return Divergence(position, a, b, smallest, float(margins.max() - margins.min()))
+
+
+def logits_by_width(target: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    """The logits after `tokens`, their last 1, 2, 3, … tokens scored in one pass. [ways, V], float64"""
+    rows = []
+    for width in WIDTHS:
+        if width > len(tokens):
+            break
+        sequence = target.open(reserve=len(tokens))
+        try:
+            head, tail = list(tokens[:-width]), list(tokens[-width:])
+            prefill(target, [sequence], [head])
+            padded, lengths = pad_rows([tail], target.device)
+            logits = target.score([sequence], padded, lengths, "last")
+            assert logits is not None
+            rows.append(logits[0, 0].double().cpu())
+        finally:
+            sequence.close()
+    return torch.stack(rows)

@@ -1,0 +1,165 @@
+"""`outrider generate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.models import load_draft, load_target, model_options
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.compare import Comparison
+    from outrider.generation import Stream
+    from outrider.models.transformers_model import TransformersModel
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--file", "-f", "path", type=click.Path(path_type=Path), help="Read the prompt from a file.")
+@model_options
+@click.option("--num-draft-tokens", type=int, help="Draft length, 0 … 64  [default: adapted to what pays]")
+@click.option("--max-new-tokens", type=int, default=256, show_default=True)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
+@click.option("--top-k", type=int, default=0, help="0: no limit.")
+@click.option("--top-p", type=float, default=1.0, help="1: no limit.")
+@click.option("--min-p", type=float, default=0.0, help="0: no limit.")
+@click.option("--repetition-penalty", type=float, default=1.0, help="1: none.")
+@click.option("--presence-penalty", type=float, default=0.0, help="0: none.")
+@click.option("--frequency-penalty", type=float, default=0.0, help="0: none.")
+@click.option("--seed", type=int, help="For the same output again  [default: random]")
+@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
+@click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence.")
+@click.option("--chat/--raw", "chat", default=None, help="Use the chat template  [default: if the model has one]")
+@click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
+@click.option("--compare", is_flag=True, help="Run with and without the draft, and compare.")
+@click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def generate(prompt: str | None, path: Path | None, target: str | None, draft: str, **given: Any) -> int:
+    """Generate text after PROMPT (or --file, or standard input); the law is the target's alone."""
+    if given["plain"] and given["compare"]:
+        raise click.UsageError("--plain and --compare exclude each other: leave one out")
+    text = read_prompt(prompt, path)
+    _check(given)
+    dtype, device = given.pop("dtype"), given.pop("device")
+    model = load_target(target, dtype, device)
+    drafter = None if given["plain"] else load_draft(draft, dtype, device)
+    compare, as_json, chat = given.pop("compare"), given.pop("as_json"), given.pop("chat")
+    given.pop("plain")
+    options = {key: value for key, value in given.items() if value is not None}
+    shown = as_prompt(model, text, chat)
+    if compare:
+        return _compare(model, shown, drafter, options, as_json)
+    return _generate(model, shown, drafter, options, as_json)
+
+
+def read_prompt(prompt: str | None, path: Path | None) -> str:
+    """The prompt from the argument, the file or standard input."""
+    if prompt is not None and path is not None:
+        raise click.UsageError("PROMPT and --file exclude each other: leave one out")
+    try:
+        if path is not None:
+            text = path.read_text(encoding="utf-8")
+        elif prompt is None or prompt == "-":
+            if sys.stdin.isatty():
+                raise click.UsageError("no prompt: give it as an argument, with --file, or on standard input")
+            text = sys.stdin.read()
+        else:
+            text = prompt
+    except OSError as error:
+        raise ParameterError(f"prompt file {path} can't be read ({error.strerror}): check the path") from None
+    except UnicodeDecodeError:
+        raise ParameterError(f"prompt {path or '(standard input)'} is not UTF-8 text") from None
+    if not text.strip():
+        raise ParameterError("prompt must not be empty: give some text")
+    return text
+
+
+def as_prompt(model: TransformersModel, text: str, chat: bool | None) -> Any:
+    """The text, or chat messages if the model wants them."""
+    if chat or (chat is None and getattr(model.tokenizer, "chat_template", None)):
+        return [{"role": "user", "content": text}]
+    return text
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Refuse bad numbers before a model is loaded."""
+    from outrider.draft_length import FixedLength
+    from outrider.options import parse_options
+
+    if given["num_draft_tokens"] is not None:
+        FixedLength(given["num_draft_tokens"])
+    if given["max_new_tokens"] < 1:
+        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
+    own = ("num_draft_tokens", "plain", "compare", "chat", "as_json", "dtype", "device")
+    parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[typeddict-item]
+
+
+def _generate(model: TransformersModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
+    import outrider
+    from outrider.cli.output import describe
+
+    stream = outrider.stream(model, prompt, draft=draft, **options)
+    code = show(stream, quiet=as_json)
+    result = stream.result
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), ensure_ascii=False))
+    elif sys.stdout.isatty():
+        click.echo(f"\n{describe(result.stats)}; seed {result.seed}; ended by {result.finish_reason}", err=True)
+    return code
+
+
+def show(stream: Stream, quiet: bool = False) -> int:
+    """Print the text as it comes: coloured by origin on a terminal, plain elsewhere. → exit code"""
+    from rich.console import Console
+
+    from outrider.cli.output import print_piece
+
+    console = Console()
+    try:
+        for piece in stream:
+            if quiet:
+                continue
+            if console.is_terminal:
+                print_piece(console, piece)
+            else:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        stream.close()
+        click.echo(f"\noutrider: interrupted after {len(stream.result.tokens)} tokens", err=True)
+        return 130
+    finally:
+        if not quiet:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return 0
+
+
+def _compare(model: TransformersModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
+    from outrider.compare import compare
+
+    comparison = compare(model, prompt, draft, options, lambda stream: show(stream, quiet=as_json))
+    if as_json:
+        click.echo(json.dumps(comparison.to_dict(), ensure_ascii=False))
+    else:
+        click.echo(report(comparison), err=True)
+    return 0
+
+
+def report(comparison: Comparison) -> str:
+    """The comparison in a few lines."""
+    from outrider.cli.output import describe
+
+    return "\n".join(
+        [
+            f"speculative: {describe(comparison.speculative.stats)}",
+            f"plain:       {describe(comparison.plain.stats)}",
+            f"speed-up:    {comparison.speedup:.2f}× (predicted from costs and acceptance: {comparison.predicted})",
+            f"tokens:      {comparison.agreement}",
+        ]
+    )

@@ -1,0 +1,103 @@
+"""The same prompt with and without the draft: how much faster, why, and whether the tokens agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.audit.greedy import Divergence, first_divergence
+from outrider.choices import make_drafter, pair_costs
+from outrider.costs import Costs
+from outrider.generation import Generation, Stream
+from outrider.models.transformers_model import TransformersModel
+from outrider.prompts import Prompt, encode
+from outrider.results import Result
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs with one seed. costs: measured apart from both runs. divergence: greedy runs that differ."""
+
+    speculative: Result
+    plain: Result
+    costs: Costs
+    greedy: bool
+    divergence: Divergence | None
+
+    @property
+    def speedup(self) -> float:
+        """Ratio of the tokens per second, reading the prompt left out on both sides."""
+        plain = self.plain.stats.tokens_per_second
+        return self.speculative.stats.tokens_per_second / plain if plain > 0 else 0.0
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """Tokens / (seconds of the rounds that were run, from the cost table) × seconds of a plain token.
+
+        The draft lengths are those that the policy chose, so this checks the costs, not the policy.
+        """
+        rounds = self.speculative.rounds
+        seconds = sum(self.costs.round(r.drafted) for r in rounds)
+        tokens = sum(len(r.tokens) for r in rounds)
+        return tokens * self.costs.verify(1) / seconds if seconds > 0 else None
+
+    @property
+    def predicted(self) -> str:
+        value = self.predicted_speedup
+        return "—" if value is None else f"{value:.2f}×"
+
+    @property
+    def identical(self) -> bool:
+        return self.speculative.tokens == self.plain.tokens
+
+    @property
+    def agreement(self) -> str:
+        """What to say about the tokens."""
+        if self.identical:
+            return "identical"
+        if not self.greedy:
+            return "differ, as two samples do: the same law, not the same draws (at --temperature 0 they are identical)"
+        return str(self.divergence or "one is a beginning of the other")
+
+    def to_dict(self) -> dict[str, object]:
+        """For machine-readable output."""
+        return {
+            **self.speculative.to_dict(),
+            "plain": self.plain.to_dict(),
+            "speedup": self.speedup,
+            "predicted_speedup": self.predicted_speedup,
+            "identical": self.identical,
+            "agreement": self.agreement,
+        }
+
+
+def compare(
+    model: TransformersModel,
+    prompt: Prompt,
+    draft: Any,
+    options: dict[str, Any],
+    show: Callable[[Stream], object],
+) -> Comparison:
+    """Run the prompt with `draft` (shown as it comes), then plain, both after a warm-up, with the same seed."""
+    drafter = make_drafter(draft)
+    short = {**options, "max_new_tokens": min(WARM_UP_TOKENS, options.get("max_new_tokens", WARM_UP_TOKENS))}
+    runs = []
+    for side in (drafter, None):
+        for _ in Generation(model, [prompt], **{**short, "draft": side}).run():
+            pass
+    for side in (drafter, None):
+        seed = {} if not runs else {"seed": runs[0].seed}
+        stream = Stream(Generation(model, [prompt], **{**options, "draft": side, **seed}))
+        if not runs:
+            show(stream)
+        for _ in stream:
+            pass
+        runs.append(stream.result)
+    greedy = options.get("temperature", 0.0) == 0.0
+    parted = first_divergence(model, encode(model, prompt), runs[0].tokens, runs[1].tokens) if greedy else None
+    costs = pair_costs(model, drafter) if drafter is not None else Costs({1: 1.0})
+    return Comparison(runs[0], runs[1], costs, greedy, parted)
+

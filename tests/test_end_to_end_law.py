@@ -1,0 +1,233 @@
+"""End to end, with the real random numbers: chi-square of whole continuations against the target's exact law.
+
+False-alarm rate: each test rejects at p < 1e-6, and there are fewer than 40 of them, so one correct run in 25,000 fails.
+The seeds are fixed, so a pass stays a pass. The planted bugs must be rejected at the same level.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import outrider.decode.round as round_module
+from outrider.audit.enumerate import target_joint
+from outrider.decode import Request, decode
+from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
+from outrider.costs import Costs
+from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
+from outrider.drafters.base import DraftContext, DraftRow, Proposal
+from outrider.models.table import TableModel, TableSequence
+from outrider.randomness import RandomStream
+from outrider.records import Round, acceptance_by_position
+from outrider.sampling import SamplingSettings, standardize
+from tests.toys import PROMPT, SETTINGS, WRONG_RULES, law_of, table
+
+ALARM = 1e-6
+SAMPLES = 4000
+LENGTH = 4  # tokens whose joint law is tested: all K + 1 positions of a first round with K = 3
+V = 3
+
+
+def run(
+    target: TableModel,
+    drafter: Drafter | None,
+    settings: SamplingSettings,
+    length: DraftLength,
+    seed: int = 0,
+    new_tokens: int = LENGTH,
+    samples: int = SAMPLES,
+) -> tuple[list[list[int]], list[Round]]:
+    """Many continuations of PROMPT as the rows of one batch."""
+    requests = [Request(PROMPT, new_tokens, RandomStream(seed, i)) for i in range(samples)]
+    tokens, rounds = decode(target, requests, settings, drafter, length)
+    return tokens, [record for row in rounds for record in row]
+
+
+def p_value(tokens: Sequence[Sequence[int]], target: TableModel, settings: SamplingSettings) -> float:
+    """Chi-square of the joint counts; cells expected less than 5 times are pooled."""
+    joint = target_joint(law_of(target, settings), V, LENGTH)
+    counts = Counter(tuple(row) for row in tokens)
+    expected = joint.flatten() * len(tokens)
+    observed = torch.tensor([counts[tuple(map(int, index))] for index in torch.cartesian_prod(*[torch.arange(V)] * LENGTH)])
+    impossible = expected < 1e-9
+    if int(observed[impossible].sum()):
+        return 0.0
+    small = (expected < 5) & ~impossible
+    large = ~small & ~impossible
+    got = [*observed[large].tolist(), int(observed[small].sum())]
+    want = [*expected[large].tolist(), float(expected[small].sum())]
+    pairs = [(g, w) for g, w in zip(got, want, strict=True) if w > 0]
+    if len(pairs) == 1:
+        return 1.0
+    got, want = [g for g, _ in pairs], [w for _, w in pairs]
+    scale = sum(got) / sum(want)
+    return float(stats.chisquare(got, [w * scale for w in want]).pvalue)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_model_drafts_follow_the_targets_law(name: str) -> None:
+    target = table(1, V)
+    tokens, _ = run(target, ModelDrafter(table(2, V)), SETTINGS[name], FixedLength(3))
+    assert p_value(tokens, target, SETTINGS[name]) > ALARM
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 5])
+def test_every_draft_length_follows_the_targets_law(length: int) -> None:
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    tokens, _ = run(target, ModelDrafter(table(2, V)), settings, FixedLength(length))
+    assert p_value(tokens, target, settings) > ALARM
+
+
+def test_adaptive_lengths_follow_the_targets_law() -> None:
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    costs = Costs({1: 1.0, 2: 1.1, 5: 1.4}, draft_seconds=0.3)
+    tokens, rounds = run(target, ModelDrafter(table(2, V)), settings, AdaptiveLength(costs, longest=4))
+    assert len({record.drafted for record in rounds}) > 1
+    assert p_value(tokens, target, settings) > ALARM
+
+
+@pytest.mark.parametrize("name", ["greedy", "temperature 1", "top-p", "penalties"])
+def test_prompt_lookup_follows_the_targets_law(name: str) -> None:
+    target = table(1, V)
+    tokens, rounds = run(target, PromptLookupDrafter(), SETTINGS[name], FixedLength(3))
+    assert sum(record.drafted for record in rounds) > 0
+    assert p_value(tokens, target, SETTINGS[name]) > ALARM
+
+
+def test_rows_that_end_early_do_not_disturb_the_others() -> None:
+    """Token 2 ends a row; what the others write must not change in law."""
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    ends = frozenset({2})
+    requests = [Request(PROMPT, LENGTH, RandomStream(5, i), ends if i % 2 else frozenset()) for i in range(SAMPLES)]
+    tokens, _ = decode(target, requests, settings, ModelDrafter(table(2, V)), FixedLength(3))
+    assert p_value(tokens[::2], target, settings) > ALARM
+    ended = [row for row in tokens[1::2] if 2 in row]
+    assert ended
+    assert all(row.index(2) == len(row) - 1 for row in ended)
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_wrong_rules_are_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "verify", WRONG_RULES[name])
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    tokens, _ = run(target, ModelDrafter(table(2, V)), settings, FixedLength(3))
+    assert p_value(tokens, target, settings) < ALARM
+
+
+class ArgmaxScoredWithSoftmax(ModelDrafter):
+    """Proposes its most likely token, but claims to have sampled it."""
+
+    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], uniforms: Sequence[Sequence[float]], context: DraftContext) -> Proposal:
+        greedy = DraftContext(SamplingSettings(), context.vocab_size, context.device, context.clock)
+        proposal = super().propose(rows, limits, uniforms, greedy)
+        return Proposal(proposal.tokens, proposal.lengths, claimed_laws(self, rows, proposal, context))
+
+
+class DraftsBeforeProcessors(ModelDrafter):
+    """Draws with the full settings, but is scored with the bare softmax."""
+
+    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], uniforms: Sequence[Sequence[float]], context: DraftContext) -> Proposal:
+        proposal = super().propose(rows, limits, uniforms, context)
+        bare = DraftContext(SamplingSettings(temperature=1.0), context.vocab_size, context.device, context.clock)
+        return Proposal(proposal.tokens, proposal.lengths, claimed_laws(self, rows, proposal, bare))
+
+
+class OneNumberForAll(ModelDrafter):
+    """Draws every token of a draft with the same number."""
+
+    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], uniforms: Sequence[Sequence[float]], context: DraftContext) -> Proposal:
+        return super().propose(rows, limits, [[u[0]] * len(u) if u else u for u in uniforms], context)
+
+
+def claimed_laws(drafter: ModelDrafter, rows: Sequence[DraftRow], proposal: Proposal, context: DraftContext) -> Tensor:
+    model = drafter.model
+    assert isinstance(model, TableModel)
+    width = proposal.tokens.shape[1]
+    laws = [
+        [model.probs_after([*row.tokens, *drafted[:j]]).log() for j in range(width)]
+        for row, drafted in zip(rows, proposal.tokens.tolist(), strict=True)
+    ]
+    return standardize(torch.stack([torch.stack(row) for row in laws]), context.sampling)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "name"),
+    [(ArgmaxScoredWithSoftmax, "temperature 1"), (DraftsBeforeProcessors, "temperature 0.6"), (OneNumberForAll, "temperature 1")],
+)
+def test_wrong_drafters_are_rejected(drafter: type[ModelDrafter], name: str) -> None:
+    target = table(1, V)
+    tokens, _ = run(target, drafter(table(2, V)), SETTINGS[name], FixedLength(3))
+    assert p_value(tokens, target, SETTINGS[name]) < ALARM
+
+
+class ForgetsTooLittle(TableSequence):
+    """Truncation that keeps one token too many."""
+
+    def truncate(self, length: int) -> None:
+        super().truncate(min(length + 1, self.length))
+
+
+class RollbackOffByOne(TableModel):
+    def open(self, reserve: int = 0) -> TableSequence:
+        return ForgetsTooLittle()
+
+
+class KeepsStaleKeys(TableSequence):
+    """Truncation to the right length that leaves the last discarded token where the last kept one should be."""
+
+    def truncate(self, length: int) -> None:
+        if 0 < length < self.length:
+            del self.tokens[length - 1 : -1]
+        super().truncate(length)
+
+
+class StaleAfterRollback(TableModel):
+    def open(self, reserve: int = 0) -> TableSequence:
+        return KeepsStaleKeys()
+
+
+def wrong_rollback(seed: int) -> RollbackOffByOne:
+    good = table(seed, V)
+    return RollbackOffByOne(good._probs)
+
+
+def test_a_target_that_rolls_back_off_by_one_is_rejected() -> None:
+    settings = SETTINGS["temperature 1"]
+    tokens, _ = run(wrong_rollback(1), ModelDrafter(table(2, V)), settings, FixedLength(1))
+    assert p_value(tokens, table(1, V), settings) < ALARM
+
+
+def test_a_draft_with_stale_keys_keeps_the_law_but_loses_acceptance() -> None:
+    """The output stays right; only alpha tells. So alpha is asserted, against the same run with a sound draft."""
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    near = 0.6 * target._probs + 0.4 / V
+    tokens, wrong = run(target, ModelDrafter(StaleAfterRollback(near)), settings, FixedLength(3), new_tokens=12)
+    _, right = run(target, ModelDrafter(TableModel(near)), settings, FixedLength(3), new_tokens=12)
+    assert p_value([row[:LENGTH] for row in tokens], target, settings) > ALARM
+    rates = [sum(r.accepted for r in rounds) / sum(r.tested for r in rounds) for rounds in (right, wrong)]
+    assert rates[0] > 0.8
+    assert rates[1] < rates[0] - 0.03
+
+
+def test_acceptance_at_each_position_is_sum_min() -> None:
+    """accepted / tested at each position agrees with the mean of sum min(target, draft) over the contexts tested.
+
+    Given the context, each test is a coin with that probability, so the difference has a known variance; six standard
+    deviations, three positions: a correct run fails with odds of 6e-9.
+    """
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    requests = [Request(PROMPT, 20, RandomStream(9, i)) for i in range(800)]
+    extras = round_module.Extras(betas=True)
+    _, rounds = decode(target, requests, settings, ModelDrafter(table(2, V)), FixedLength(3), extras)
+    records = [record for row in rounds for record in row]
+    for position, (tested, accepted) in enumerate(acceptance_by_position(records)):
+        betas = [r.betas[position] for r in records if r.betas is not None and r.tested > position]
+        assert len(betas) == tested > 1000
+        spread = sum(b * (1 - b) for b in betas) ** 0.5
+        assert abs(accepted - sum(betas)) < 6 * spread
+        assert 0.1 < accepted / tested < 0.95

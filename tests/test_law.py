@@ -1,0 +1,140 @@
+"""Exact law: the acceptance rule's law, enumerated over every draft and every outcome, is the target's to 1e-12.
+
+The same computation, on rules with the bugs that others shipped, must see each of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.audit.enumerate import Law, Rule, round_joint, target_joint
+from outrider.rules import verify_rejection
+from outrider.sampling import SamplingSettings, draw
+from outrider.verify import Uniforms, verify
+from tests.toys import SETTINGS, WRONG_RULES, law_of, table
+
+EXACT = 1e-12
+
+
+def distance(rule: Rule, target: Law, draft: Law | int | None, vocabulary: int, length: int) -> float:
+    """The largest difference between the two joint laws."""
+    joint = round_joint(rule, target, draft, vocabulary, length)
+    assert abs(float(joint.sum()) - 1.0) < EXACT
+    return float((joint - target_joint(target, vocabulary, length + 1)).abs().max())
+
+
+@pytest.mark.parametrize("length", range(5))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_law_is_the_targets_for_every_setting_and_length(name: str, length: int) -> None:
+    target, draft = table(1, 3), table(2, 3)
+    assert distance(verify, law_of(target, SETTINGS[name]), law_of(draft, SETTINGS[name]), 3, length) < EXACT
+
+
+@pytest.mark.parametrize("vocabulary", [4, 5, 6])
+@pytest.mark.parametrize("seed", range(3))
+def test_law_is_the_targets_for_larger_vocabularies(vocabulary: int, seed: int) -> None:
+    settings = SamplingSettings(temperature=1.0)
+    target, draft = table(10 + seed, vocabulary, order=1), table(20 + seed, vocabulary, order=1)
+    assert distance(verify, law_of(target, settings), law_of(draft, settings), vocabulary, 2) < EXACT
+
+
+@pytest.mark.parametrize("token", range(3))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_law_is_the_targets_for_point_mass_drafts(name: str, token: int) -> None:
+    assert distance(verify, law_of(table(3, 3), SETTINGS[name]), token, 3, 3) < EXACT
+
+
+def fixed(*probs: float) -> Law:
+    row = torch.tensor(probs, dtype=torch.float64)
+    return lambda new: row
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        (fixed(0.2, 0.3, 0.5), fixed(0.2, 0.3, 0.5)),
+        (fixed(1.0, 0.0, 0.0), fixed(0.0, 0.5, 0.5)),
+        (fixed(0.5, 0.5, 0.0), fixed(0.0, 0.5, 0.5)),
+        (fixed(0.0, 0.0, 1.0), fixed(0.0, 0.0, 1.0)),
+        (fixed(0.0, 0.0, 1.0), fixed(1.0, 0.0, 0.0)),
+        (fixed(0.5, 0.5, 0.0), fixed(1 / 3, 1 / 3, 1 / 3)),
+        (fixed(1e-300, 1.0, 0.0), fixed(1.0, 1e-300, 0.0)),
+    ],
+    ids=["p = q", "disjoint", "overlapping", "same point", "other point", "draft wider", "extreme"],
+)
+def test_law_is_the_targets_for_truncated_and_disjoint_supports(target: Law, draft: Law) -> None:
+    assert distance(verify, target, draft, 3, 3) < EXACT
+
+
+def test_law_holds_when_draft_and_target_are_standardised_differently() -> None:
+    """Leviathan 5: the draft may sample otherwise than the target, if its own law is the one that is tested."""
+    target = law_of(table(1, 3), SamplingSettings(temperature=1.0))
+    draft = law_of(table(2, 3), SamplingSettings(temperature=0.3, top_k=2))
+    assert distance(verify, target, draft, 3, 3) < EXACT
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_planted_bugs_in_the_rule_are_seen(name: str) -> None:
+    settings = SamplingSettings(temperature=1.0)
+    target, draft = law_of(table(1, 3), settings), law_of(table(2, 3), settings)
+    assert distance(WRONG_RULES[name], target, draft, 3, 2) > 1e-3
+
+
+def test_a_draft_scored_before_its_processors_is_seen() -> None:
+    """Drawn with top-k 2, tested against the law without it."""
+    plain, cut = SamplingSettings(temperature=1.0), SamplingSettings(temperature=1.0, top_k=2)
+    target, drawn, claimed = law_of(table(1, 3), cut), law_of(table(2, 3), cut), law_of(table(2, 3), plain)
+    assert distance(lying(claimed), target, drawn, 3, 1) > 1e-3
+
+
+def test_an_argmax_draft_scored_with_softmax_is_seen() -> None:
+    settings = SamplingSettings(temperature=1.0)
+    drawn, claimed = law_of(table(2, 3), SamplingSettings()), law_of(table(2, 3), settings)
+    assert distance(lying(claimed), law_of(table(1, 3), settings), drawn, 3, 1) > 1e-3
+
+
+def lying(claimed: Law) -> Rule:
+    """The right rule, given a law that the draft token was not drawn from."""
+
+    def rule(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms) -> object:
+        laws = torch.stack([torch.stack([claimed(tuple(row[:j])) for j in range(len(row))]) for row in tokens.tolist()])
+        return verify(target, laws, tokens, randomness)
+
+    return rule  # type: ignore[return-value]
+
+
+def test_plain_rejection_sampling_is_exact_too() -> None:
+    settings = SamplingSettings(temperature=1.0)
+    target, draft = law_of(table(1, 3), settings), law_of(table(2, 3), settings)
+    assert distance(verify_rejection, target, draft, 3, 3) < EXACT
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 7, 64])
+def test_draw_has_the_law_of_its_weights(vocabulary: int) -> None:
+    """Its breakpoints are the cumulative weights, to the last bits."""
+    weights = table(5, vocabulary, order=0).probs_after([]) * 3.7
+    weights[vocabulary // 2] = 0.0
+    law = round_joint(
+        lambda target, draft, tokens, randomness: verify(target, draft, tokens, randomness),
+        lambda new: weights,
+        None,
+        vocabulary,
+        0,
+    )
+    assert float((law - weights / weights.sum()).abs().max()) < EXACT
+    assert float(law[vocabulary // 2]) == 0.0
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-53])
+def test_draw_never_gives_a_token_of_weight_zero(uniform: float) -> None:
+    for dtype in (torch.float32, torch.float64):
+        weights = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0], [0.0, 0.0, 1e-30, 0.0, 0.0]], dtype=dtype)
+        drawn = draw(weights, torch.full((2,), uniform, dtype=torch.float64))
+        assert bool((weights.gather(-1, drawn.unsqueeze(-1)) > 0).all())
+
+
+def test_draw_reports_what_is_no_distribution() -> None:
+    rows = torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [0.5, 0.5]])
+    assert draw(rows, torch.full((4,), 0.4)).tolist() == [-1, -1, -1, 0]
