@@ -211,7 +211,7 @@ def test_a_draft_with_stale_keys_keeps_the_law_but_loses_acceptance() -> None:
     assert p_value([row[:LENGTH] for row in tokens], target, settings) > ALARM
     rates = [sum(r.accepted for r in rounds) / sum(r.tested for r in rounds) for rounds in (right, wrong)]
     assert rates[0] > 0.8
-    assert rates[1] < rates[0] - 0.03
+    assert rates[1] < rates[0] - 0.008  # four standard deviations of the difference; the seed is fixed
 
 
 def test_acceptance_at_each_position_is_sum_min() -> None:

@@ -1,10 +1,101 @@
-"""`outrider bench`."""
+"""`outrider bench`: measurements, each beside its baseline, ending in one JSON line."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
+
+from outrider.cli.models import load_draft, load_target, model_options
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.bench.peers import Row, Run, Setting
 
 
 @click.group()
 def bench() -> None:
     """Measurements, each beside its baseline."""
+
+
+@bench.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+def sampling(as_json: bool) -> None:
+    """The cost of temperature, top-k and top-p at a vocabulary of 152,000, beside a full sort."""
+    from outrider.bench.machine import machine
+    from outrider.bench.sampling_cost import VOCABULARY, measure
+
+    found = measure()
+    if not as_json:
+        click.echo(f"milliseconds for 5 rows of {VOCABULARY:,} logits: median (quartiles)")
+        for name, cells in found.items():
+            click.echo(f"{name:18s} " + "   ".join(f"{key} {value}" for key, value in cells.items()))
+    cells_out = {name: {key: asdict(value) for key, value in cells.items()} for name, cells in found.items()}
+    click.echo(json.dumps({"bench": "sampling", "rows": 5, "milliseconds": cells_out, **machine()}))
+
+
+@bench.command()
+@model_options
+@click.option("--prompts", default="0-81", show_default=True, help="HumanEval problems, FIRST-LAST.")
+@click.option("--every", default=1, show_default=True, help="Take every n-th of them.")
+@click.option("--max-new-tokens", default=96, show_default=True)
+@click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
+@click.option("--top-p", default=0.95, show_default=True, help="Where the temperature is not 0.")
+@click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+def peers(target: str | None, draft: str, dtype: str, device: str, log: Path | None, as_json: bool, **given: Any) -> None:
+    """Against transformers' generate: plain, with a draft model (--draft), with prompt lookup."""
+    from outrider.bench.machine import machine
+    from outrider.bench.peers import Setting, summarise
+    from outrider.bench.tasks import human_eval
+    from outrider.models.transformers_model import TransformersModel
+
+    first, last = _range(given["prompts"])
+    if given["every"] < 1:
+        raise ParameterError(f"every must be 1 or more, got {given['every']}")
+    tasks = human_eval(first, last)[:: given["every"]]
+    settings = [Setting(t, given["top_p"] if t else 1.0) for t in given["temperature"]]
+    model = load_target(target, dtype, device)
+    drafter = load_draft(draft, dtype, device)
+    drafter = drafter if isinstance(drafter, TransformersModel) else None
+    runs = _run(model, drafter, tasks, settings, given["max_new_tokens"], log)
+    rows = summarise(runs)
+    if not as_json:
+        _print(rows)
+    about = {"bench": "peers", "target": model.name, "draft": drafter.name if drafter else None, "dtype": str(model.dtype)}
+    about |= {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
+    click.echo(json.dumps({**about, **machine()}))
+
+
+def _run(model: Any, drafter: Any, tasks: list[Any], settings: list[Setting], tokens: int, log: Path | None) -> list[Run]:
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from outrider.bench.peers import contenders, measure
+
+    total = len(tasks) * len(settings) * len(contenders(model, drafter))
+    with TemporaryDirectory() as folder:
+        steps = measure(model, drafter, tasks, settings, tokens, log or Path(folder) / "runs.jsonl")
+        return list(track(steps, "Running", total=total, console=Console(stderr=True)))
+
+
+def _print(rows: list[Row]) -> None:
+    for setting in dict.fromkeys(row.setting for row in rows):
+        click.echo(f"\n{setting}: tokens/s, median over prompts (quartiles)")
+        for row in (row for row in rows if row.setting == setting):
+            length = "" if row.tokens_per_round is None else f"  {row.tokens_per_round:.2f} tokens a round"
+            ratios = "".join(f"  {ratio}× {peer}" for peer, ratio in row.against.items())
+            click.echo(f"  {row.contender:22s} {row.rate}{length}{ratios}")
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    try:
+        return int(first), int(last or first)
+    except ValueError:
+        raise ParameterError(f"prompts must be FIRST-LAST, got {text!r}: for example 0-81") from None

@@ -133,6 +133,7 @@ class SlotCache(Cache):
     def placement(self, value: Placement) -> None:
         self._placement = value
 
+    @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room. Capacity at least doubles, so that growing costs a constant share."""
         slots = max(slots, self.num_slots)
@@ -145,6 +146,7 @@ class SlotCache(Cache):
         for layer in self.layers:
             layer.resize(slots, capacity)
 
+    @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a sequence to another slot, in every layer."""
         for layer in self.layers:

@@ -1,0 +1,1 @@
+"""Experiments: tasks, timings, peers. Everything here is paired, alternated, warmed and seeded."""
