@@ -29,7 +29,7 @@ def make_length(num_draft_tokens: int | None, target: LanguageModel, drafter: Dr
     """The policy that a `num_draft_tokens` argument means: fixed, or adaptive (None) at the pair's measured costs."""
     if num_draft_tokens is not None or drafter is None:
         return FixedLength(num_draft_tokens or 0)
-    return AdaptiveLength(pair_costs(target, drafter))
+    return AdaptiveLength(pair_costs(target, drafter), drafter.prior)
 
 
 def pair_costs(target: LanguageModel, drafter: Drafter) -> Costs:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-PROMPT = '''Here is a Python function. Repeat it in full, with the variable name `total` changed to `result`.
+if TYPE_CHECKING:
+    from outrider.compare import Comparison
 
-def average(numbers):
-    """Return the mean of a list of numbers."""
-    total = 0
-    for number in numbers:
-        total += number
-    if len(numbers) == 0:
-        raise ValueError("average of an empty list")
-    return total / len(numbers)
-'''
+TEXT = (
+    "The quick brown fox jumps ovr the lazy dog. The dog did not mind, because it was a very warm aftenoon and the fox was "
+    "an old friend. Later they both went down to the river to drink some water and to watch the boats go by."
+)
+PROMPTS = {
+    "Writing something new": "Write a Python class Vector with methods add, sub, mul and div that each return a new Vector "
+    "with x, y and z.",
+    "Editing a text": f"Correct the spelling and repeat the whole text:\n\n{TEXT}",
+}
 
 
 @click.command()
@@ -28,31 +31,24 @@ def demo(max_new_tokens: int) -> None:
     from outrider.cli.output import legend
     from outrider.compare import compare
 
-    console = Console()
+    console = Console(highlight=False)
     model = load_target(None, "auto", "auto")
-    console.print(f"[bold]{model.name}[/bold], {model.dtype}, draft: copy from the context. The prompt:\n", highlight=False)
-    console.print(PROMPT, style="dim", highlight=False, markup=False)
-    console.print(legend())
-    console.print()
-    comparison = compare(
-        model, as_prompt(model, PROMPT, None), "prompt-lookup", {"max_new_tokens": max_new_tokens, "seed": 0}, show
-    )
-    console.print()
-    console.print(report(comparison), highlight=False, markup=False)
-    console.print(explain(comparison), highlight=False, markup=False)
+    console.print(f"[bold]{model.name}[/bold], {model.dtype}; the draft is copied from the context.", soft_wrap=True)
+    console.print(legend(), soft_wrap=True)
+    options = {"max_new_tokens": max_new_tokens, "seed": 0}
+    for title, prompt in PROMPTS.items():
+        console.print(f"\n[bold]{title}.[/bold] [dim]{prompt}[/dim]\n", soft_wrap=True)
+        comparison = compare(model, as_prompt(model, prompt, None), "prompt-lookup", options, show)
+        console.print(f"\n{report(comparison)}\n{explain(comparison)}", markup=False, soft_wrap=True)
 
 
-def explain(comparison: object) -> str:
-    """Why it was that much faster, in one paragraph."""
-    from outrider.compare import Comparison
-
-    assert isinstance(comparison, Comparison)
+def explain(comparison: Comparison) -> str:
+    """Why it was that much faster."""
     stats, costs = comparison.speculative.stats, comparison.costs
-    drafted = [r.drafted for r in comparison.speculative.rounds]
-    longest = max(drafted, default=0)
+    longest = max((r.drafted for r in comparison.speculative.rounds), default=0)
     ratio = costs.verify(longest + 1) / costs.verify(1)
     return (
-        f"\nWhy: drafting is free here, and checking {longest + 1} tokens in one pass takes {ratio:.2f} times as long as "
-        f"making one. The draft supplied {stats.accepted} of {stats.tokens} tokens, so that {stats.rounds} passes did the "
-        f"work of {stats.tokens}."
+        f"why:         the draft costs next to nothing and supplied {stats.accepted} of {stats.tokens} tokens, so {stats.rounds} "
+        f"passes of the model did the work of {stats.tokens};\n             a pass over {longest + 1} tokens takes "
+        f"{ratio:.2f} times as long as one over a single token"
     )

@@ -97,8 +97,10 @@ class Decoder:
         ]
 
     def _propose(self, active: list[Row]) -> Proposal:
-        limits = [row.draft_limit() for row in active]
-        if self.drafter is None or not any(limits):
+        if self.drafter is None:
+            return empty_proposal(len(active), self.target.device)
+        limits = [row.draft_limit(self.drafter.hint(row.draft)) for row in active]
+        if not any(limits):
             return empty_proposal(len(active), self.target.device)
         uniforms = [row.request.stream.take(limit) for row, limit in zip(active, limits, strict=True)]
         return self.drafter.propose([row.draft for row in active], limits, uniforms, self._context)
@@ -114,7 +116,7 @@ class Decoder:
             betas=None if outcome.betas is None else tuple(outcome.betas),
             finish_reason=row.finish_reason,
         )
-        row.length.update(record.drafted, record.tested, record.accepted)
+        row.length.update(row.hint, record.drafted, record.tested, record.accepted)
         if row.finish_reason is not None:
             self._close(row)
         return record

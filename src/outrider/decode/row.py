@@ -40,6 +40,7 @@ class Row:
         self.length = length
         self.tokens = list(request.prompt)
         self.draft = DraftRow(self.tokens, len(self.tokens))
+        self.hint = 0
         self.finish_reason: FinishReason | None = None
         self._limit = len(self.tokens) + request.max_new_tokens
         self._full: FinishReason = "length"
@@ -51,9 +52,10 @@ class Row:
         """Tokens that may still be added."""
         return self._limit - len(self.tokens)
 
-    def draft_limit(self) -> int:
+    def draft_limit(self, hint: int) -> int:
         """How many to draft now: the policy's wish, one place left for the token that follows the accepted ones."""
-        return max(0, min(self.length.choose(), self.remaining - 1))
+        self.hint = hint
+        return max(0, min(self.length.choose(hint), self.remaining - 1))
 
     def extend(self, new: list[int]) -> int:
         """Add the round's tokens up to where the sequence ends; sets `finish_reason` there. → how many were kept"""

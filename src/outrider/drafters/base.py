@@ -62,6 +62,16 @@ class Drafter(ABC):
         """Prepare the rows (their `state`) once their prompts are known."""
         del rows, context
 
+    def hint(self, row: DraftRow) -> int:
+        """A class of proposals that fare alike, told to the draft-length policy before it decides."""
+        del row
+        return 0
+
+    def prior(self, hint: int) -> tuple[float, float]:
+        """Acceptance to assume at first in this class: of the first drafted token, and of each later one."""
+        del hint
+        return 0.75, 0.75
+
     @abstractmethod
     def propose(
         self, rows: Many[DraftRow], limits: Many[int], uniforms: Many[Many[float]], context: DraftContext

@@ -10,6 +10,7 @@ import torch
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.gguf import convert_gguf
+from outrider.models.packed_linear import pack_linears
 from outrider.models.transformers_model import TransformersModel
 
 DTYPES = {
@@ -41,7 +42,9 @@ def load(model: str | Path | None = None, *, dtype: str = "auto", device: str = 
     else:
         folder, name = source, str(model)
     module, tokenizer = _from_pretrained(folder, wanted, name)
-    return TransformersModel(module.to(place), tokenizer, name)
+    module = module.to(place)
+    pack_linears(module)
+    return TransformersModel(module, tokenizer, name)
 
 
 def parse_device(device: str) -> torch.device:

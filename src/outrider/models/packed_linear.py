@@ -1,0 +1,84 @@
+"""Linear layers with weights laid out for the CPU's matrix kernels, once, when a model is loaded.
+
+torch hands oneDNN plain row-major weights, and oneDNN reorders them inside every call: with a few tokens a pass that costs
+more than the product. Reordered in advance the same product reaches the memory's bandwidth, and scoring several tokens
+costs little more than scoring one, which is what speculation lives on. The results of bfloat16 layers are the same to the
+bit, those of float32 layers to rounding. Only models that Outrider has loaded itself are changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ROWS_HINT = 4  # the layout that suited 1 … 16 rows best (EXPERIMENTS.md)
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class PackedLinear(nn.Module):
+    """x → x · weightᵀ + bias, the weight in oneDNN's own layout. [.., in] → [.., out]"""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        # Not a buffer: the layout is opaque, so it can be neither saved nor moved to another device.
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+        self._dtype = weight.dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """Shape and type of the weight, without its values: some models look at the type."""
+        return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return out
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this build of torch and this processor have such kernels, tried on a small layer."""
+    if device.type != "cpu" or dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        weight = torch.eye(32, 64, dtype=dtype)
+        x = torch.arange(128, dtype=dtype).reshape(2, 64)
+        with torch.inference_mode():
+            return torch.equal(PackedLinear(weight, None)(x), nn.functional.linear(x, weight))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+def pack_linears(module: nn.Module) -> int:
+    """Replace the linear layers of a loaded model in place; → how many. Does nothing where `can_pack` says no."""
+    from transformers.pytorch_utils import Conv1D
+
+    first = next(module.parameters())
+    if not can_pack(first.dtype, first.device):
+        return 0
+    count = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            weight = _weight(child, Conv1D)
+            if weight is not None:
+                bias: Any = child.bias
+                with torch.inference_mode():
+                    setattr(parent, name, PackedLinear(weight, bias))
+                count += 1
+    return count
+
+
+def _weight(child: nn.Module, conv1d: type) -> Tensor | None:
+    """The [out, in] weight of a layer that can be packed. Subclasses may compute something else and are left alone."""
+    if type(child) is nn.Linear and child.weight.dtype in _DTYPES:
+        return child.weight
+    if type(child) is conv1d:  # GPT-2 stores the transpose
+        transposed: Any = child.weight
+        return transposed.t().contiguous()  # type: ignore[no-any-return]
+    return None
