@@ -127,6 +127,23 @@ def test_draw_has_the_law_of_its_weights(vocabulary: int) -> None:
     assert float(law[vocabulary // 2]) == 0.0
 
 
+@pytest.mark.parametrize("vocabulary", [1025, 1088, 5000, 151_936])
+def test_draw_by_blocks_is_draw_by_one_cumulative_sum(vocabulary: int) -> None:
+    """Large vocabularies are searched in two steps; the breakpoints are the same to rounding."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    weights = torch.rand(vocabulary, generator=generator, dtype=torch.float64).pow(8)
+    weights[torch.rand(vocabulary, generator=generator) < 0.5] = 0.0
+    cumulative = weights.cumsum(-1)
+    uniforms = torch.cat([torch.rand(2000, generator=generator, dtype=torch.float64), torch.tensor([0.0, 1.0 - 2.0**-53])])
+    drawn = draw(weights.expand(len(uniforms), -1), uniforms)
+    point = uniforms * cumulative[-1]
+    above = cumulative[drawn]
+    below = above - weights[drawn]
+    slack = 1e-13 * float(cumulative[-1])
+    assert bool((weights[drawn] > 0).all())
+    assert bool(((point < above + slack) & (point >= below - slack)).all())
+
+
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-53])
 def test_draw_never_gives_a_token_of_weight_zero(uniform: float) -> None:
     for dtype in (torch.float32, torch.float64):
@@ -138,3 +155,5 @@ def test_draw_never_gives_a_token_of_weight_zero(uniform: float) -> None:
 def test_draw_reports_what_is_no_distribution() -> None:
     rows = torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [0.5, 0.5]])
     assert draw(rows, torch.full((4,), 0.4)).tolist() == [-1, -1, -1, 0]
+    wide = torch.nn.functional.pad(rows, (0, 4998))
+    assert draw(wide, torch.full((4,), 0.4)).tolist() == [-1, -1, -1, 0]

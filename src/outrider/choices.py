@@ -27,11 +27,12 @@ def make_drafter(draft: Draft) -> Drafter | None:
 
 def make_length(num_draft_tokens: int | None, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
     """The policy that a `num_draft_tokens` argument means: fixed, or adaptive (None) at the pair's measured costs."""
+    costs = pair_costs(target, drafter)
     if num_draft_tokens is not None or drafter is None:
         return FixedLength(num_draft_tokens or 0)
-    return AdaptiveLength(pair_costs(target, drafter), drafter.prior)
+    return AdaptiveLength(costs, drafter.prior)
 
 
-def pair_costs(target: LanguageModel, drafter: Drafter) -> Costs:
+def pair_costs(target: LanguageModel, drafter: Drafter | None) -> Costs:
     """Measured costs of a target and a drafter; a drafter without a model counts as free."""
     return measured_costs(target, drafter.model if isinstance(drafter, ModelDrafter) else None)

@@ -98,6 +98,6 @@ def compare(
         runs.append(stream.result)
     greedy = options.get("temperature", 0.0) == 0.0
     parted = first_divergence(model, encode(model, prompt), runs[0].tokens, runs[1].tokens) if greedy else None
-    costs = pair_costs(model, drafter) if drafter is not None else Costs({1: 1.0})
+    costs = pair_costs(model, drafter)
     return Comparison(runs[0], runs[1], costs, greedy, parted)
 

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -25,10 +26,18 @@ from outrider.models.base import LanguageModel
 from outrider.models.cache_folder import cache_folder
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 17)
+DRAFT_SIZES = (1, 2, 4)
 CONTEXT = 64
 REPEATS = 3
 _log = logging.getLogger(__name__)
 _measured: dict[str, dict[int, float]] = {}
+
+
+@runtime_checkable
+class PadsWidths(Protocol):
+    """An engine whose kernels like some widths better than others."""
+
+    def pad_widths(self, widths: Mapping[int, int]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -56,14 +65,16 @@ class Costs:
 
 
 def measured_costs(target: LanguageModel, draft: LanguageModel | None = None) -> Costs:
-    """The costs of this pair on this machine, from memory, from disk, or measured now (about twenty target passes)."""
-    verify = _table(target, SIZES)
-    return Costs(verify, _table(draft, (1,))[1] if draft is not None else 0.0)
+    """The costs of this pair on this machine, from memory, from disk, or measured now (about thirty passes each).
+
+    Also lets each model pad its passes to the widths at which it is quicker.
+    """
+    return Costs(_prepared(target, SIZES), _prepared(draft, DRAFT_SIZES)[1] if draft is not None else 0.0)
 
 
 def time_pair(target: LanguageModel, draft: LanguageModel | None = None) -> Costs:
     """Like `measured_costs`, but always measured now, and kept for later runs."""
-    for model, sizes in ((target, SIZES), (draft, (1,))):
+    for model, sizes in ((target, SIZES), (draft, DRAFT_SIZES)):
         if model is not None:
             _measured.pop(key := _key(model, sizes), None)
             if path := _path(key):
@@ -71,12 +82,37 @@ def time_pair(target: LanguageModel, draft: LanguageModel | None = None) -> Cost
     return measured_costs(target, draft)
 
 
+def best_widths(seconds: Mapping[int, float]) -> dict[int, int]:
+    """{n: the measured width of n or more at which n tokens are scored in the least time}, gains under 3 % ignored."""
+    widths = {}
+    for n in range(1, max(seconds) + 1):
+        wider = [width for width in seconds if width >= n]
+        best = min(wider, key=lambda width: (seconds[width], width))
+        own = seconds.get(n, min(seconds[width] for width in wider if width == min(wider)))
+        if best > n and seconds[best] < 0.97 * own:
+            widths[n] = best
+    return widths
+
+
+def _prepared(model: LanguageModel, sizes: tuple[int, ...]) -> dict[int, float]:
+    """{n: seconds} as they are with the padding that is switched on here."""
+    table = _table(model, sizes)
+    if not isinstance(model, PadsWidths):
+        return table
+    widths = best_widths(table)
+    model.pad_widths(widths)
+    return {n: table[widths.get(n, n)] for n in table}
+
+
 def _table(model: LanguageModel, sizes: tuple[int, ...]) -> dict[int, float]:
+    """{n: seconds} without padding."""
     key = _key(model, sizes)
     if key not in _measured:
         path = _path(key) if hasattr(model, "dtype") else None  # tables are not the same in the next run
         table = _read(path) if path else None
         if table is None:
+            if isinstance(model, PadsWidths):
+                model.pad_widths({})
             table = time_scoring(model, sizes)
             if path:
                 path.write_text(json.dumps({"model": model.name, "seconds": table}, indent=1))

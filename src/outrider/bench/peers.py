@@ -1,4 +1,4 @@
-"""Against transformers' own `generate`, on its own ground: the same loaded weights, threads, prompts and token counter.
+"""Against transformers' own `generate`, on its own ground: the same weights, dtype, threads, prompts and token counter.
 
 Every contender answers every prompt; the order rotates from prompt to prompt. A rate is new tokens over wall time, reading
 the prompt included, since `generate` does not tell them apart.
@@ -59,17 +59,25 @@ Contender = Callable[[list[int], Setting, int, int], tuple[int, float | None, fl
 """(prompt, setting, max_new_tokens, seed) → new tokens, tokens per round, acceptance rate"""
 
 
-def contenders(target: TransformersModel, draft: TransformersModel | None) -> dict[str, Contender]:
-    """All that can be compared with these models."""
+@dataclass(frozen=True)
+class Pair:
+    """A target and perhaps a draft model."""
+
+    target: TransformersModel
+    draft: TransformersModel | None
+
+
+def contenders(ours: Pair, theirs: Pair) -> dict[str, Contender]:
+    """All that can be compared. theirs: the same models, loaded as transformers loads them."""
     found: dict[str, Contender] = {
-        "generate": _peer(target),
-        "outrider": _ours(target, None),
-        "generate + lookup": _peer(target, prompt_lookup_num_tokens=PEER_LOOKUP_TOKENS),
-        "outrider + lookup": _ours(target, "prompt-lookup"),
+        "generate": _peer(theirs.target),
+        "outrider": _ours(ours.target, None),
+        "generate + lookup": _peer(theirs.target, prompt_lookup_num_tokens=PEER_LOOKUP_TOKENS),
+        "outrider + lookup": _ours(ours.target, "prompt-lookup"),
     }
-    if draft is not None:
-        found["generate + assistant"] = _peer(target, assistant_model=draft.module)
-        found["outrider + draft"] = _ours(target, draft)
+    if ours.draft is not None and theirs.draft is not None:
+        found["generate + assistant"] = _peer(theirs.target, assistant_model=theirs.draft.module)
+        found["outrider + draft"] = _ours(ours.target, ours.draft)
     return found
 
 
@@ -109,8 +117,8 @@ def _ours(target: TransformersModel, draft: Any) -> Contender:
 
 
 def measure(
-    target: TransformersModel,
-    draft: TransformersModel | None,
+    ours: Pair,
+    theirs: Pair,
     tasks: Sequence[Task],
     settings: Sequence[Setting],
     max_new_tokens: int,
@@ -118,10 +126,10 @@ def measure(
 ) -> Iterator[Run]:
     """Run everything that `log` (JSON lines) does not hold yet, append it there, and yield all runs."""
     done = {(run.contender, run.setting, run.task): run for run in _read(log)}
-    entries = list(contenders(target, draft).items())
+    entries = list(contenders(ours, theirs).items())
     warm: set[str] = set()
     for number, task in enumerate(tasks):
-        prompt = [int(token) for token in target.tokenizer.encode(task.prompt)]
+        prompt = [int(token) for token in ours.target.tokenizer.encode(task.prompt)]
         turn = number % len(entries)
         for setting in settings:
             for name, contender in entries[turn:] + entries[:turn]:

@@ -13,7 +13,8 @@ from outrider.cli.models import load_draft, load_target, model_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
-    from outrider.bench.peers import Row, Run, Setting
+    from outrider.bench.peers import Pair, Row, Run, Setting
+    from outrider.bench.tasks import Task
 
 
 @click.group()
@@ -51,26 +52,33 @@ def peers(target: str | None, draft: str, dtype: str, device: str, log: Path | N
     from outrider.bench.machine import machine
     from outrider.bench.peers import Setting, summarise
     from outrider.bench.tasks import human_eval
-    from outrider.models.transformers_model import TransformersModel
 
     first, last = _range(given["prompts"])
     if given["every"] < 1:
         raise ParameterError(f"every must be 1 or more, got {given['every']}")
     tasks = human_eval(first, last)[:: given["every"]]
     settings = [Setting(t, given["top_p"] if t else 1.0) for t in given["temperature"]]
-    model = load_target(target, dtype, device)
-    drafter = load_draft(draft, dtype, device)
-    drafter = drafter if isinstance(drafter, TransformersModel) else None
-    runs = _run(model, drafter, tasks, settings, given["max_new_tokens"], log)
+    ours, theirs = (_load_pair(target, draft, dtype, device, pack) for pack in (True, False))
+    runs = _run(ours, theirs, tasks, settings, given["max_new_tokens"], log)
     rows = summarise(runs)
     if not as_json:
         _print(rows)
-    about = {"bench": "peers", "target": model.name, "draft": drafter.name if drafter else None, "dtype": str(model.dtype)}
+    names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
+    about = {"bench": "peers", **names, "dtype": str(ours.target.dtype)}
     about |= {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
     click.echo(json.dumps({**about, **machine()}))
 
 
-def _run(model: Any, drafter: Any, tasks: list[Any], settings: list[Setting], tokens: int, log: Path | None) -> list[Run]:
+def _load_pair(target: str | None, draft: str, dtype: str, device: str, pack: bool) -> Pair:
+    from outrider.bench.peers import Pair
+    from outrider.models.transformers_model import TransformersModel
+
+    model = load_target(target, dtype, device, pack)
+    drafter = load_draft(draft, dtype, device, pack)
+    return Pair(model, drafter if isinstance(drafter, TransformersModel) else None)
+
+
+def _run(ours: Pair, theirs: Pair, tasks: list[Task], settings: list[Setting], tokens: int, log: Path | None) -> list[Run]:
     from tempfile import TemporaryDirectory
 
     from rich.console import Console
@@ -78,9 +86,9 @@ def _run(model: Any, drafter: Any, tasks: list[Any], settings: list[Setting], to
 
     from outrider.bench.peers import contenders, measure
 
-    total = len(tasks) * len(settings) * len(contenders(model, drafter))
+    total = len(tasks) * len(settings) * len(contenders(ours, theirs))
     with TemporaryDirectory() as folder:
-        steps = measure(model, drafter, tasks, settings, tokens, log or Path(folder) / "runs.jsonl")
+        steps = measure(ours, theirs, tasks, settings, tokens, log or Path(folder) / "runs.jsonl")
         return list(track(steps, "Running", total=total, console=Console(stderr=True)))
 
 

@@ -37,22 +37,22 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def load_target(target: str | None, dtype: str, device: str) -> TransformersModel:
+def load_target(target: str | None, dtype: str, device: str, pack: bool = True) -> TransformersModel:
     """The target, or the default model for None."""
     import outrider
 
     with click_status("Loading the target …"):
-        return outrider.load(target, dtype=dtype, device=device)
+        return outrider.load(target, dtype=dtype, device=device, pack=pack)
 
 
-def load_draft(draft: str, dtype: str, device: str) -> Draft:
+def load_draft(draft: str, dtype: str, device: str, pack: bool = True) -> Draft:
     """The draft model, or the name of a drafter that needs none."""
     import outrider
 
     if draft == "prompt-lookup":
         return draft
     with click_status("Loading the draft …"):
-        return outrider.load(draft, dtype=dtype, device=device)
+        return outrider.load(draft, dtype=dtype, device=device, pack=pack)
 
 
 def click_status(message: str) -> Any:

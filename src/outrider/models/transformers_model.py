@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -15,6 +16,9 @@ from outrider.models.base import Sequence, WhichLogits, check_truncate
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.slot_cache import Placement, SlotCache
+
+
+NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
 
 class SlotSequence:
@@ -60,6 +64,7 @@ class TransformersModel:
         self._takes = set(inspect.signature(model.forward).parameters)
         self._cache = SlotCache(int(config.num_hidden_layers))
         self._open: list[SlotSequence] = []  # sequence i owns slot i
+        self._widths: dict[int, int] = {}
 
     @property
     def name(self) -> str:
@@ -86,6 +91,10 @@ class TransformersModel:
         self._open.append(sequence)
         self._cache.reserve(len(self._open), min(reserve, self._max_length or reserve))
         return sequence
+
+    def pad_widths(self, widths: Mapping[int, int]) -> None:
+        """From now on score n tokens as widths[n] ≥ n of them, where the kernels are quicker at that width (`costs`)."""
+        self._widths = dict(widths)
 
     def release(self, sequence: SlotSequence) -> None:
         """Free a sequence's slot; the last sequence moves into it, so that the slots in use stay contiguous."""
@@ -127,21 +136,27 @@ class TransformersModel:
     def _score(
         self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits
     ) -> Tensor | None:
-        width = tokens.shape[1]
+        wanted = tokens.shape[1]
+        width = self._widths.get(wanted, wanted)
+        if width > wanted:
+            tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         starts = tuple(row.length for row in rows)
         first = index_of(starts, tokens.device).unsqueeze(-1)
         positions = first + torch.arange(width, device=tokens.device)
         longest = max(starts) + width
         self._cache.reserve(len(self._open), longest)
         self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
-        kept = sorted({count - 1 for count in lengths}) if logits == "last" else None
-        out: Tensor = self._forward(tokens, positions, longest, kept or ([width - 1] if logits == "none" else None))
+        out = self._forward(tokens, positions, longest, _kept(lengths, width, logits))
         for row, count in zip(rows, lengths, strict=True):
             row.advance(count)
         if logits == "none":
             return None
-        if kept is None or len(kept) == 1:
+        if logits == "all":
+            return out[:, :wanted]
+        if out.shape[1] == 1:
             return out
+        # Some or all positions are there: pick each row's last.
+        kept = _kept(lengths, width, logits) or list(range(width))
         pick = index_of([kept.index(count - 1) for count in lengths], out.device)
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
 
@@ -158,13 +173,21 @@ class TransformersModel:
         width = tokens.shape[1]
         cut = kept is not None and kept != list(range(width))
         if cut and "logits_to_keep" in self._takes:
-            assert kept is not None
             tail = kept == [width - 1]
             arguments["logits_to_keep"] = 1 if tail else index_of(kept, tokens.device)
         out: Tensor = self.module(**arguments).logits
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
         return out
+
+
+def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int] | None:
+    """The positions whose logits are computed, None for all of them."""
+    if logits == "none":
+        return [width - 1]
+    if logits == "all" or width <= NARROW:
+        return None
+    return sorted({count - 1 for count in lengths})
 
 
 def _context_limit(config: Any) -> int | None:

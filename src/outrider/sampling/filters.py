@@ -4,16 +4,22 @@ Each filter finds a *threshold* and keeps every token at or above it, so that eq
 does not depend on the order in which a kernel happens to list ties (bfloat16 logits tie often).
 
 For top-p, sorting 150,000 tokens costs several times the softmax. On a CPU we select first: any token less likely than
-(1 - top_p) / V lies outside the nucleus for certain, since all such tokens together weigh less than 1 - top_p; what is
-left is a few hundred tokens on real text, and in the worst case all of them, so the fall-back needs no code of its own.
+(1 - top_p) / V lies outside the nucleus for certain, since all such tokens together weigh less than 1 - top_p. A higher
+floor is tried first, which leaves about a hundred tokens of real text to sort, and lowered if their mass falls short.
 On a GPU the size of that selection would have to be read back (a synchronisation), so there the threshold is found by
 bisection over the bit patterns of the probabilities, which are ordered as the numbers are.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+_FIRST_FLOOR = 256.0  # times the floor that is certain: leaves a hundred tokens instead of thousands, and mostly enough
 
 
 def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
@@ -32,30 +38,32 @@ def keep_top_p(probs: Tensor, top_p: float) -> Tensor:
     if top_p >= 1.0:
         return probs
     find = nucleus_threshold_bisect if probs.is_cuda else nucleus_threshold_select
-    return probs.masked_fill(probs < find(probs, top_p), 0.0)
+    return torch.where(probs < find(probs, top_p), 0.0, probs)
 
 
 def keep_min_p(probs: Tensor, min_p: float) -> Tensor:
     """Zero the tokens less likely than `min_p` × the most likely one, not renormalised. [N, V] → [N, V]"""
     if min_p == 0.0:
         return probs
-    return probs.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0.0)
+    return torch.where(probs < min_p * probs.amax(-1, keepdim=True), 0.0, probs)
 
 
 def nucleus_threshold_select(probs: Tensor, top_p: float) -> Tensor:
-    """The least probability in the nucleus, by sorting only the tokens that can be in it. [N, V] → [N, 1]"""
-    floor = (1.0 - top_p) / probs.shape[-1]
-    thresholds = []
-    for row in probs.unbind(0):
-        candidates = row[row > floor].sort(descending=True).values
-        if candidates.numel() == 0:  # only NaN rows, or rounding in a flat row: keep everything, NaN is caught on drawing
-            thresholds.append(row.new_zeros(()))
-            continue
-        reached = candidates.cumsum(-1, dtype=torch.float64)
-        # Rounding may leave the whole mass just short of top_p: then the last candidate closes the nucleus.
-        index = int((reached < top_p * row.sum(dtype=torch.float64)).sum().clamp(max=len(candidates) - 1))
-        thresholds.append(candidates[index])
-    return torch.stack(thresholds).unsqueeze(-1)
+    """The least probability in the nucleus, by sorting only tokens that can be in it; on a CPU. [N, V] → [N, 1]"""
+    rows = probs.detach().numpy()
+    return torch.from_numpy(np.array([[_threshold(row, top_p)] for row in rows], dtype=rows.dtype))
+
+
+def _threshold(row: NDArray[Any], top_p: float) -> float:
+    """Select above a floor, sort what is left, and lower the floor if its mass falls short."""
+    needed = top_p * row.sum(dtype=np.float64)
+    floor = (1.0 - top_p) / len(row)
+    for lowest in (_FIRST_FLOOR * floor, floor, -np.inf):
+        ordered = np.sort(row[row > lowest])[::-1]
+        reached = np.cumsum(ordered, dtype=np.float64)
+        if len(reached) and reached[-1] >= needed:
+            return float(ordered[np.searchsorted(reached, needed)])
+    return 0.0  # NaN, or rounding left the mass of everything just short of top_p: keep everything
 
 
 def nucleus_threshold_bisect(probs: Tensor, top_p: float) -> Tensor:
