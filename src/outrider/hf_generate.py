@@ -17,12 +17,13 @@ from torch import Tensor
 
 from outrider.choices import make_drafter, make_length
 from outrider.decode import Decoder, Request
-from outrider.drafters import Drafter
+from outrider.drafters import Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 
+_KEPT_AS = "_outrider_engine"
 _UNSUPPORTED = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
 
 
@@ -48,8 +49,8 @@ def transformers_generate(
     assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
     streamer = streamer if streamer is not None else _from_caller("streamer")
     _refuse(generation_config, input_ids, streamer)
-    target = TransformersModel(model)
-    drafter = _drafter(model, assistant_model, draft)
+    target = _engine(model)
+    drafter = _drafter(assistant_model, draft)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     sampling = SamplingSettings(
         temperature=1.0 if generation_config.do_sample else 0.0, processors=tuple(logits_processor or ())
@@ -96,18 +97,28 @@ def _refuse(config: Any, input_ids: Tensor, streamer: Any) -> None:
         raise ParameterError(f"streamer must go with one prompt, got {len(input_ids)}: leave it out")
 
 
-def _drafter(model: Any, assistant_model: Any, draft: Any) -> Drafter | None:
+def _engine(model: Any) -> TransformersModel:
+    """The engine around a model, kept on the model, since opening it costs a few forward passes."""
+    engine = model.__dict__.get(_KEPT_AS)
+    if not isinstance(engine, TransformersModel) or engine.dtype != model.dtype:
+        engine = TransformersModel(model)
+        model.__dict__[_KEPT_AS] = engine
+    return engine
+
+
+def _drafter(assistant_model: Any, draft: Any) -> Drafter | None:
     if assistant_model is None:
         return make_drafter("prompt-lookup" if draft is None else draft)
     if draft is not None:
         raise ParameterError("draft and assistant_model must not both be given: leave one out")
-    sizes = model.config.get_text_config().vocab_size, assistant_model.config.get_text_config().vocab_size
-    # No tokenizers here: like `generate`, take the caller's word that both share one, whatever the padding.
-    drafted = TransformersModel(assistant_model)
-    drafter = make_drafter(drafted)
-    if drafter is not None and sizes[0] != sizes[1]:
-        drafter.check = lambda target: None  # type: ignore[method-assign]
-    return drafter
+    return SameTokensDrafter(_engine(assistant_model))
+
+
+class SameTokensDrafter(ModelDrafter):
+    """No tokenizers here: like `generate`, take the caller's word that both models share one, whatever the padding."""
+
+    def check(self, target: Any) -> None:
+        del target
 
 
 def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

@@ -38,7 +38,8 @@ class ModelDrafter(Drafter):
             if limit is None or len(row.tokens) <= limit:
                 fitting.append(row)
         with context.clock.phase("prefill"):
-            prefill(self.model, [row.state for row in fitting], [row.tokens[:-1] for row in fitting])
+            prompts = [self._known(row.tokens[:-1]) for row in fitting]
+            prefill(self.model, [row.state for row in fitting], prompts)
 
     def propose(
         self, rows: Many[DraftRow], limits: Many[int], uniforms: Many[Many[float]], context: DraftContext
@@ -74,11 +75,16 @@ class ModelDrafter(Drafter):
         if drafted:
             tokens, lengths = _pick(drafted[-1], active).unsqueeze(-1), [1] * len(rows)
         else:
-            pending = [row.tokens[row.state.length :] for row in rows]
+            pending = [self._known(row.tokens[row.state.length :]) for row in rows]
             tokens, lengths = pad_rows(pending, self.model.device)
         logits = self.model.score([row.state for row in rows], tokens, lengths, "last")
         assert logits is not None
         return logits
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """The tokens as the draft model may see them: a padding entry that only the target has becomes token 0."""
+        size = self.model.vocab_size
+        return tokens if max(tokens, default=0) < size else [token if token < size else 0 for token in tokens]
 
     def _law(
         self, logits: Tensor, rows: list[DraftRow], drafted: list[Tensor], active: list[int], context: DraftContext

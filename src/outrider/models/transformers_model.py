@@ -14,6 +14,7 @@ from outrider.device_data import index as index_of
 from outrider.errors import ContextLengthError, ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_truncate
 from outrider.models.masks import attention_pattern, make_mask
+from outrider.models.probe import probe
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.slot_cache import Placement, SlotCache
 
@@ -65,6 +66,7 @@ class TransformersModel:
         self._cache = SlotCache(int(config.num_hidden_layers))
         self._open: list[SlotSequence] = []  # sequence i owns slot i
         self._widths: dict[int, int] = {}
+        probe(self)
 
     @property
     def name(self) -> str:

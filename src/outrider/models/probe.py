@@ -1,0 +1,58 @@
+"""A short check at opening that a model gives the same logits through the slot cache as in a plain forward pass.
+
+transformers has hundreds of architectures. Those known not to roll back are refused by their config (`rollback`, `masks`);
+this catches the rest: models that derive positions from padding, keep further state, or read masks in their own way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import pad_rows
+from outrider.errors import ModelError
+
+if TYPE_CHECKING:
+    from outrider.models.transformers_model import TransformersModel
+
+# Root mean square of the difference allowed, relative to the spread of the logits. Reordered sums alone were seen to give
+# 0.04 in bfloat16 (SmolLM2-135M) and 1e-5 in float32; wrong positions give 0.3 and more.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+
+
+def probe(model: TransformersModel) -> None:
+    """Raise `ModelError` if rows of different length, a roll-back, or a later position change the logits."""
+    limit = min(model.vocab_size, 50)
+    tokens = [(7 * i + 3) % limit for i in range(8)]
+    try:
+        with torch.inference_mode():
+            plain: Tensor = model.module(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits
+        cached = _through_cache(model, tokens)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ModelError(f"{model.name} can't be used: it does not run with the slot cache ({reason})") from error
+    wanted = plain[0, 4:].double()
+    error = float((cached.double() - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
+    if not error <= _TOLERANCE.get(model.dtype, 0.15):
+        raise ModelError(
+            f"{model.name} ({model.module.config.model_type}) can't be used: it gives other logits through the slot cache "
+            f"than without a cache (off by {error:.2g} of their spread), so it can't be rolled back safely"
+        )
+
+
+def _through_cache(model: TransformersModel, tokens: list[int]) -> Tensor:
+    """Logits of tokens[4:], scored beside a longer row and after a wrong continuation was taken back. [4, V]"""
+    longer, ours = model.open(), model.open()
+    try:
+        model.score([longer, ours], *pad_rows([tokens[:6], tokens[:3]], model.device), "none")
+        model.score([longer, ours], *pad_rows([tokens[6:7], [1, 2]], model.device), "none")
+        ours.truncate(3)
+        model.score([ours], *pad_rows([tokens[3:4]], model.device), "none")
+        out = model.score([longer, ours], *pad_rows([tokens[7:8], tokens[4:]], model.device), "all")
+        assert out is not None
+        return out[1]
+    finally:
+        longer.close()
+        ours.close()

@@ -1,0 +1,189 @@
+"""The slot cache gives every architecture the logits of its own plain forward pass, however the tokens are fed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from outrider.device_data import pad_rows
+from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.transformers_model import TransformersModel
+from outrider.prefill import prefill
+from tests.tiny_models import CONFIGS, VOCABULARY, module, tiny
+
+CLOSE = 1e-9
+SINGLE = 1e-4
+SINGLE_PRECISION_INSIDE = {"GPTJ"}  # computes its attention in float32 whatever its weights are
+
+
+def some_tokens(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference(model: TransformersModel, tokens: list[int]) -> Tensor:
+    """The logits of a forward pass without any cache. [T, V]"""
+    with torch.inference_mode():
+        logits: Tensor = model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits
+    return logits[0]
+
+
+def score(model: TransformersModel, sequences: list[Any], rows: list[list[int]]) -> list[Tensor]:
+    tokens, lengths = pad_rows(rows, model.device)
+    out = model.score(sequences, tokens, lengths, "all")
+    assert out is not None
+    return [out[i, :n] for i, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_ragged_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architecture: str) -> None:
+    model = tiny(architecture)
+    close = SINGLE if architecture in SINGLE_PRECISION_INSIDE else CLOSE
+    rows = [some_tokens(n, n) for n in (40, 23, 31)]
+    wanted = [reference(model, row) for row in rows]
+    sequences = [model.open() for _ in rows]
+    try:
+        prefill(model, sequences, [rows[0][:20], rows[1][:5], rows[2][:11]])
+        # A draft that is rejected in part: wrong tokens first, then the right ones.
+        score(model, sequences, [[4, 5, 6, 7], [8], [9, 10, 11]])
+        for sequence, length in zip(sequences, (20, 5, 11), strict=True):
+            sequence.truncate(length)
+        for start, width in ((0, 3), (3, 1), (4, 6)):
+            parts = [row[done + start : done + start + width] for row, done in zip(rows, (20, 5, 11), strict=True)]
+            for got, want, done in zip(score(model, sequences, parts), wanted, (20, 5, 11), strict=True):
+                assert torch.allclose(got, want[done + start : done + start + width], atol=close)
+        # A subset that is not contiguous, of different lengths, in another order.
+        got = score(model, [sequences[2], sequences[0]], [rows[2][21:26], rows[0][30:33]])
+        assert torch.allclose(got[0], wanted[2][21:26], atol=close)
+        assert torch.allclose(got[1], wanted[0][30:33], atol=close)
+        # One row is closed, another takes its slot.
+        sequences[0].close()
+        got = score(model, [sequences[1], sequences[2]], [rows[1][15:18], rows[2][26:27]])
+        assert torch.allclose(got[0], wanted[1][15:18], atol=close)
+        assert torch.allclose(got[1], wanted[2][26:27], atol=close)
+    finally:
+        for sequence in sequences:
+            sequence.close()
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Gemma3", "GPT2"])
+def test_padded_widths_change_nothing(architecture: str) -> None:
+    model = TransformersModel(module(architecture))
+    model.pad_widths({1: 4, 2: 4, 3: 8})
+    row = some_tokens(40, 1)
+    wanted = reference(model, row)
+    sequence = model.open()
+    prefill(model, [sequence], [row[:10]])
+    for at, width in ((10, 1), (11, 2), (13, 3), (16, 1), (17, 5)):
+        (got,) = score(model, [sequence], [row[at : at + width]])
+        assert got.shape == (width, VOCABULARY)
+        assert torch.allclose(got, wanted[at : at + width], atol=CLOSE)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (3, 1), (12, 2), (2, 12)])
+def test_last_logits_are_each_rows_last(lengths: tuple[int, int]) -> None:
+    model = tiny("Llama")
+    rows = [some_tokens(n, n) for n in lengths]
+    sequences = [model.open() for _ in rows]
+    tokens, counts = pad_rows(rows, model.device)
+    out = model.score(sequences, tokens, counts, "last")
+    assert out is not None
+    assert out.shape == (2, 1, VOCABULARY)
+    for i, row in enumerate(rows):
+        assert torch.allclose(out[i, 0], reference(model, row)[-1], atol=CLOSE)
+    for sequence in sequences:
+        sequence.close()
+
+
+def test_the_cache_grows_and_keeps_what_it_holds() -> None:
+    model = TransformersModel(module("Llama", max_position_embeddings=4 * MIN_CAPACITY))
+    row = some_tokens(2 * MIN_CAPACITY + 9, 3)
+    wanted = reference(model, row)
+    sequence = model.open()
+    prefill(model, [sequence], [row[:-3]])
+    (got,) = score(model, [sequence], [row[-3:]])
+    assert torch.allclose(got, wanted[-3:], atol=CLOSE)
+
+
+def test_the_context_limit_is_an_error_not_corruption() -> None:
+    model = tiny("GPT2")
+    sequence = model.open()
+    prefill(model, [sequence], [some_tokens(95, 0)])
+    with pytest.raises(ContextLengthError, match="has 96 positions, 97 were asked for"):
+        score(model, [sequence], [[3, 4]])
+    (got,) = score(model, [sequence], [[3]])
+    assert bool(got.isfinite().all())
+    sequence.close()
+
+
+def test_wrong_sequences_and_lengths_are_refused() -> None:
+    model, other = tiny("Llama"), tiny("Llama", 1)
+    mine, foreign = model.open(), other.open()
+    with pytest.raises(ParameterError, match="open sequences of tiny-Llama-0"):
+        score(model, [foreign], [[3]])
+    with pytest.raises(ParameterError, match=r"lengths must be in 1 … 1, got 2"):
+        model.score([mine], torch.tensor([[3]]), [2])
+    with pytest.raises(ParameterError, match="can't grow"):
+        mine.truncate(1)
+    mine.close()
+    foreign.close()
+    with pytest.raises(ParameterError, match="open sequences"):
+        score(model, [mine], [[3]])
+
+
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "recurrent": (lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SMALL, state_size=4)), "recurrent state"),
+    "hybrid": (
+        lambda: transformers.RecurrentGemmaForCausalLM(
+            transformers.RecurrentGemmaConfig(**SMALL, num_attention_heads=4, lru_width=32, intermediate_size=48)
+        ),
+        "recurrent state|rolled back",
+    ),
+    "encoder-decoder": (
+        lambda: transformers.T5ForConditionalGeneration(
+            transformers.T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+        ),
+        "encoder-decoder",
+    ),
+    "ALiBi": (
+        lambda: transformers.BloomForCausalLM(
+            transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4)
+        ),
+        "ALiBi",
+    ),
+    "linear attention": (
+        lambda: transformers.Qwen3NextForCausalLM(
+            transformers.Qwen3NextConfig(
+                **{**CONFIGS["Llama"], "head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1}
+            )
+        ),
+        "recurrent state|rolled back",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_models_that_can_not_roll_back_are_refused_by_name_and_reason(kind: str) -> None:
+    build, reason = REFUSED[kind]
+    with pytest.raises(ModelError, match=reason) as refusal:
+        TransformersModel(build(), name="the-model")
+    assert "the-model" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_that_ignores_positions_is_refused() -> None:
+    """A planted fault: the probe at opening must see that cached logits are not those of the plain pass."""
+
+    class Deaf(transformers.LlamaForCausalLM):
+        def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    made = module("Llama")
+    made.__class__ = Deaf
+    with pytest.raises(ModelError, match="other logits through the slot cache"):
+        TransformersModel(made, name="deaf")

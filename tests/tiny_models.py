@@ -1,0 +1,77 @@
+"""Tiny randomly initialised models of many architectures, in float64, made from their configs; nothing is downloaded."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+from outrider.models.transformers_model import TransformersModel
+
+VOCABULARY = 61
+_SHARED: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_LLAMA: dict[str, Any] = {
+    **_SHARED,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+}
+_WINDOW = {"sliding_window": 7}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama": _LLAMA,
+    "Qwen2": _LLAMA,
+    "Qwen3": {**_LLAMA, "head_dim": 8},
+    "Mistral": {**_LLAMA, **_WINDOW},
+    "Gemma": {**_LLAMA, "head_dim": 8},
+    "Gemma2": {**_LLAMA, **_WINDOW, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "Gemma3": {**_LLAMA, **_WINDOW, "head_dim": 8, "num_hidden_layers": 3, "query_pre_attn_scalar": 8},
+    "Phi": _LLAMA,
+    "Phi3": _LLAMA,
+    "StableLm": _LLAMA,
+    "Starcoder2": _LLAMA,
+    "Olmo2": _LLAMA,
+    "Cohere": _LLAMA,
+    "Granite": _LLAMA,
+    # The grouped kernel of the experts knows no float64.
+    "Mixtral": {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"},
+    "GPT2": {**_SHARED, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96},
+    "GPTNeoX": {**_LLAMA, "num_key_value_heads": 4},
+    "OPT": {
+        **_SHARED,
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 96,
+    },
+    "GPTJ": {**_SHARED, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "rotary_dim": 4},
+}
+_CLASSES = {"Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"), "OPT": ("OPTConfig", "OPTForCausalLM")}
+
+
+def module(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: Any) -> Any:
+    """A tiny model with weights large enough for its choices to differ from place to place."""
+    config_name, model_name = _CLASSES.get(architecture, (f"{architecture}Config", f"{architecture}ForCausalLM"))
+    if architecture == "GPT2":
+        model_name = "GPT2LMHeadModel"
+    config = getattr(transformers, config_name)(**{**CONFIGS.get(architecture, _LLAMA), **overrides})
+    torch.manual_seed(seed)
+    made = getattr(transformers, model_name)(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.25)
+    return made
+
+
+@cache
+def tiny(architecture: str, seed: int = 0) -> TransformersModel:
+    """The same behind the engine."""
+    return TransformersModel(module(architecture, seed), name=f"tiny-{architecture}-{seed}")
