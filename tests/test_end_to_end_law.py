@@ -16,9 +16,9 @@ from torch import Tensor
 
 import outrider.decode.round as round_module
 from outrider.audit.enumerate import target_joint
+from outrider.costs import Costs
 from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
-from outrider.costs import Costs
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.drafters.base import DraftContext, DraftRow, Proposal
 from outrider.models.table import TableModel, TableSequence
@@ -122,7 +122,13 @@ def test_wrong_rules_are_rejected(name: str, monkeypatch: pytest.MonkeyPatch) ->
 class ArgmaxScoredWithSoftmax(ModelDrafter):
     """Proposes its most likely token, but claims to have sampled it."""
 
-    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], uniforms: Sequence[Sequence[float]], context: DraftContext) -> Proposal:
+    def propose(
+        self,
+        rows: Sequence[DraftRow],
+        limits: Sequence[int],
+        uniforms: Sequence[Sequence[float]],
+        context: DraftContext,
+    ) -> Proposal:
         greedy = DraftContext(SamplingSettings(), context.vocab_size, context.device, context.clock)
         proposal = super().propose(rows, limits, uniforms, greedy)
         return Proposal(proposal.tokens, proposal.lengths, claimed_laws(self, rows, proposal, context))
@@ -131,7 +137,13 @@ class ArgmaxScoredWithSoftmax(ModelDrafter):
 class DraftsBeforeProcessors(ModelDrafter):
     """Draws with the full settings, but is scored with the bare softmax."""
 
-    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], uniforms: Sequence[Sequence[float]], context: DraftContext) -> Proposal:
+    def propose(
+        self,
+        rows: Sequence[DraftRow],
+        limits: Sequence[int],
+        uniforms: Sequence[Sequence[float]],
+        context: DraftContext,
+    ) -> Proposal:
         proposal = super().propose(rows, limits, uniforms, context)
         bare = DraftContext(SamplingSettings(temperature=1.0), context.vocab_size, context.device, context.clock)
         return Proposal(proposal.tokens, proposal.lengths, claimed_laws(self, rows, proposal, bare))
@@ -140,7 +152,13 @@ class DraftsBeforeProcessors(ModelDrafter):
 class OneNumberForAll(ModelDrafter):
     """Draws every token of a draft with the same number."""
 
-    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], uniforms: Sequence[Sequence[float]], context: DraftContext) -> Proposal:
+    def propose(
+        self,
+        rows: Sequence[DraftRow],
+        limits: Sequence[int],
+        uniforms: Sequence[Sequence[float]],
+        context: DraftContext,
+    ) -> Proposal:
         return super().propose(rows, limits, [[u[0]] * len(u) if u else u for u in uniforms], context)
 
 
@@ -157,7 +175,11 @@ def claimed_laws(drafter: ModelDrafter, rows: Sequence[DraftRow], proposal: Prop
 
 @pytest.mark.parametrize(
     ("drafter", "name"),
-    [(ArgmaxScoredWithSoftmax, "temperature 1"), (DraftsBeforeProcessors, "temperature 0.6"), (OneNumberForAll, "temperature 1")],
+    [
+        (ArgmaxScoredWithSoftmax, "temperature 1"),
+        (DraftsBeforeProcessors, "temperature 0.6"),
+        (OneNumberForAll, "temperature 1"),
+    ],
 )
 def test_wrong_drafters_are_rejected(drafter: type[ModelDrafter], name: str) -> None:
     target = table(1, V)

@@ -57,14 +57,14 @@ def test_ragged_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architectu
             for got, want, done in zip(score(model, sequences, parts), wanted, (20, 5, 11), strict=True):
                 assert torch.allclose(got, want[done + start : done + start + width], atol=close)
         # A subset that is not contiguous, of different lengths, in another order.
-        got = score(model, [sequences[2], sequences[0]], [rows[2][21:26], rows[0][30:33]])
-        assert torch.allclose(got[0], wanted[2][21:26], atol=close)
-        assert torch.allclose(got[1], wanted[0][30:33], atol=close)
+        parted = score(model, [sequences[2], sequences[0]], [rows[2][21:26], rows[0][30:33]])
+        assert torch.allclose(parted[0], wanted[2][21:26], atol=close)
+        assert torch.allclose(parted[1], wanted[0][30:33], atol=close)
         # One row is closed, another takes its slot.
         sequences[0].close()
-        got = score(model, [sequences[1], sequences[2]], [rows[1][15:18], rows[2][26:27]])
-        assert torch.allclose(got[0], wanted[1][15:18], atol=close)
-        assert torch.allclose(got[1], wanted[2][26:27], atol=close)
+        moved = score(model, [sequences[1], sequences[2]], [rows[1][15:18], rows[2][26:27]])
+        assert torch.allclose(moved[0], wanted[1][15:18], atol=close)
+        assert torch.allclose(moved[1], wanted[2][26:27], atol=close)
     finally:
         for sequence in sequences:
             sequence.close()
@@ -137,7 +137,10 @@ def test_wrong_sequences_and_lengths_are_refused() -> None:
 
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
 REFUSED: dict[str, tuple[Any, str]] = {
-    "recurrent": (lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SMALL, state_size=4)), "recurrent state"),
+    "recurrent": (
+        lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SMALL, state_size=4)),
+        "recurrent state",
+    ),
     "hybrid": (
         lambda: transformers.RecurrentGemmaForCausalLM(
             transformers.RecurrentGemmaConfig(**SMALL, num_attention_heads=4, lru_width=32, intermediate_size=48)
@@ -158,9 +161,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "linear attention": (
         lambda: transformers.Qwen3NextForCausalLM(
-            transformers.Qwen3NextConfig(
-                **{**CONFIGS["Llama"], "head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1}
-            )
+            transformers.Qwen3NextConfig(**{**CONFIGS["Llama"], "head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1})
         ),
         "recurrent state|rolled back",
     ),
@@ -179,7 +180,7 @@ def test_models_that_can_not_roll_back_are_refused_by_name_and_reason(kind: str)
 def test_a_model_that_ignores_positions_is_refused() -> None:
     """A planted fault: the probe at opening must see that cached logits are not those of the plain pass."""
 
-    class Deaf(transformers.LlamaForCausalLM):
+    class Deaf(transformers.LlamaForCausalLM):  # type: ignore[misc]
         def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs)
 

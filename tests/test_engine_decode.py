@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.costs import Costs
 from outrider.decode import Decoder, Request, decode
 from outrider.decode.round import Extras
 from outrider.draft_length import AdaptiveLength, FixedLength
-from outrider.costs import Costs
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.errors import ContextLengthError, NumericalError, ParameterError, VocabularyMismatchError
 from outrider.models.table import TableModel
@@ -101,7 +101,9 @@ def test_the_context_is_filled_and_never_overrun() -> None:
     assert len(plain[0]) == 6
     assert rounds[0][-1].finish_reason == "context"
     for kind in ("lookup", "model"):
-        tokens, rounds = decode(target, [Request(prompt, 50, RandomStream(0))], GREEDY, drafter(kind, "GPT2"), FixedLength(5))
+        tokens, rounds = decode(
+            target, [Request(prompt, 50, RandomStream(0))], GREEDY, drafter(kind, "GPT2"), FixedLength(5)
+        )
         assert tokens == plain
         assert rounds[0][-1].finish_reason == "context"
 

@@ -57,9 +57,7 @@ def plain() -> list[list[int]]:
 @pytest.mark.parametrize("kind", ["prompt-lookup", "model"])
 def test_twenty_prompts_give_the_tokens_of_plain_decoding(kind: str) -> None:
     drafter: Drafter = PromptLookupDrafter() if kind == "prompt-lookup" else ModelDrafter(pruned_draft())
-    results = outrider.generate(
-        smollm2(), prompts(), draft=drafter, num_draft_tokens=4, max_new_tokens=NEW_TOKENS, seed=1
-    )
+    results = outrider.generate(smollm2(), prompts(), draft=drafter, num_draft_tokens=4, max_new_tokens=NEW_TOKENS, seed=1)
     assert len(results) == 20
     assert sum(result.stats.accepted for result in results) > 100
     assert sum(result.stats.tested - result.stats.accepted for result in results) > 100  # rejections, too

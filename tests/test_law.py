@@ -117,7 +117,7 @@ def test_draw_has_the_law_of_its_weights(vocabulary: int) -> None:
     weights = table(5, vocabulary, order=0).probs_after([]) * 3.7
     weights[vocabulary // 2] = 0.0
     law = round_joint(
-        lambda target, draft, tokens, randomness: verify(target, draft, tokens, randomness),
+        verify,
         lambda new: weights,
         None,
         vocabulary,

@@ -22,12 +22,8 @@ SETTINGS = {
     "top-p": SamplingSettings(temperature=1.0, top_p=0.7),
     "min-p": SamplingSettings(temperature=1.0, min_p=0.4),
     "bias": SamplingSettings(temperature=1.0, logit_bias={0: -float("inf"), 1: 0.7}),
-    "penalties": SamplingSettings(
-        temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3
-    ),
-    "all": SamplingSettings(
-        temperature=0.8, top_k=3, top_p=0.9, min_p=0.05, repetition_penalty=1.2, frequency_penalty=0.2
-    ),
+    "penalties": SamplingSettings(temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3),
+    "all": SamplingSettings(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05, repetition_penalty=1.2, frequency_penalty=0.2),
 }
 
 
@@ -52,20 +48,26 @@ def law_of(model: TableModel, settings: SamplingSettings) -> Law:
 # The planted bugs. Each has the signature of `verify`.
 
 
-def always_accept(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None) -> Verdict:
+def always_accept(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None
+) -> Verdict:
     everything = torch.full_like(randomness.accept, 0.0)
     sure = torch.full_like(target, 1.0)
     sure[..., -1, :] = target[..., -1, :]
     return verify(sure, draft, tokens, Uniforms(everything, randomness.next_token), drafted)
 
 
-def residual_is_target(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None) -> Verdict:
+def residual_is_target(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None
+) -> Verdict:
     accepted = verify(target, draft, tokens, randomness, drafted).num_accepted
     index = accepted[..., None, None].expand(*accepted.shape, 1, target.shape[-1])
     return Verdict(accepted, draw(target.gather(-2, index).squeeze(-2), randomness.next_token))
 
 
-def ratio_upside_down(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None) -> Verdict:
+def ratio_upside_down(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None
+) -> Verdict:
     if draft is None:
         return verify(target, draft, tokens, randomness, drafted)
     offered = target[..., :-1, :]
@@ -77,7 +79,9 @@ def ratio_upside_down(target: Tensor, draft: Tensor | None, tokens: Tensor, rand
     return Verdict(accepted, draw(residual, randomness.next_token))
 
 
-def reused_noise(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None) -> Verdict:
+def reused_noise(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None
+) -> Verdict:
     """The recovered token is drawn with the number that rejected the draft."""
     accepted = verify(target, draft, tokens, randomness, drafted).num_accepted
     every = torch.cat([randomness.accept, randomness.next_token.unsqueeze(-1)], dim=-1)
@@ -85,7 +89,9 @@ def reused_noise(target: Tensor, draft: Tensor | None, tokens: Tensor, randomnes
     return verify(target, draft, tokens, Uniforms(randomness.accept, noise), drafted)
 
 
-def recovers_the_rejected(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None) -> Verdict:
+def recovers_the_rejected(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None
+) -> Verdict:
     """The residual by list position, one row too early."""
     if draft is None:
         return verify(target, draft, tokens, randomness, drafted)

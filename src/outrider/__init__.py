@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.errors import OutriderError
     from outrider.generation import Piece, Stream, generate, stream
+    from outrider.hf_generate import transformers_generate
     from outrider.models.loading import load
     from outrider.results import Result
-    from outrider.hf_generate import transformers_generate
 
 __version__ = "0.1.0"
 __all__ = ["OutriderError", "Piece", "Result", "Stream", "generate", "load", "stream", "transformers_generate"]

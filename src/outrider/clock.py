@@ -26,7 +26,7 @@ class PhaseClock:
 
     def _mark(self) -> None:
         if self._events:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._marks.append((self._phase, event))
         else:

@@ -84,7 +84,7 @@ def compare(
     """Run the prompt with `draft` (shown as it comes), then plain, both after a warm-up, with the same seed."""
     drafter = make_drafter(draft)
     short = {**options, "max_new_tokens": min(WARM_UP_TOKENS, options.get("max_new_tokens", WARM_UP_TOKENS))}
-    runs = []
+    runs: list[Result] = []
     for side in (drafter, None):
         for _ in Generation(model, [prompt], **{**short, "draft": side}).run():
             pass
@@ -100,4 +100,3 @@ def compare(
     parted = first_divergence(model, encode(model, prompt), runs[0].tokens, runs[1].tokens) if greedy else None
     costs = pair_costs(model, drafter)
     return Comparison(runs[0], runs[1], costs, greedy, parted)
-

@@ -88,8 +88,7 @@ def best_widths(seconds: Mapping[int, float]) -> dict[int, int]:
     for n in range(1, max(seconds) + 1):
         wider = [width for width in seconds if width >= n]
         best = min(wider, key=lambda width: (seconds[width], width))
-        own = seconds.get(n, min(seconds[width] for width in wider if width == min(wider)))
-        if best > n and seconds[best] < 0.97 * own:
+        if best > n and seconds[best] < 0.97 * Costs(seconds).verify(n):
             widths[n] = best
     return widths
 

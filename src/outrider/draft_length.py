@@ -77,7 +77,7 @@ class AdaptiveLength(DraftLength):
         return _AdaptiveState(self)
 
     def best(self, first: float, later: float) -> int:
-        """argmax over 0 … longest of E[tokens] / seconds of a round.
+        """Argmax over 0 … longest of E[tokens] / seconds of a round.
 
         E[tokens] = 1 + first · (1 + later + … + later^(k-1)), Leviathan's Equation 1 with a first token that is accepted
         at another rate than those after it; they are equal for a model, and far apart for a copy.

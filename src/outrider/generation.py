@@ -30,9 +30,13 @@ class Piece(str):
 
 
 @overload
-def generate(target: TransformersModel, prompt: str | Sequence[int] | Sequence[Message], **options: Unpack[GenerateOptions]) -> Result: ...
+def generate(  # type: ignore[overload-overlap]
+    target: TransformersModel, prompt: str | Sequence[int] | Sequence[Message], **options: Unpack[GenerateOptions]
+) -> Result: ...
 @overload
-def generate(target: TransformersModel, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> list[Result]: ...
+def generate(
+    target: TransformersModel, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[GenerateOptions]
+) -> list[Result]: ...
 def generate(target: TransformersModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
     """Generate with speculative decoding; the law of the output is that of `target` alone.
 
@@ -170,5 +174,3 @@ def _is_batch(prompt: Any) -> bool:
         and len(prompt) > 0
         and not isinstance(prompt[0], int | Mapping)
     )
-
-

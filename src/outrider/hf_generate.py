@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +25,13 @@ from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 
 _KEPT_AS = "_outrider_engine"
+_COUNTS_PADDING = (
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "ExponentialDecayLengthPenalty",
+    "SuppressTokensAtBeginLogitsProcessor",
+)
 _UNSUPPORTED = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
 
 
@@ -52,9 +60,8 @@ def transformers_generate(
     target = _engine(model)
     drafter = _drafter(assistant_model, draft)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
-    sampling = SamplingSettings(
-        temperature=1.0 if generation_config.do_sample else 0.0, processors=tuple(logits_processor or ())
-    )
+    processors = _processors(logits_processor or (), padded=any(len(p) < input_ids.shape[1] for p in prompts))
+    sampling = SamplingSettings(temperature=1.0 if generation_config.do_sample else 0.0, processors=processors)
     decoder = Decoder(
         target,
         _requests(prompts, input_ids, generation_config, stopping_criteria),
@@ -77,13 +84,13 @@ def _from_caller(name: str) -> Any:
     transformers (5.23) drops `assistant_model` and `streamer` on the way to a custom_generate function: its
     `_extract_generation_mode_kwargs` keeps only keywords that `generate` itself does not name.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(8):
         if frame is None:
             break
         if frame.f_code.co_name == "generate" and name in frame.f_locals:
             return frame.f_locals[name]
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -127,6 +134,21 @@ def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]
         return [list(map(int, row)) for row in input_ids.tolist()]
     mask = attention_mask.bool().cpu()
     return [list(map(int, row[keep].tolist())) for row, keep in zip(input_ids.cpu(), mask, strict=True)]
+
+
+def _processors(given: Sequence[Any], padded: bool) -> tuple[Any, ...]:
+    """The call's processors, for rows without padding: they see one row at a time, as the tokens it really has."""
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    found = []
+    for processor in given:
+        name = type(processor).__name__
+        if padded and name in _COUNTS_PADDING:
+            raise ParameterError(f"{name} must not be used with padded prompts, it counts the padding: one prompt a call")
+        if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
+            processor = RepetitionPenaltyLogitsProcessor(processor.penalty)  # noqa: PLW2901 - what it ignored is gone
+        found.append(processor)
+    return tuple(found)
 
 
 def _requests(prompts: list[list[int]], input_ids: Tensor, config: Any, criteria: Any) -> list[Request]:

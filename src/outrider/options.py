@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from outrider.choices import Draft
@@ -11,6 +11,7 @@ from outrider.decode.round import Extras
 from outrider.errors import ParameterError
 from outrider.randomness import check_seed
 from outrider.sampling import LogitsProcessor, SamplingSettings
+from outrider.text import check_stop
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -45,7 +46,7 @@ class Options:
     stop: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0,)
     ignore_eos: bool = False
-    extras: Extras = Extras()
+    extras: Extras = field(default_factory=Extras)
     cancelled: Callable[[], bool] = lambda: False
 
 
@@ -64,9 +65,11 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     seeds = (check_seed(seed),) if seed is None or isinstance(seed, int) else tuple(check_seed(s) for s in seed)
     if not isinstance(seed, int) and seed is not None and len(seeds) != count:
         raise ParameterError(f"seed must be one number or one for each of the {count} prompts, got {len(seeds)}")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    check_stop(stops)
     return Options(
         sampling=SamplingSettings(processors=tuple(processors), **options),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=stops,
         seeds=seeds,
         extras=extras,
         **rest,

@@ -47,7 +47,8 @@ class Round:
     def origins(self) -> tuple[Origin, ...]:
         """The origin of each kept token."""
         last: Origin = "target" if not self.drafted else "bonus" if self.accepted == self.drafted else "recovered"
-        return (("accepted",) * self.accepted + (last,))[: len(self.tokens)]
+        accepted: list[Origin] = ["accepted"] * self.accepted
+        return (*accepted, last)[: len(self.tokens)]
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,4 @@ def summarise(rounds: Iterable[Round], prefill_seconds: float = 0.0) -> Stats:
 def acceptance_by_position(rounds: Sequence[Round]) -> list[tuple[int, int]]:
     """(tested, accepted) at each position of the draft, over all rounds."""
     longest = max((r.drafted for r in rounds), default=0)
-    return [
-        (sum(r.tested > i for r in rounds), sum(r.accepted > i for r in rounds)) for i in range(longest)
-    ]
+    return [(sum(r.tested > i for r in rounds), sum(r.accepted > i for r in rounds)) for i in range(longest)]

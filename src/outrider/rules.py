@@ -22,6 +22,7 @@ def verify_match(target_probs: Tensor, draft_probs: Tensor | None, draft_tokens:
     The uniforms draw the target's tokens: accept [.., K] at the drafted positions, next_token [..] after them.
     `draft_probs` plays no part.
     """
+    del draft_probs
     uniforms = torch.cat([randomness.accept, randomness.next_token.unsqueeze(-1)], dim=-1)
     drawn = draw(target_probs, uniforms)
     agreed = (drawn[..., :-1] == draft_tokens).long().cumprod(-1).sum(-1)

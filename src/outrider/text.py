@@ -16,6 +16,12 @@ _INCOMPLETE = "\ufffd"
 _LONGEST_CHARACTER = 8  # tokens; more of them undecodable in a row are text in their own right
 
 
+def check_stop(stop: Sequence[object]) -> None:
+    """Raise unless these can be stop strings."""
+    if any(not isinstance(text, str) or not text for text in stop):
+        raise ParameterError(f"stop must hold strings of at least one character, got {list(stop)!r}")
+
+
 class Detokenizer:
     """Text added by each token, held back while it ends inside a character.
 
@@ -59,8 +65,7 @@ class TextTracker:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
-        if any(not isinstance(text, str) or not text for text in stop):
-            raise ParameterError(f"stop must hold strings of at least one character, got {list(stop)!r}")
+        check_stop(stop)
         self._detokenizer = Detokenizer(tokenizer, prompt)
         self._stop = tuple(stop)
         self._held: deque[tuple[str, int]] = deque()

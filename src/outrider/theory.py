@@ -105,7 +105,7 @@ def measured_speedup(alpha: float, gamma: int, draft_seconds: float, verify_seco
 
 
 def acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """beta = sum min(target, draft) over the last dimension (Leviathan Theorem 3.5). [.., V], [.., V] → [..]"""
+    """Beta = sum min(target, draft) over the last dimension (Leviathan Theorem 3.5). [.., V], [.., V] → [..]"""
     import torch
 
     return torch.minimum(target_probs, draft_probs).sum(-1)

@@ -73,7 +73,7 @@ def verify(
 
 
 def _accepted(target: Tensor, draft: Tensor | None, tokens: Tensor, uniforms: Tensor) -> Tensor:
-    """u · draft(x) < target(x), which is u < target / draft without the division: never true where target(x) = 0."""
+    """U · draft(x) < target(x), which is u < target / draft without the division: never true where target(x) = 0."""
     index = tokens.unsqueeze(-1)
     target_mass = target[:, :-1].gather(-1, index).squeeze(-1).double()
     if draft is None:
@@ -82,9 +82,7 @@ def _accepted(target: Tensor, draft: Tensor | None, tokens: Tensor, uniforms: Te
     return uniforms.to(draft_mass) * draft_mass < target_mass
 
 
-def _next_weights(
-    target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor
-) -> Tensor:
+def _next_weights(target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor) -> Tensor:
     """The unnormalised law of the token after the accepted ones: (target - draft)+ or target. [B, V]"""
     rows = torch.arange(len(target), device=target.device)
     weights = target[rows, num_accepted]
@@ -115,6 +113,7 @@ def _check_shapes(target_probs: Tensor, draft_probs: Tensor | None, draft_tokens
     if list(target_probs.shape[:-1]) != [*batch, length + 1]:
         wanted = f"[{', '.join(map(str, [*batch, length + 1]))}, V]"
         raise ParameterError(f"target_probs must be {wanted} for {length} draft tokens, got {list(target_probs.shape)}")
-    if draft_probs is not None and list(draft_probs.shape) != [*batch, length, vocabulary]:
-        wanted = [*batch, length, vocabulary]
-        raise ParameterError(f"draft_probs must be {wanted}, got {list(draft_probs.shape)}: fit the vocabularies first")
+    expected = [*batch, length, vocabulary]
+    if draft_probs is not None and list(draft_probs.shape) != expected:
+        given = list(draft_probs.shape)
+        raise ParameterError(f"draft_probs must be {expected}, got {given}: fit the vocabularies first")

@@ -23,7 +23,11 @@ from outrider.models.transformers_model import TransformersModel
 PEER_LOOKUP_TOKENS = 10  # what transformers' documentation uses for prompt_lookup_num_tokens
 WARM_UP_TOKENS = 16
 # Ours, and the peers it is compared with: the same drafting on both sides.
-PAIRS = {"outrider": ("generate",), "outrider + draft": ("generate + assistant", "generate"), "outrider + lookup": ("generate + lookup", "generate")}
+PAIRS = {
+    "outrider": ("generate",),
+    "outrider + draft": ("generate + assistant", "generate"),
+    "outrider + lookup": ("generate + lookup", "generate"),
+}
 
 
 @dataclass(frozen=True)
@@ -144,9 +148,7 @@ def measure(
                 yield done[key]
 
 
-def _timed(
-    name: str, contender: Contender, prompt: list[int], setting: Setting, task: Task, tokens: int, seed: int
-) -> Run:
+def _timed(name: str, contender: Contender, prompt: list[int], setting: Setting, task: Task, tokens: int, seed: int) -> Run:
     start = time.perf_counter()
     count, per_round, rate = contender(prompt, setting, tokens, seed)
     return Run(name, setting.name, task.name, count, time.perf_counter() - start, per_round, rate)

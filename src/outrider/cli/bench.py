@@ -64,7 +64,7 @@ def peers(target: str | None, draft: str, dtype: str, device: str, log: Path | N
     if not as_json:
         _print(rows)
     names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
-    about = {"bench": "peers", **names, "dtype": str(ours.target.dtype)}
+    about: dict[str, object] = {"bench": "peers", **names, "dtype": str(ours.target.dtype)}
     about |= {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
     click.echo(json.dumps({**about, **machine()}))
 

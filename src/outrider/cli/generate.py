@@ -96,7 +96,7 @@ def _check(given: dict[str, Any]) -> None:
     if given["max_new_tokens"] < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
     own = ("num_draft_tokens", "plain", "compare", "chat", "as_json", "dtype", "device")
-    parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[typeddict-item]
+    parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
 
 
 def _generate(model: TransformersModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:

@@ -38,7 +38,12 @@ class Outcome:
 
 
 def verify_round(
-    target: LanguageModel, rows: Many[Row], proposal: Proposal, sampling: SamplingSettings, extras: Extras, clock: PhaseClock
+    target: LanguageModel,
+    rows: Many[Row],
+    proposal: Proposal,
+    sampling: SamplingSettings,
+    extras: Extras,
+    clock: PhaseClock,
 ) -> list[Outcome]:
     """Score each row's last token and its draft in one pass of the target and decide what is kept."""
     with clock.phase("sampling"):
@@ -86,7 +91,7 @@ def _contexts(rows: Many[Row], proposal: Proposal, device: torch.device) -> list
 
 
 def _chosen_logprobs(logits: Tensor, drafts: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
-    """log softmax of the raw logits (temperature 1, no processors) at the tokens kept. → [R, K+1], then padding"""
+    """Log softmax of the raw logits (temperature 1, no processors) at the tokens kept. → [R, K+1], then padding"""
     positions = torch.arange(drafts.shape[1] + 1, device=drafts.device)
     padded = torch.nn.functional.pad(drafts, (0, 1))
     chosen = torch.where(positions == num_accepted.unsqueeze(-1), next_token.unsqueeze(-1), padded).clamp(min=0)

@@ -12,10 +12,17 @@ from outrider.device_data import pad_rows
 from outrider.drafters.base import DraftContext, Drafter, DraftRow, Proposal, empty_proposal
 from outrider.errors import ParameterError
 
-
 # Acceptance by the length of the match, first and later tokens, on HumanEval completions of SmolLM2-135M and
 # Qwen2.5-Coder-1.5B (EXPERIMENTS.md); where the draft-length policy starts from.
-PRIORS = {1: (0.28, 0.72), 2: (0.5, 0.77), 3: (0.68, 0.8), 4: (0.8, 0.8), 5: (0.83, 0.82), 6: (0.86, 0.84), 7: (0.88, 0.85)}
+PRIORS = {
+    1: (0.28, 0.72),
+    2: (0.5, 0.77),
+    3: (0.68, 0.8),
+    4: (0.8, 0.8),
+    5: (0.83, 0.82),
+    6: (0.86, 0.84),
+    7: (0.88, 0.85),
+}
 LONGEST_PRIOR = (0.93, 0.95)
 
 

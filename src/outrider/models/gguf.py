@@ -46,7 +46,8 @@ def convert_gguf(path: Path, dtype: torch.dtype) -> Path:
 
 
 def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
-    print(f"Converting {path.name} for the transformers engine (once) …", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(f"Converting {path.name} for the transformers engine (once) …", file=sys.stderr, flush=True)
     model, tokenizer = _load(path, dtype)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -54,7 +55,10 @@ def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
 
 def _load(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging as transformers_logging
 
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     try:
         config = GgufConfig(dequantize=True)

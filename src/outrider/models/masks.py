@@ -57,6 +57,4 @@ def _mask(positions: Tensor, keys: Tensor, window: int | None, additive: torch.d
         visible = visible & (keys > queries - window)
     if additive is None:
         return visible
-    return torch.zeros(visible.shape, dtype=additive, device=keys.device).masked_fill_(
-        ~visible, torch.finfo(additive).min
-    )
+    return torch.zeros(visible.shape, dtype=additive, device=keys.device).masked_fill_(~visible, torch.finfo(additive).min)

@@ -44,7 +44,7 @@ class PackedLinear(nn.Module):
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this build of torch and this processor have such kernels, tried on a small layer."""
-    if device.type != "cpu" or dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or dtype not in _DTYPES or not torch._C._has_mkldnn:
         return False
     try:
         weight = torch.eye(32, 64, dtype=dtype)

@@ -34,11 +34,11 @@ def probe(model: TransformersModel) -> None:
         reason = " ".join(str(error).split())[:160]
         raise ModelError(f"{model.name} can't be used: it does not run with the slot cache ({reason})") from error
     wanted = plain[0, 4:].double()
-    error = float((cached.double() - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
-    if not error <= _TOLERANCE.get(model.dtype, 0.15):
+    off = float((cached.double() - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
+    if not off <= _TOLERANCE.get(model.dtype, 0.15):
         raise ModelError(
             f"{model.name} ({model.module.config.model_type}) can't be used: it gives other logits through the slot cache "
-            f"than without a cache (off by {error:.2g} of their spread), so it can't be rolled back safely"
+            f"than without a cache (off by {off:.2g} of their spread), so it can't be rolled back safely"
         )
 
 

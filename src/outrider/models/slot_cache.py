@@ -41,7 +41,7 @@ class Placement:
         return slice(first, last + 1) if last - first + 1 == len(self.slots) else None
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """The keys and values of one layer. Follows transformers' cache-layer interface."""
 
     is_sliding = False
@@ -57,13 +57,12 @@ class SlotLayer(CacheLayerMixin):
         self.values = value_states.new_zeros(slots, value_states.shape[1], capacity, value_states.shape[3])
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Store the new [R, heads, N, size] states and return those of the rows in use, [R, heads, length, size]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         place = self._owner.placement
         return _store(self.keys, key_states, place), _store(self.values, value_states, place)
 
@@ -112,10 +111,10 @@ def _grown(old: Tensor, slots: int, capacity: int) -> Tensor:
     return new
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]
     """The cache of one model: as many layers as it has, slots handed out lowest first and kept compact."""
 
-    layers: list[SlotLayer]  # type: ignore[assignment]
+    layers: list[SlotLayer]
 
     def __init__(self, num_layers: int) -> None:
         self.num_slots = 1
@@ -135,8 +134,8 @@ class SlotCache(Cache):
 
     @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room. Capacity at least doubles, so that growing costs a constant share."""
-        slots = max(slots, self.num_slots)
+        """Make room. Both grow by a share of what they are, so that all the copying stays in proportion to the end."""
+        slots = max(slots, self.num_slots + self.num_slots // 2) if slots > self.num_slots else self.num_slots
         if capacity > self.capacity:
             capacity = max(capacity, 2 * self.capacity)
         capacity = max(capacity, self.capacity)

@@ -18,7 +18,6 @@ from outrider.models.probe import probe
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.slot_cache import Placement, SlotCache
 
-
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
 
@@ -135,9 +134,7 @@ class TransformersModel:
             rows.append(sequence)
         return rows
 
-    def _score(
-        self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits
-    ) -> Tensor | None:
+    def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         wanted = tokens.shape[1]
         width = self._widths.get(wanted, wanted)
         if width > wanted:
@@ -174,7 +171,7 @@ class TransformersModel:
         }
         width = tokens.shape[1]
         cut = kept is not None and kept != list(range(width))
-        if cut and "logits_to_keep" in self._takes:
+        if cut and kept is not None and "logits_to_keep" in self._takes:
             tail = kept == [width - 1]
             arguments["logits_to_keep"] = 1 if tail else index_of(kept, tokens.device)
         out: Tensor = self.module(**arguments).logits

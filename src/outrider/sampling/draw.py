@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 _BLOCK = 64
 _FLAT = 1024  # entries up to which one cumulative sum is quicker than two
 

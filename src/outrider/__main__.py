@@ -1,0 +1,5 @@
+"""`python -m outrider`."""
+
+from outrider.cli.main import main
+
+main()

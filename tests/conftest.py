@@ -1,0 +1,75 @@
+"""Fixtures: a cache folder for the measured costs of tiny models, tiny model folders with a real tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from outrider.costs import Costs
+from tests.tiny_models import module
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "def f(x): return x + 1",
+    "naïve café 数 🙂 ünïcode",
+    "0123456789",
+]
+
+
+def make_tokenizer(extra: str = "") -> transformers.PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer: every character can be written, most non-ASCII ones in several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*CORPUS, extra], trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
+def save_model(folder: Path, seed: int, extra: str = "", architecture: str = "Llama") -> Path:
+    """A model folder as `save_pretrained` writes it."""
+    tokenizer = make_tokenizer(extra)
+    made = module(architecture, seed, torch.float32, vocab_size=len(tokenizer), max_position_embeddings=256)
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "target", 0)
+
+
+@pytest.fixture(scope="session")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "draft", 1)
+
+
+@pytest.fixture(scope="session")
+def foreign_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer of its own."""
+    return save_model(tmp_path_factory.mktemp("models") / "foreign", 1, "wholly other words zzz qqq zzz qqq" * 20)
+
+
+@pytest.fixture(scope="session")
+def flat_costs() -> Costs:
+    return Costs({1: 1.0, 17: 1.5}, 0.1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
+    return folder

@@ -1,0 +1,103 @@
+"""Models from folders and GGUF files: dtypes, the conversion cache, packed layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import outrider
+from outrider.costs import Costs, best_widths, measured_costs
+from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
+from outrider.models.table import TableModel
+from tests.tiny_models import module
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_dtypes_are_obeyed(target_folder: Path, dtype: str) -> None:
+    model = outrider.load(target_folder, dtype=dtype)
+    assert model.dtype == getattr(torch, dtype)
+    assert outrider.generate(model, "the quick", max_new_tokens=4, ignore_eos=True).stats.tokens == 4
+
+
+def test_float16_runs(target_folder: Path) -> None:
+    model = outrider.load(target_folder, dtype="float16")
+    assert outrider.generate(model, "the quick", max_new_tokens=4, ignore_eos=True).stats.tokens == 4
+
+
+def test_auto_keeps_the_checkpoints_dtype(target_folder: Path) -> None:
+    assert outrider.load(target_folder).dtype == torch.float32
+
+
+def test_the_default_model_is_converted_once_and_speaks() -> None:
+    model = outrider.load(dtype="float32")
+    result = outrider.generate(model, [{"role": "user", "content": "What is the capital of France?"}], max_new_tokens=16)
+    assert "Paris" in result.text
+    folders = list((outrider.models.cache_folder.cache_folder() / "models").glob("SmolLM2*float32"))
+    before = [path.stat().st_mtime_ns for path in folders]
+    outrider.load(dtype="float32")
+    assert [path.stat().st_mtime_ns for path in folders] == before
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "GPT2"])
+def test_packed_layers_compute_the_same(architecture: str) -> None:
+    plain, packed = module(architecture, dtype=torch.float32), module(architecture, dtype=torch.float32)
+    assert pack_linears(packed) > 4
+    assert not [layer for layer in packed.modules() if type(layer) is nn.Linear]
+    ids = torch.arange(3, 20).unsqueeze(0)
+    with torch.inference_mode():
+        assert torch.allclose(plain(ids).logits, packed(ids).logits, atol=1e-4)
+
+
+def test_bfloat16_packed_layers_are_equal_to_the_bit_on_this_machine() -> None:
+    if not can_pack(torch.bfloat16, torch.device("cpu")):
+        assert not can_pack(torch.float16, torch.device("cpu"))
+        return
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(96, 64, generator=generator).bfloat16()
+    for rows in (1, 3, 8):
+        x = torch.randn(rows, 64, generator=generator).bfloat16()
+        with torch.inference_mode():
+            assert torch.allclose(PackedLinear(weight, None)(x).float(), nn.functional.linear(x, weight).float(), atol=0.1)
+
+
+def test_packing_can_be_left_out(target_folder: Path) -> None:
+    model = outrider.load(target_folder, pack=False)
+    assert isinstance(model.module, transformers.LlamaForCausalLM)
+    assert not [layer for layer in model.module.modules() if isinstance(layer, PackedLinear)]
+
+
+def test_widths_are_padded_where_wider_is_quicker() -> None:
+    assert best_widths({1: 3.0, 2: 3.0, 4: 2.0, 8: 4.0}) == {1: 4, 2: 4, 3: 4}
+    assert best_widths({1: 1.0, 2: 1.1, 4: 1.2}) == {}
+    assert best_widths({1: 1.0, 2: 0.99}) == {}
+
+
+def test_costs_are_interpolated_between_sizes() -> None:
+    costs = Costs({1: 1.0, 4: 2.5, 8: 3.5}, draft_seconds=0.5)
+    assert costs.verify(2) == pytest.approx(1.5)
+    assert costs.verify(6) == pytest.approx(3.0)
+    assert costs.verify(12) == pytest.approx(4.5)
+    assert costs.round(3) == pytest.approx(1.5 + 2.5)
+
+
+def test_costs_see_what_a_model_takes() -> None:
+    slow = TableModel(torch.full((3, 3), 1 / 3), seconds_per_call=0.004, seconds_per_token=0.002)
+    quick = TableModel(torch.full((3, 3), 1 / 3))
+    costs = measured_costs(slow, quick)
+    assert costs.verify(8) > costs.verify(1) >= 0.006
+    assert costs.draft_seconds < costs.verify(1)
+
+
+def test_costs_are_kept_on_disk(target_folder: Path, cache: Path) -> None:
+    import outrider.costs as module_of_costs
+
+    model = outrider.load(target_folder)
+    module_of_costs._measured.clear()
+    first = measured_costs(model)
+    assert list((cache / "costs").glob("*.json"))
+    module_of_costs._measured.clear()
+    assert measured_costs(model) == first

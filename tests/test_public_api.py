@@ -1,0 +1,141 @@
+"""The Python interface as its users write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import outrider
+from outrider.errors import ParameterError, VocabularyMismatchError
+from outrider.models.transformers_model import TransformersModel
+from outrider.results import Result
+
+PROMPT = "the quick brown fox jumps over the quick brown"
+
+
+@pytest.fixture(scope="module")
+def target(target_folder: Path) -> TransformersModel:
+    return outrider.load(target_folder, dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def draft(draft_folder: Path) -> TransformersModel:
+    return outrider.load(draft_folder, dtype="float64")
+
+
+def test_every_public_name_is_there() -> None:
+    for name in outrider.__all__:
+        assert getattr(outrider, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        outrider.nothing  # noqa: B018
+
+
+def test_draft_and_lookup_give_the_plain_text(target: TransformersModel, draft: TransformersModel) -> None:
+    plain = outrider.generate(target, PROMPT, draft=None, max_new_tokens=40)
+    assert plain.stats.acceptance_rate is None
+    for kind in (draft, "prompt-lookup"):
+        for length in (None, 3):
+            result = outrider.generate(target, PROMPT, draft=kind, num_draft_tokens=length, max_new_tokens=40)
+            assert (result.text, result.tokens, result.finish_reason) == (plain.text, plain.tokens, plain.finish_reason)
+    assert result.stats.drafted > 0
+    assert result.stats.tokens == len(result.tokens)
+
+
+def test_text_ids_and_batches_are_prompts(target: TransformersModel) -> None:
+    ids = target.tokenizer.encode(PROMPT)
+    by_text = outrider.generate(target, PROMPT, max_new_tokens=12)
+    by_ids = outrider.generate(target, list(ids), max_new_tokens=12)
+    batch = outrider.generate(target, [PROMPT, "def f(x):"], max_new_tokens=12)
+    assert by_ids.tokens == by_text.tokens == batch[0].tokens
+    assert len(batch) == 2
+
+
+def test_messages_need_a_chat_template(target: TransformersModel) -> None:
+    with pytest.raises(ParameterError, match="no chat template"):
+        outrider.generate(target, [{"role": "user", "content": "hi"}])
+    target.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    try:
+        result = outrider.generate(target, [{"role": "user", "content": PROMPT}], max_new_tokens=8)
+    finally:
+        target.tokenizer.chat_template = None
+    assert result.tokens == outrider.generate(target, PROMPT, max_new_tokens=8).tokens
+
+
+def test_seeds_are_reproducible_and_reported(target: TransformersModel, draft: TransformersModel) -> None:
+    def sampled(seed: int | None) -> Result:
+        return outrider.generate(target, PROMPT, draft=draft, temperature=1.0, top_p=0.9, max_new_tokens=24, seed=seed)
+
+    first = sampled(5)
+    assert first.seed == 5
+    assert sampled(5).tokens == first.tokens
+    unseeded = sampled(None)
+    assert sampled(unseeded.seed).tokens == unseeded.tokens
+
+
+def test_a_list_of_seeds_makes_rows_stand_alone(target: TransformersModel) -> None:
+    rows = outrider.generate(target, [PROMPT, "def f(x):"], temperature=1.0, max_new_tokens=16, seed=[7, 8])
+    for prompt, seed, row in zip([PROMPT, "def f(x):"], [7, 8], rows, strict=True):
+        assert outrider.generate(target, prompt, temperature=1.0, max_new_tokens=16, seed=seed).tokens == row.tokens
+        assert row.seed == seed
+
+
+def test_stream_gives_the_text_in_pieces_with_origins(target: TransformersModel, draft: TransformersModel) -> None:
+    stream = outrider.stream(target, PROMPT, draft=draft, num_draft_tokens=3, max_new_tokens=30)
+    pieces = list(stream)
+    assert "".join(pieces) == stream.result.text
+    assert {piece.origin for piece in pieces} <= {"accepted", "recovered", "bonus", "target"}
+    assert stream.result.tokens == outrider.generate(target, PROMPT, draft=None, max_new_tokens=30).tokens
+
+
+def test_a_stream_can_be_left_at_any_time(target: TransformersModel) -> None:
+    stream = outrider.stream(target, PROMPT, max_new_tokens=60, ignore_eos=True)
+    next(stream)
+    stream.close()
+    assert stream.result.finish_reason == "cancelled"
+    assert 0 < len(stream.result.tokens) < 60
+    assert not target._open
+
+
+def test_stop_strings_end_the_text(target: TransformersModel) -> None:
+    whole = outrider.generate(target, PROMPT, max_new_tokens=40, ignore_eos=True).text
+    stop = whole[10:13]
+    result = outrider.generate(target, PROMPT, max_new_tokens=40, ignore_eos=True, stop=["never to be seen", stop])
+    assert result.finish_reason == "stop"
+    assert result.text == whole[: whole.index(stop)]
+
+
+def test_cancelled_before_the_first_round_still_gives_a_result(target: TransformersModel) -> None:
+    result = outrider.generate(target, PROMPT, cancelled=lambda: True)
+    assert (result.finish_reason, result.tokens, result.stats.rounds) == ("cancelled", [], 0)
+
+
+def test_logprobs_are_reported_on_request(target: TransformersModel) -> None:
+    result = outrider.generate(target, PROMPT, max_new_tokens=12, logprobs=True, temperature=0.7, seed=1)
+    ids = [*target.tokenizer.encode(PROMPT), *result.tokens]
+    with torch.inference_mode():
+        logits = target.module(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    at = len(ids) - len(result.tokens)
+    wanted = [float(logits[i - 1].log_softmax(-1)[ids[i]]) for i in range(at, len(ids))]
+    assert result.logprobs == pytest.approx(wanted, abs=1e-9)
+    assert outrider.generate(target, PROMPT, max_new_tokens=2).logprobs is None
+
+
+def test_unknown_options_and_drafts_are_refused(target: TransformersModel) -> None:
+    with pytest.raises(ParameterError, match="'temprature' is not an option"):
+        outrider.generate(target, PROMPT, temprature=1.0)  # type: ignore[call-overload]
+    with pytest.raises(ParameterError, match="draft must be"):
+        outrider.generate(target, PROMPT, draft="some/model")
+    with pytest.raises(ParameterError, match="num_draft_tokens"):
+        outrider.generate(target, PROMPT, num_draft_tokens=65)
+    with pytest.raises(ParameterError, match="one for each of the 1 prompts"):
+        outrider.generate(target, PROMPT, seed=[1, 2])
+
+
+def test_a_draft_with_another_tokenizer_is_refused_with_both_names(target: TransformersModel, foreign_folder: Path) -> None:
+    foreign = outrider.load(foreign_folder)
+    with pytest.raises(VocabularyMismatchError) as refusal:
+        outrider.generate(target, PROMPT, draft=foreign)
+    assert foreign.name in str(refusal.value)
+    assert target.name in str(refusal.value)
