@@ -49,6 +49,6 @@ def explain(comparison: Comparison) -> str:
     ratio = costs.verify(longest + 1) / costs.verify(1)
     return (
         f"why:         the draft costs next to nothing and supplied {stats.accepted} of {stats.tokens} tokens, so "
-        f"{stats.rounds} passes of the model did the work of {stats.tokens};\n             a pass over {longest + 1} tokens takes "
-        f"{ratio:.2f} times as long as one over a single token"
+        f"{stats.rounds} passes of the model did the work of {stats.tokens};\n"
+        f"             a pass over {longest + 1} tokens takes {ratio:.2f} times as long as one over a single token"
     )

@@ -37,7 +37,7 @@ def keep_top_p(probs: Tensor, top_p: float) -> Tensor:
     """
     if top_p >= 1.0:
         return probs
-    find = nucleus_threshold_bisect if probs.is_cuda else nucleus_threshold_select
+    find = nucleus_threshold_select if probs.device.type == "cpu" else nucleus_threshold_bisect
     return torch.where(probs < find(probs, top_p), 0.0, probs)
 
 
