@@ -18,8 +18,8 @@ def smollm2() -> TransformersModel:
 
 
 @cache
-def pruned_draft(dropped: tuple[int, ...] = (9, 12, 15, 18, 21, 24)) -> TransformersModel:
-    """The default model without some of its 30 layers: a draft that agrees often, but not always."""
+def pruned_draft(dropped: tuple[int, ...] = (24,)) -> TransformersModel:
+    """The default model without some of its 30 layers: a draft that agrees often (0.7 at temperature 1), but not always."""
     target = smollm2()
     module = copy.deepcopy(target.module)
     kept = [layer for i, layer in enumerate(module.model.layers) if i not in dropped]

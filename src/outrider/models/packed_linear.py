@@ -38,6 +38,13 @@ class PackedLinear(nn.Module):
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return out
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        """A copy shares the weight, which is never written again (and torch can't copy its layout)."""
+        copied = PackedLinear.__new__(PackedLinear)
+        memo[id(self)] = copied
+        copied.__dict__.update(self.__dict__)
+        return copied
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 

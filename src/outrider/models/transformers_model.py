@@ -94,7 +94,7 @@ class TransformersModel:
         return sequence
 
     def pad_widths(self, widths: Mapping[int, int]) -> None:
-        """From now on score n tokens as widths[n] ≥ n of them, where the kernels are quicker at that width (`costs`)."""
+        """From now on score n tokens of one sequence as widths[n] ≥ n, where the kernels are quicker (`costs`)."""
         self._widths = dict(widths)
 
     def release(self, sequence: SlotSequence) -> None:
@@ -136,7 +136,7 @@ class TransformersModel:
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         wanted = tokens.shape[1]
-        width = self._widths.get(wanted, wanted)
+        width = self._widths.get(wanted, wanted) if len(rows) == 1 else wanted  # rows side by side are wide already
         if width > wanted:
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         starts = tuple(row.length for row in rows)
