@@ -64,7 +64,7 @@ def foreign_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def flat_costs() -> Costs:
-    return Costs({1: 1.0, 17: 1.5}, 0.1)
+    return Costs({1: 1.0, 17: 1.5})
 
 
 @pytest.fixture

@@ -14,14 +14,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-import outrider.decode.round as round_module
+import outrider.round as round_module
 from outrider.audit.enumerate import target_joint
 from outrider.costs import Costs
 from outrider.decode import Request, decode
-from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
+from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, Plan
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
-from outrider.drafters.base import DraftContext, DraftRow, Proposal
+from outrider.drafters.base import DraftContext
 from outrider.models.table import TableModel, TableSequence
+from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.records import Round, acceptance_by_position
 from outrider.sampling import SamplingSettings, standardize
@@ -85,8 +86,8 @@ def test_every_draft_length_follows_the_targets_law(length: int) -> None:
 
 def test_adaptive_lengths_follow_the_targets_law() -> None:
     target, settings = table(1, V), SETTINGS["temperature 1"]
-    costs = Costs({1: 1.0, 2: 1.1, 5: 1.4}, draft_seconds=0.3)
-    tokens, rounds = run(target, ModelDrafter(table(2, V)), settings, AdaptiveLength(costs, longest=4))
+    costs = Costs({1: 1.0, 2: 1.1, 5: 1.4})
+    tokens, rounds = run(target, ModelDrafter(table(2, V), step_seconds=0.3), settings, AdaptiveLength(costs, longest=4))
     assert len({record.drafted for record in rounds}) > 1
     assert p_value(tokens, target, settings) > ALARM
 
@@ -125,12 +126,11 @@ class ArgmaxScoredWithSoftmax(ModelDrafter):
     def propose(
         self,
         rows: Sequence[DraftRow],
-        limits: Sequence[int],
-        uniforms: Sequence[Sequence[float]],
+        plans: Sequence[Plan],
         context: DraftContext,
     ) -> Proposal:
-        greedy = DraftContext(SamplingSettings(), context.vocab_size, context.device, context.clock)
-        proposal = super().propose(rows, limits, uniforms, greedy)
+        greedy = DraftContext(SamplingSettings(), context.target, context.vocab_size, context.clock)
+        proposal = super().propose(rows, plans, greedy)
         return Proposal(proposal.tokens, proposal.lengths, claimed_laws(self, rows, proposal, context))
 
 
@@ -140,12 +140,11 @@ class DraftsBeforeProcessors(ModelDrafter):
     def propose(
         self,
         rows: Sequence[DraftRow],
-        limits: Sequence[int],
-        uniforms: Sequence[Sequence[float]],
+        plans: Sequence[Plan],
         context: DraftContext,
     ) -> Proposal:
-        proposal = super().propose(rows, limits, uniforms, context)
-        bare = DraftContext(SamplingSettings(temperature=1.0), context.vocab_size, context.device, context.clock)
+        proposal = super().propose(rows, plans, context)
+        bare = DraftContext(SamplingSettings(temperature=1.0), context.target, context.vocab_size, context.clock)
         return Proposal(proposal.tokens, proposal.lengths, claimed_laws(self, rows, proposal, bare))
 
 
@@ -155,11 +154,22 @@ class OneNumberForAll(ModelDrafter):
     def propose(
         self,
         rows: Sequence[DraftRow],
-        limits: Sequence[int],
-        uniforms: Sequence[Sequence[float]],
+        plans: Sequence[Plan],
         context: DraftContext,
     ) -> Proposal:
-        return super().propose(rows, limits, [[u[0]] * len(u) if u else u for u in uniforms], context)
+        for row in rows:
+            row.stream = SameNumber(row.stream)
+        return super().propose(rows, plans, context)
+
+
+class SameNumber(RandomStream):
+    """Gives its first number again and again, until the round is over."""
+
+    def __init__(self, stream: RandomStream) -> None:
+        self._number = stream.take(1)[0]
+
+    def take(self, count: int) -> list[float]:
+        return [self._number] * count
 
 
 def claimed_laws(drafter: ModelDrafter, rows: Sequence[DraftRow], proposal: Proposal, context: DraftContext) -> Tensor:
@@ -188,10 +198,18 @@ def test_wrong_drafters_are_rejected(drafter: type[ModelDrafter], name: str) -> 
 
 
 class ForgetsTooLittle(TableSequence):
-    """Truncation that keeps one token too many."""
+    """Truncation that keeps one token too many, but says otherwise."""
+
+    kept = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) - self.kept
 
     def truncate(self, length: int) -> None:
-        super().truncate(min(length + 1, self.length))
+        end = min(length + 1, len(self.tokens))
+        self.kept = end - length
+        del self.tokens[end:]
 
 
 class RollbackOffByOne(TableModel):

@@ -165,6 +165,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ),
         "recurrent state|rolled back",
     ),
+    "window by batch": (
+        lambda: transformers.GPTNeoForCausalLM(
+            transformers.GPTNeoConfig(
+                vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+            )
+        ),
+        "window depends on the other rows",
+    ),
+    "window of unknown use": (lambda: module("Llama", sliding_window=20), "sliding_window=20"),
 }
 
 
@@ -175,6 +184,32 @@ def test_models_that_can_not_roll_back_are_refused_by_name_and_reason(kind: str)
         TransformersModel(build(), name="the-model")
     assert "the-model" in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_longrope_ends_where_its_frequencies_switch() -> None:
+    """transformers chooses them by the greatest position in the pass, so a neighbour or a draft would change a row."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 24,
+    }
+    model = TransformersModel(module("Phi3", rope_parameters=rope, original_max_position_embeddings=24))
+    assert model.max_length == 24
+
+
+def test_a_scrubbed_slot_holds_no_nan() -> None:
+    model = TransformersModel(module("Llama"))
+    sequence = model.open()
+    score(model, [sequence], [[3, 4, 5]])
+    for layer in model._cache.layers:
+        assert layer.keys is not None
+        with torch.inference_mode():
+            layer.keys[0, :, 1] = torch.nan
+    sequence.scrub()
+    assert all(layer.keys is not None and not layer.keys.isnan().any() for layer in model._cache.layers)
+    sequence.close()
 
 
 def test_a_model_that_ignores_positions_is_refused() -> None:

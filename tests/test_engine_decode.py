@@ -7,13 +7,15 @@ import torch
 
 from outrider.costs import Costs
 from outrider.decode import Decoder, Request, decode
-from outrider.decode.round import Extras
-from outrider.draft_length import AdaptiveLength, FixedLength
+from outrider.draft_length import AdaptiveLength, FixedLength, Plan, SimplePlan
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
+from outrider.drafters.base import DraftContext
 from outrider.errors import ContextLengthError, NumericalError, ParameterError, VocabularyMismatchError
 from outrider.models.table import TableModel
 from outrider.models.transformers_model import TransformersModel
+from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
+from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.tiny_models import VOCABULARY, module, tiny
 
@@ -44,7 +46,7 @@ def test_greedy_is_plain_for_every_length_single_and_batched(
         assert tokens == plain
         if kind == "self" and length and settings is GREEDY:
             assert all(r.accepted == r.drafted for row in rounds for r in row)
-    adaptive = AdaptiveLength(Costs({1: 1.0, 2: 1.2, 8: 2.0}, 0.1))
+    adaptive = AdaptiveLength(Costs({1: 1.0, 2: 1.2, 8: 2.0}))
     assert decode(target, requests(), settings, drafter(kind, architecture), adaptive)[0] == plain
 
 
@@ -123,7 +125,7 @@ def test_padded_draft_vocabularies_work(size: int) -> None:
     """Same tokens, embeddings padded to another size: the surplus is never proposed, what is missing never needed."""
 
     class SameTokens(ModelDrafter):
-        def check(self, target: object) -> None:
+        def bind(self, target: object) -> None:
             """Their tokenizers would agree."""
 
     target = tiny("Llama")
@@ -215,3 +217,31 @@ def test_a_draft_without_a_distribution_costs_nothing_but_speed() -> None:
     tokens, rounds = decode(sound, [Request([1], 8, RandomStream(0))], GREEDY, ModelDrafter(broken), FixedLength(2))
     assert tokens == [[1] * 8]
     assert sum(r.accepted for r in rounds[0]) == 0
+
+
+@pytest.mark.parametrize("calls", range(1, 5))
+def test_a_cancellation_holds_once_it_was_said(calls: int) -> None:
+    """Asked again it would say no: nothing may go on from a prompt half read."""
+    asked = iter(range(100))
+    long = [Request([5, 6, 7] * 25, 12, RandomStream(0))]
+    decoder = Decoder(tiny("Llama"), long, GREEDY, drafter("model"), FixedLength(2), cancelled=lambda: next(asked) == calls)
+    list(decoder.rounds())
+    assert decoder.rows[0].finish_reason == "cancelled"
+    plain = decode(tiny("Llama"), [Request([5, 6, 7] * 25, 12, RandomStream(0))], GREEDY)[0][0]
+    new = decoder.rows[0].tokens[75:]
+    assert new == plain[: len(new)]
+
+
+def test_a_proposal_longer_than_asked_for_is_refused() -> None:
+    class Overeager(PromptLookupDrafter):
+        def propose(self, rows: list[DraftRow], plans: list[Plan], context: DraftContext) -> Proposal:  # type: ignore[override]
+            return super().propose(rows, [SimplePlan(limit=plan.limit + 2) for plan in plans], context)
+
+    with pytest.raises(ParameterError, match=r"prompt-lookup proposed \d+ tokens where \d+ were allowed"):
+        decode(tiny("Llama"), requests(), GREEDY, Overeager(), FixedLength(2))
+
+
+def test_streams_of_different_seeds_and_rows_differ() -> None:
+    """NumPy's seeding drops trailing zeros of its words: (5, 1) and (5 + 2^32, 0) must not be one stream."""
+    pairs = [(seed, row) for seed in (0, 1, 5, 5 + 2**32, 2**32, 2**40) for row in (0, 1, 5, 2**20)]
+    assert len({tuple(RandomStream(seed, row).take(3)) for seed, row in pairs}) == len(pairs)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from transformers import TextStreamer
+from transformers import LogitsProcessor, TextStreamer
 
 import outrider
 from outrider.choices import make_length
@@ -144,11 +144,46 @@ def test_sampling_follows_the_law_of_generate(model: Any, draft: Any) -> None:
         ({"num_beams": 2}, "num_beams"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
         ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
+        ({"guidance_scale": 1.7}, "ClassifierFreeGuidance"),
+        ({"inputs_embeds": torch.zeros(1, 5, 32, dtype=torch.float64)}, "inputs_embeds is not available"),
+        ({"position_ids": torch.arange(5).unsqueeze(0) + 2}, "position_ids must count"),
     ],
 )
 def test_what_is_not_supported_is_refused(model: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         ours(model, IDS, max_new_tokens=4, do_sample=False, pad_token_id=0, **options)
+
+
+def test_constraints_by_row_are_honoured_alone_and_refused_in_batches(model: Any) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    options["prefix_allowed_tokens_fn"] = lambda row, ids: [40, 41, 42 + row]
+    assert torch.equal(ours(model, IDS, **options), model.generate(IDS, **options))
+    with pytest.raises(ParameterError, match="PrefixConstrainedLogitsProcessor must be used with one prompt, got 2"):
+        ours(model, PADDED, attention_mask=MASK, **options)
+
+
+def test_a_processor_may_write_in_place_or_force_a_token(model: Any) -> None:
+    class Bans(LogitsProcessor):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            scores[:, ::2] = -float("inf")
+            if input_ids.shape[1] % 3 == 0:
+                scores[:, 7] = float("inf")
+            return scores
+
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "logits_processor": [Bans()]}
+    wanted = model.generate(IDS, **options)
+    assert torch.equal(ours(model, IDS, **options), wanted)
+    assert 7 in wanted[0, 5:]
+
+
+def test_a_model_changed_after_a_call_is_opened_anew() -> None:
+    changing = module("Llama", 3)
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    ours(changing, IDS, **options)
+    changing.set_attn_implementation("eager")
+    assert torch.equal(ours(changing, IDS, **options), changing.generate(IDS, **options))
+    changing.float()
+    assert torch.equal(ours(changing, IDS, **options), changing.generate(IDS, **options))
 
 
 def test_pairs_of_options_cover_batches(model: Any, draft: Any) -> None:

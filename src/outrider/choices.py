@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.costs import Costs, measured_costs
+from outrider.costs import measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
-from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
+from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 
@@ -25,14 +25,17 @@ def make_drafter(draft: Draft) -> Drafter | None:
     raise ParameterError(f"draft must be a loaded model, a drafter, 'prompt-lookup' or None, got {type(draft).__name__}")
 
 
-def make_length(num_draft_tokens: int | None, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
-    """The policy that a `num_draft_tokens` argument means: fixed, or adaptive (None) at the pair's measured costs."""
-    costs = pair_costs(target, drafter)
-    if num_draft_tokens is not None or drafter is None:
-        return FixedLength(num_draft_tokens or 0)
-    return AdaptiveLength(costs, drafter.prior)
-
-
-def pair_costs(target: LanguageModel, drafter: Drafter | None) -> Costs:
-    """Measured costs of a target and a drafter; a drafter without a model counts as free."""
-    return measured_costs(target, drafter.model if isinstance(drafter, ModelDrafter) else None)
+def make_length(num_draft_tokens: int | DraftLength | None, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
+    """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None) at measured costs, or itself."""
+    costs = measured_costs(target)
+    if drafter is None:
+        return FixedLength(0)
+    drafter.measure()
+    if isinstance(num_draft_tokens, DraftLength):
+        return num_draft_tokens
+    if num_draft_tokens is None:
+        return AdaptiveLength(costs)
+    if isinstance(drafter, ChoiceDrafter) and num_draft_tokens:
+        FixedLength(num_draft_tokens)  # checks the range
+        return AdaptiveLength(costs, only=num_draft_tokens)
+    return FixedLength(num_draft_tokens)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.audit.greedy import Divergence, first_divergence
-from outrider.choices import make_drafter, pair_costs
-from outrider.costs import Costs
+from outrider.choices import make_drafter
+from outrider.costs import Costs, measured_costs
 from outrider.generation import Generation, Stream
 from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import Prompt, encode
@@ -19,11 +19,16 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs with one seed. costs: measured apart from both runs. divergence: greedy runs that differ."""
+    """Two runs with one seed.
+
+    costs, draft_seconds: of the target's passes and of a token of each drafter, measured apart from both runs.
+    divergence: greedy runs that differ.
+    """
 
     speculative: Result
     plain: Result
     costs: Costs
+    draft_seconds: dict[str, float]
     greedy: bool
     divergence: Divergence | None
 
@@ -40,7 +45,9 @@ class Comparison:
         The draft lengths are those that the policy chose, so this checks the costs, not the policy.
         """
         rounds = self.speculative.rounds
-        seconds = sum(self.costs.round(r.drafted) for r in rounds)
+        seconds = sum(
+            self.costs.verify(r.drafted + 1) + r.drafted * self.draft_seconds.get(r.drafter or "", 0.0) for r in rounds
+        )
         tokens = sum(len(r.tokens) for r in rounds)
         return tokens * self.costs.verify(1) / seconds if seconds > 0 else None
 
@@ -98,5 +105,5 @@ def compare(
         runs.append(stream.result)
     greedy = options.get("temperature", 0.0) == 0.0
     parted = first_divergence(model, encode(model, prompt), runs[0].tokens, runs[1].tokens) if greedy else None
-    costs = pair_costs(model, drafter)
-    return Comparison(runs[0], runs[1], costs, greedy, parted)
+    steps = {part.name: part.step_seconds for part in drafter.parts()} if drafter is not None else {}
+    return Comparison(runs[0], runs[1], measured_costs(model), steps, greedy, parted)

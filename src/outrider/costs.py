@@ -1,6 +1,6 @@
-"""What a round costs: measured seconds to score n new tokens and to draft one. Neither flat nor monotone in n.
+"""What a pass costs: measured seconds to score n new tokens. Neither flat nor monotone in n.
 
-Measured once per pair of models and machine and kept on disk, not measured anew in each run: the adaptive draft length
+Measured once per model and machine and kept on disk, not measured anew in each run: the adaptive draft length
 follows from these numbers, so they must be the same for the same seed to give the same tokens.
 """
 
@@ -26,7 +26,6 @@ from outrider.models.base import LanguageModel
 from outrider.models.cache_folder import cache_folder
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 17)
-DRAFT_SIZES = (1, 2, 4)
 CONTEXT = 64
 REPEATS = 3
 _log = logging.getLogger(__name__)
@@ -42,10 +41,9 @@ class PadsWidths(Protocol):
 
 @dataclass(frozen=True)
 class Costs:
-    """verify_seconds: {new tokens in a target pass: seconds}, 1 included. draft_seconds: of one drafted token."""
+    """verify_seconds: {new tokens in a target pass: seconds}, 1 included."""
 
     verify_seconds: Mapping[int, float]
-    draft_seconds: float = 0.0
 
     def verify(self, tokens: int) -> float:
         """Seconds to score that many tokens, linear between the measured sizes and beyond them."""
@@ -59,27 +57,20 @@ class Costs:
         slope = (self.verify_seconds[high] - self.verify_seconds[low]) / (high - low)
         return max(self.verify_seconds[low] + slope * (tokens - low), 1e-9)
 
-    def round(self, drafted: int) -> float:
-        """Seconds of a round that drafts so many tokens."""
-        return drafted * self.draft_seconds + self.verify(drafted + 1)
 
+def measured_costs(model: LanguageModel) -> Costs:
+    """What passes of this model cost on this machine, from memory, from disk, or measured now (about thirty passes).
 
-def measured_costs(target: LanguageModel, draft: LanguageModel | None = None) -> Costs:
-    """The costs of this pair on this machine, from memory, from disk, or measured now (about thirty passes each).
-
-    Also lets each model pad its passes to the widths at which it is quicker.
+    Also lets the model pad its passes to the widths at which it is quicker.
     """
-    return Costs(_prepared(target, SIZES), _prepared(draft, DRAFT_SIZES)[1] if draft is not None else 0.0)
+    return Costs(_prepared(model))
 
 
-def time_pair(target: LanguageModel, draft: LanguageModel | None = None) -> Costs:
-    """Like `measured_costs`, but always measured now, and kept for later runs."""
-    for model, sizes in ((target, SIZES), (draft, DRAFT_SIZES)):
-        if model is not None:
-            _measured.pop(key := _key(model, sizes), None)
-            if path := _path(key):
-                path.unlink(missing_ok=True)
-    return measured_costs(target, draft)
+def forget_costs(model: LanguageModel) -> None:
+    """Make the next `measured_costs` of this model measure anew."""
+    _measured.pop(key := _key(model, SIZES), None)
+    if path := _path(key):
+        path.unlink(missing_ok=True)
 
 
 def best_widths(seconds: Mapping[int, float]) -> dict[int, int]:
@@ -93,9 +84,9 @@ def best_widths(seconds: Mapping[int, float]) -> dict[int, int]:
     return widths
 
 
-def _prepared(model: LanguageModel, sizes: tuple[int, ...]) -> dict[int, float]:
+def _prepared(model: LanguageModel) -> dict[int, float]:
     """{n: seconds} as they are with the padding that is switched on here."""
-    table = _table(model, sizes)
+    table = _table(model, SIZES)
     if not isinstance(model, PadsWidths):
         return table
     widths = best_widths(table)
@@ -107,7 +98,7 @@ def _table(model: LanguageModel, sizes: tuple[int, ...]) -> dict[int, float]:
     """{n: seconds} without padding."""
     key = _key(model, sizes)
     if key not in _measured:
-        path = _path(key) if hasattr(model, "dtype") else None  # tables are not the same in the next run
+        path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
         table = _read(path) if path else None
         if table is None:
             if isinstance(model, PadsWidths):
@@ -151,8 +142,8 @@ def _synchronise(model: LanguageModel) -> None:
 
 def _key(model: LanguageModel, sizes: tuple[int, ...]) -> str:
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
-    dtype = getattr(model, "dtype", id(model))
-    parts = [model.name, dtype, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
+    kind = getattr(model, "fingerprint", id(model))
+    parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
     parts += [torch.__version__, sizes]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 

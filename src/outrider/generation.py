@@ -113,7 +113,7 @@ class Generation:
         self.target = target
         self.drafter = make_drafter(options.get("draft", "prompt-lookup"))
         if self.drafter is not None:
-            self.drafter.check(target)
+            self.drafter.bind(target)
         self.options = parse_options(len(prompts), options)
         self.prompts = [encode(target, prompt) for prompt in prompts]
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]

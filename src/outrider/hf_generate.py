@@ -32,6 +32,12 @@ _COUNTS_PADDING = (
     "ExponentialDecayLengthPenalty",
     "SuppressTokensAtBeginLogitsProcessor",
 )
+_STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
+_BY_ROW = (
+    "PrefixConstrainedLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+)
 _UNSUPPORTED = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
 
 
@@ -57,10 +63,12 @@ def transformers_generate(
     assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
     streamer = streamer if streamer is not None else _from_caller("streamer")
     _refuse(generation_config, input_ids, streamer)
+    _refuse_inputs(input_ids, model_kwargs)
     target = _engine(model)
     drafter = _drafter(assistant_model, draft)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
-    processors = _processors(logits_processor or (), padded=any(len(p) < input_ids.shape[1] for p in prompts))
+    padded = any(len(prompt) < input_ids.shape[1] for prompt in prompts)
+    processors = _processors(logits_processor or (), len(prompts), padded)
     sampling = SamplingSettings(temperature=1.0 if generation_config.do_sample else 0.0, processors=processors)
     decoder = Decoder(
         target,
@@ -104,13 +112,33 @@ def _refuse(config: Any, input_ids: Tensor, streamer: Any) -> None:
         raise ParameterError(f"streamer must go with one prompt, got {len(input_ids)}: leave it out")
 
 
+def _refuse_inputs(input_ids: Tensor, given: dict[str, Any]) -> None:
+    """Raise for inputs of the model that would be ignored; `generate` itself adds some harmless ones."""
+    remedy = "with outrider.transformers_generate: leave it out"
+    past = given.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise ParameterError(f"past_key_values must be empty {remedy}")
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
+    if positions is not None:
+        real = torch.ones_like(input_ids) if mask is None else mask.long()
+        own = positions.expand(len(input_ids), -1)[:, -real.shape[1] :]
+        if not bool(((own == real.cumsum(-1) - 1) | (real == 0)).all()):
+            raise ParameterError(f"position_ids must count the tokens {remedy}")
+    known = ("past_key_values", "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
+    unknown = [name for name, value in given.items() if value is not None and name not in known]
+    if unknown:
+        raise ParameterError(f"{unknown[0]} is not available {remedy}")
+
+
 def _engine(model: Any) -> TransformersModel:
     """The engine around a model, kept on the model, since opening it costs a few forward passes."""
     engine = model.__dict__.get(_KEPT_AS)
-    if not isinstance(engine, TransformersModel) or engine.dtype != model.dtype:
-        engine = TransformersModel(model)
+    embedding = model.get_input_embeddings().weight
+    as_opened = (model.dtype, model.device, model.config._attn_implementation, tuple(embedding.shape))
+    if engine is None or engine[0] != as_opened:
+        engine = (as_opened, TransformersModel(model))
         model.__dict__[_KEPT_AS] = engine
-    return engine
+    return engine[1]  # type: ignore[no-any-return]
 
 
 def _drafter(assistant_model: Any, draft: Any) -> Drafter | None:
@@ -124,7 +152,7 @@ def _drafter(assistant_model: Any, draft: Any) -> Drafter | None:
 class SameTokensDrafter(ModelDrafter):
     """No tokenizers here: like `generate`, take the caller's word that both models share one, whatever the padding."""
 
-    def check(self, target: Any) -> None:
+    def bind(self, target: Any) -> None:
         del target
 
 
@@ -136,13 +164,17 @@ def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]
     return [list(map(int, row[keep].tolist())) for row, keep in zip(input_ids.cpu(), mask, strict=True)]
 
 
-def _processors(given: Sequence[Any], padded: bool) -> tuple[Any, ...]:
+def _processors(given: Sequence[Any], rows: int, padded: bool) -> tuple[Any, ...]:
     """The call's processors, for rows without padding: they see one row at a time, as the tokens it really has."""
     from transformers import RepetitionPenaltyLogitsProcessor
 
     found = []
     for processor in given:
         name = type(processor).__name__
+        if name in _STATEFUL:
+            raise ParameterError(f"{name} can't be used with speculation, it keeps a state of its own: leave it out")
+        if rows > 1 and name in _BY_ROW:
+            raise ParameterError(f"{name} must be used with one prompt, got {rows}: it depends on the row")
         if padded and name in _COUNTS_PADDING:
             raise ParameterError(f"{name} must not be used with padded prompts, it counts the padding: one prompt a call")
         if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):

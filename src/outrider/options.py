@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from outrider.choices import Draft
-from outrider.decode.round import Extras
 from outrider.errors import ParameterError
 from outrider.randomness import check_seed
+from outrider.round import Extras
 from outrider.sampling import LogitsProcessor, SamplingSettings
 from outrider.text import check_stop
 

@@ -28,7 +28,7 @@ class RandomStream:
     """Independent uniforms in [0, 1) for one row (Philox, a counter-based generator)."""
 
     def __init__(self, seed: int, row: int = 0) -> None:
-        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([check_seed(seed), row])))
+        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(check_seed(seed), spawn_key=(row,))))
 
     def take(self, count: int) -> list[float]:
         """The next `count` numbers; none is ever given twice."""

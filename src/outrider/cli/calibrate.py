@@ -15,19 +15,27 @@ from outrider.cli.models import load_draft, load_target, model_options
 def calibrate(target: str | None, draft: str, dtype: str, device: str, as_json: bool) -> None:
     """Measure the seconds to score n new tokens with the target, and to draft one."""
     from outrider.choices import make_drafter
-    from outrider.costs import Costs, time_pair
+    from outrider.costs import forget_costs, measured_costs
     from outrider.drafters import ModelDrafter
 
     model = load_target(target, dtype, device)
     drafter = make_drafter(load_draft(draft, dtype, device))
+    forget_costs(model)
     if drafter is not None:
-        drafter.check(model)
-    costs: Costs = time_pair(model, drafter.model if isinstance(drafter, ModelDrafter) else None)
+        drafter.bind(model)
+        for part in drafter.parts():
+            if isinstance(part, ModelDrafter):
+                forget_costs(part.model)
+        drafter.measure()
+    costs = measured_costs(model)
+    steps = {part.name: part.step_seconds for part in drafter.parts()} if drafter is not None else {}
     if as_json:
-        click.echo(json.dumps({"verify_seconds": dict(costs.verify_seconds), "draft_seconds": costs.draft_seconds}))
+        seconds = next(iter(steps.values())) if len(steps) == 1 else steps
+        click.echo(json.dumps({"verify_seconds": dict(costs.verify_seconds), "draft_seconds": seconds}))
         return
     one = costs.verify(1)
     click.echo(f"{model.name}: seconds to score n new tokens, and relative to one")
     for n, seconds in sorted(costs.verify_seconds.items()):
         click.echo(f"{n:4d}  {1000 * seconds:8.2f} ms  {seconds / one:5.2f}")
-    click.echo(f"draft {1000 * costs.draft_seconds:8.2f} ms a token, c = {costs.draft_seconds / one:.3f}")
+    for name, seconds in steps.items():
+        click.echo(f"draft {name}: {1000 * seconds:.2f} ms a token, c = {seconds / one:.3f}")

@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 
 from outrider.clock import PhaseClock
-from outrider.decode.round import Extras, Outcome, verify_round
 from outrider.decode.row import Request, Row, check_request
-from outrider.draft_length import DraftLength, FixedLength
-from outrider.drafters.base import DraftContext, Drafter, Proposal, empty_proposal
-from outrider.errors import ParameterError
-from outrider.models.base import LanguageModel
+from outrider.draft_length import DraftLength, FixedLength, Tested
+from outrider.draft_length.base import Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.errors import NumericalError, ParameterError
+from outrider.models.base import LanguageModel, Scrubs
 from outrider.prefill import prefill
+from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
+from outrider.round import Extras, Outcome, Scorer, verify_round
 from outrider.sampling import SamplingSettings
 
 
@@ -42,18 +44,18 @@ class Decoder:
         for request in requests:
             check_request(request, target)
         if drafter is not None:
-            drafter.check(target)
+            drafter.bind(target)
         self.target = target
         self.drafter = drafter
         self.prefill_seconds = 0.0
         self.rows: list[Row] = []
         self._requests = requests
-        self._sampling = sampling
         self._length = length if drafter is not None and length is not None else FixedLength(0)
-        self._extras = extras or Extras()
-        self._cancelled = cancelled
+        self._ask = cancelled
+        self._was_cancelled = False
         self._clock = PhaseClock(target.device)
-        self._context = DraftContext(sampling, target.vocab_size, target.device, self._clock)
+        self._scorer = Scorer(target, sampling, self._clock, extras or Extras())
+        self._context = DraftContext(sampling, target, target.vocab_size, self._clock)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds of all unfinished rows, a list of (row, round) per pass. Frees all sequences when it ends."""
@@ -63,9 +65,19 @@ class Decoder:
                 yield self._round(active)
             for row in self.rows:
                 row.finish_reason = row.finish_reason or "cancelled"
+        except NumericalError:
+            for row in self.rows:
+                if isinstance(row.sequence, Scrubs) and not row.closed:
+                    row.sequence.scrub()
+            raise
         finally:
             for row in self.rows:
                 self._close(row)
+
+    def _cancelled(self) -> bool:
+        """Whether to stop; once said, it holds, so that nothing goes on from a prompt half read."""
+        self._was_cancelled = self._was_cancelled or self._ask()
+        return self._was_cancelled
 
     def _begin(self) -> None:
         context = self.target.max_length
@@ -81,8 +93,8 @@ class Decoder:
 
     def _round(self, active: list[Row]) -> list[tuple[int, Round]]:
         self._clock.take()  # what the caller did since the last round is not ours
-        proposal = self._propose(active)
-        outcomes = verify_round(self.target, active, proposal, self._sampling, self._extras, self._clock)
+        prospects, proposal = self._propose(active)
+        outcomes = verify_round(self._scorer, [row.draft for row in active], proposal)
         kept = [row.extend(outcome.tokens) for row, outcome in zip(active, outcomes, strict=True)]
         accepted = [outcome.accepted for outcome in outcomes]
         for row in active:
@@ -91,40 +103,54 @@ class Decoder:
         if self.drafter is not None:
             self.drafter.observe([row.draft for row in active], proposal.lengths, accepted)
         seconds = {phase: value / len(active) for phase, value in self._clock.take().items()}
-        return [
-            (row.number, self._record(row, outcome, count, drafted, seconds))
-            for row, outcome, count, drafted in zip(active, outcomes, kept, proposal.lengths, strict=True)
-        ]
+        records = []
+        for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):
+            prospect = prospects[i] if proposal.lengths[i] else None
+            record = _record(row, outcome, kept[i], proposal.lengths[i], prospect, seconds)
+            signals = proposal.signals[i] if proposal.signals else ()
+            row.length.update(Tested(prospect, record.drafted, record.tested, record.accepted, signals))
+            if row.finish_reason is not None:
+                self._close(row)
+            records.append((row.number, record))
+        return records
 
-    def _propose(self, active: list[Row]) -> Proposal:
+    def _propose(self, active: list[Row]) -> tuple[list[Prospect | None], Proposal]:
+        """What each row's policy wants, drafted. → the prospects chosen, the proposal"""
         if self.drafter is None:
-            return empty_proposal(len(active), self.target.device)
-        limits = [row.draft_limit(self.drafter.hint(row.draft)) for row in active]
-        if not any(limits):
-            return empty_proposal(len(active), self.target.device)
-        uniforms = [row.request.stream.take(limit) for row, limit in zip(active, limits, strict=True)]
-        return self.drafter.propose([row.draft for row in active], limits, uniforms, self._context)
-
-    def _record(self, row: Row, outcome: Outcome, kept: int, drafted: int, seconds: dict[str, float]) -> Round:
-        record = Round(
-            tokens=tuple(outcome.tokens[:kept]),
-            drafted=drafted,
-            accepted=outcome.accepted,
-            drafter=self.drafter.name if self.drafter is not None and drafted else None,
-            seconds={phase: seconds[phase] for phase in PHASES},
-            logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
-            betas=None if outcome.betas is None else tuple(outcome.betas),
-            finish_reason=row.finish_reason,
-        )
-        row.length.update(row.hint, record.drafted, record.tested, record.accepted)
-        if row.finish_reason is not None:
-            self._close(row)
-        return record
+            return [None] * len(active), empty_proposal(len(active), self.target.device)
+        prospects = [self.drafter.prospects(row.draft) for row in active]
+        plans = [row.plan(offered) for row, offered in zip(active, prospects, strict=True)]
+        chosen: list[Prospect | None] = [offered[plan.prospect] for offered, plan in zip(prospects, plans, strict=True)]
+        if not any(plan.limit for plan in plans):
+            return chosen, empty_proposal(len(active), self.target.device)
+        proposal = self.drafter.propose([row.draft for row in active], plans, self._context)
+        for plan, length in zip(plans, proposal.lengths, strict=True):
+            if length > plan.limit:
+                raise ParameterError(f"drafter {self.drafter.name} proposed {length} tokens where {plan.limit} were allowed")
+        return chosen, proposal
 
     def _close(self, row: Row) -> None:
-        row.sequence.close()
+        if row.closed:
+            return
+        row.closed = True
         if self.drafter is not None:
             self.drafter.end(row.draft)
+        row.sequence.close()
+
+
+def _record(
+    row: Row, outcome: Outcome, kept: int, drafted: int, prospect: Prospect | None, seconds: dict[str, float]
+) -> Round:
+    return Round(
+        tokens=tuple(outcome.tokens[:kept]),
+        drafted=drafted,
+        accepted=outcome.accepted,
+        drafter=prospect.drafter if prospect is not None else None,
+        seconds={phase: seconds[phase] for phase in PHASES},
+        logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
+        betas=None if outcome.betas is None else tuple(outcome.betas),
+        finish_reason=row.finish_reason,
+    )
 
 
 def decode(

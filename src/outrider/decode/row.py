@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.draft_length import LengthState
-from outrider.drafters.base import DraftRow
+from outrider.draft_length.base import Plan, Prospect
 from outrider.errors import ContextLengthError, ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.base import Sequence as ModelSequence
+from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import FinishReason
 
@@ -39,9 +40,9 @@ class Row:
         self.sequence = sequence
         self.length = length
         self.tokens = list(request.prompt)
-        self.draft = DraftRow(self.tokens, len(self.tokens))
-        self.hint = 0
+        self.draft = DraftRow(self.tokens, len(self.tokens), request.stream, sequence)
         self.finish_reason: FinishReason | None = None
+        self.closed = False
         self._limit = len(self.tokens) + request.max_new_tokens
         self._full: FinishReason = "length"
         if context is not None and context < self._limit:
@@ -52,10 +53,9 @@ class Row:
         """Tokens that may still be added."""
         return self._limit - len(self.tokens)
 
-    def draft_limit(self, hint: int) -> int:
-        """How many to draft now: the policy's wish, one place left for the token that follows the accepted ones."""
-        self.hint = hint
-        return max(0, min(self.length.choose(hint), self.remaining - 1))
+    def plan(self, prospects: Sequence[Prospect]) -> Plan:
+        """What the policy wants drafted now, one place left for the token that follows the accepted ones."""
+        return self.length.plan(prospects, max(0, self.remaining - 1))
 
     def extend(self, new: list[int]) -> int:
         """Add the round's tokens up to where the sequence ends; sets `finish_reason` there. → how many were kept"""

@@ -1,7 +1,10 @@
-"""Who proposes tokens: a model, or the context itself."""
+"""Who proposes tokens: a model, the context itself, tables, the target's own layers, or another speculative decoder."""
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.choice import ChoiceDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prompt_lookup import PromptLookupDrafter
+from outrider.drafters.speculative import SpeculativeDrafter
+from outrider.drafters.uniform import RandomDrafter
 
-__all__ = ["Drafter", "ModelDrafter", "PromptLookupDrafter"]
+__all__ = ["ChoiceDrafter", "Drafter", "ModelDrafter", "PromptLookupDrafter", "RandomDrafter", "SpeculativeDrafter"]

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.costs import Costs, measured_costs
 from outrider.device_data import index, pad_rows, to_device
-from outrider.drafters.base import DraftContext, Drafter, DraftRow, Proposal, empty_proposal
+from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.signals import token_signals
+from outrider.drafters.base import DraftContext, Drafter
 from outrider.models.base import LanguageModel, fit_vocabulary
 from outrider.models.compatibility import check_same_tokens
 from outrider.prefill import prefill
-from outrider.sampling import Context, draw, standardize
+from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.sampling import Context, SamplingSettings, draw, standardize
+
+MOST = 64
 
 
 class ModelDrafter(Drafter):
     """Drafts with a `LanguageModel` that speaks the target's tokens.
 
+    sampling: the draft's own settings, if it should sample otherwise than the target (Leviathan 5): exact all the same.
+    step_seconds: what a drafted token costs, if it need not be measured.
+
     A row's state is its sequence in the draft model. It holds a prefix of the row's tokens and may lag behind by any
     number of them: after a fully accepted draft by two (the last drafted token, never scored here, and the bonus token).
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(
+        self, model: LanguageModel, sampling: SamplingSettings | None = None, step_seconds: float | None = None
+    ) -> None:
         self.model = model
         self.name = model.name
+        self._sampling = sampling
+        self._costs = Costs({1: step_seconds}) if step_seconds is not None else None
 
-    def check(self, target: Any) -> None:
+    def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
+
+    def measure(self) -> None:
+        if self._costs is None:
+            self._costs = measured_costs(self.model)
+
+    @property
+    def step_seconds(self) -> float:
+        return self._costs.verify(1) if self._costs else 0.0
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         limit = self.model.max_length
@@ -41,39 +61,61 @@ class ModelDrafter(Drafter):
             prompts = [self._known(row.tokens[:-1]) for row in fitting]
             prefill(self.model, [row.state for row in fitting], prompts)
 
-    def propose(
-        self, rows: Many[DraftRow], limits: Many[int], uniforms: Many[Many[float]], context: DraftContext
-    ) -> Proposal:
-        lengths = [self._room(row, limit) for row, limit in zip(rows, limits, strict=True)]
-        longest = max(lengths, default=0)
-        if longest == 0:
-            return empty_proposal(len(rows), context.device)
-        padded = [list(u[:n]) + [0.0] * (longest - n) for u, n in zip(uniforms, lengths, strict=True)]
-        noise = to_device(padded, context.device, torch.float64)
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        pending = len(row.tokens) - row.state.length
+        start = self._costs.verify(pending) - self._costs.verify(1) if self._costs else 0.0
+        return [
+            Prospect(
+                self.name,
+                step_seconds=self.step_seconds,
+                start_seconds=max(0.0, start),
+                longest=self._room(row),
+                gated=self.model.device.type == "cpu",  # elsewhere the signals would cost a synchronisation each
+            )
+        ]
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        limits = [min(plan.limit, self._room(row)) for row, plan in zip(rows, plans, strict=True)]
+        gated = any(plan.gated for plan in plans)
+        lengths = [0] * len(rows)
+        signals: list[list[int]] = [[] for _ in rows]
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        for step in range(longest):
-            active = [i for i, length in enumerate(lengths) if length > step]
+        active = [i for i, limit in enumerate(limits) if limit > 0]
+        while active:
             with context.clock.phase("draft"):
                 logits = self._advance([rows[i] for i in active], tokens, active)
             with context.clock.phase("sampling"):
                 law = self._law(logits, [rows[i] for i in active], tokens, active, context)
-                token = draw(law, _pick(noise[:, step], active))
+                noise = to_device([rows[i].stream.take(1)[0] for i in active], law.device, torch.float64)
                 # An invalid law gives -1; clamped so that nothing indexes with it, it is then rejected or reported.
-                tokens.append(_spread(token.clamp(min=0), active, len(rows)))
+                token = draw(law, noise).clamp(min=0)
+                if gated:
+                    for i, signal in zip(active, token_signals(logits[:, 0], self._own(token)), strict=True):
+                        signals[i].append(signal)
+                tokens.append(_spread(token, active, len(rows)))
                 probs.append(_spread(law, active, len(rows)))
-        return Proposal(torch.stack(tokens, dim=1), lengths, torch.stack(probs, dim=1))
+            for i in active:
+                lengths[i] += 1
+            active = [i for i in active if lengths[i] < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))]
+        if not tokens:
+            return empty_proposal(len(rows), context.device)
+        return Proposal(torch.stack(tokens, dim=1), lengths, torch.stack(probs, dim=1), signals if gated else None)
 
-    def _room(self, row: DraftRow, limit: int) -> int:
+    def _own(self, tokens: Tensor) -> Tensor:
+        """The target's tokens as the draft model numbers them."""
+        return tokens.clamp(max=self.model.vocab_size - 1)
+
+    def _room(self, row: DraftRow) -> int:
         """How many tokens the draft model's context still allows: the first pass scores all that is pending."""
         if self.model.max_length is None:
-            return limit
-        return max(0, min(limit, self.model.max_length - len(row.tokens) + 1))
+            return MOST
+        return max(0, min(MOST, self.model.max_length - len(row.tokens) + 1))
 
     def _advance(self, rows: list[DraftRow], drafted: list[Tensor], active: list[int]) -> Tensor:
         """Score what the draft model has not seen, or the token just drafted. → logits [A, 1, V']"""
         if drafted:
-            tokens, lengths = _pick(drafted[-1], active).unsqueeze(-1), [1] * len(rows)
+            tokens, lengths = self._own(_pick(drafted[-1], active)).unsqueeze(-1), [1] * len(rows)
         else:
             pending = [self._known(row.tokens[row.state.length :]) for row in rows]
             tokens, lengths = pad_rows(pending, self.model.device)
@@ -89,14 +131,19 @@ class ModelDrafter(Drafter):
     def _law(
         self, logits: Tensor, rows: list[DraftRow], drafted: list[Tensor], active: list[int], context: DraftContext
     ) -> Tensor:
-        fitted = fit_vocabulary(logits[:, 0], context.vocab_size)
+        fitted = self._fit(logits[:, 0], context.vocab_size)
+        sampling = self._sampling or context.sampling
         contexts = None
-        if context.sampling.needs_context:
+        if sampling.needs_context:
             contexts = [
                 Context(_context_tokens(row, [t[i] for t in drafted], fitted.device), row.prompt_length)
                 for row, i in zip(rows, active, strict=True)
             ]
-        return standardize(fitted, context.sampling, contexts)
+        return standardize(fitted, sampling, contexts)
+
+    def _fit(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """The draft's logits over the target's vocabulary. [A, V'] → [A, V]"""
+        return fit_vocabulary(logits, vocab_size)
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""
@@ -105,7 +152,8 @@ class ModelDrafter(Drafter):
             row.state.truncate(min(row.state.length, len(row.tokens) - 1))
 
     def end(self, row: DraftRow) -> None:
-        row.state.close()
+        if row.state is not None:
+            row.state.close()
 
 
 def _context_tokens(row: DraftRow, drafted: list[Tensor], device: torch.device) -> Tensor:

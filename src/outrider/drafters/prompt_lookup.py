@@ -9,8 +9,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from outrider.device_data import pad_rows
-from outrider.drafters.base import DraftContext, Drafter, DraftRow, Proposal, empty_proposal
+from outrider.draft_length.base import Plan, Prospect
+from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
+from outrider.proposal import DraftRow, Proposal, empty_proposal
 
 # Acceptance by the length of the match, first and later tokens, on HumanEval completions of SmolLM2-135M and
 # Qwen2.5-Coder-1.5B (EXPERIMENTS.md); where the draft-length policy starts from.
@@ -28,15 +30,10 @@ LONGEST_PRIOR = (0.93, 0.95)
 
 @dataclass
 class _Index:
-    """Where each n-gram of the row was last followed by something: {n-gram: position after it}.
-
-    source, length: the longest match of the row's end, found when `indexed` tokens were known; length 0 without one.
-    """
+    """Where each n-gram of the row was last followed by something: {n-gram: position after it}; how far that goes."""
 
     seen: dict[tuple[int, ...], int] = field(default_factory=dict)
     indexed: int = 0
-    source: int = 0
-    length: int = 0
 
 
 class PromptLookupDrafter(Drafter):
@@ -58,50 +55,41 @@ class PromptLookupDrafter(Drafter):
         for row in rows:
             row.state = _Index()
 
-    def hint(self, row: DraftRow) -> int:
-        """The length of the match, 0 for none."""
-        return self._match(row).length
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        """Proposals fare alike by the length of the match."""
+        length = self._match(row)[1]
+        first, later = PRIORS.get(length, LONGEST_PRIOR) if length else (0.0, 0.0)
+        return [Prospect(self.name, length, first, later, longest=64 if length else 0)]
 
-    def prior(self, hint: int) -> tuple[float, float]:
-        return PRIORS.get(hint, LONGEST_PRIOR) if hint else (0.0, 0.0)
-
-    def propose(
-        self, rows: Many[DraftRow], limits: Many[int], uniforms: Many[Many[float]], context: DraftContext
-    ) -> Proposal:
-        del uniforms
-        drafts = [self._continue(row, limit) for row, limit in zip(rows, limits, strict=True)]
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]
         if not any(drafts):
             return empty_proposal(len(rows), context.device)
         tokens, lengths = pad_rows(drafts, context.device)
         return Proposal(tokens, lengths)
 
     def _continue(self, row: DraftRow, limit: int) -> list[int]:
-        index, tokens = self._match(row), row.tokens
-        if index.length == 0:
-            return []
+        source, length = self._match(row)
+        tokens = row.tokens
         copied: list[int] = []
-        for at in range(index.source, index.source + limit):
+        for at in range(source, source + limit) if length else ():
             copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
         return copied
 
-    def _match(self, row: DraftRow) -> _Index:
-        """The row's index brought up to date, with the longest match of its end."""
+    def _match(self, row: DraftRow) -> tuple[int, int]:
+        """The position after the latest earlier occurrence of the row's end, and the length of the match; (0, 0) if none."""
         index: _Index = row.state
         tokens = row.tokens
-        if index.indexed == len(tokens):
-            return index
-        self._extend(index, tokens)
-        index.length = 0
+        self._extend(index, tokens, row.certain)
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):
             source = index.seen.get(tuple(tokens[-n:]))
             if source is not None:
-                index.source, index.length = source, n
-                break
-        return index
+                return source, n
+        return 0, 0
 
-    def _extend(self, index: _Index, tokens: list[int]) -> None:
-        """Index the n-grams that end before each position not seen yet; the one at the end has no continuation."""
-        for after in range(max(index.indexed, 1), len(tokens)):
+    def _extend(self, index: _Index, tokens: list[int], certain: int) -> None:
+        """Index the n-grams that end before each certain position not seen yet; the end itself has no continuation."""
+        for after in range(max(index.indexed, 1), certain):
             for n in range(self.min_ngram, min(self.max_ngram, after) + 1):
                 index.seen[tuple(tokens[after - n : after])] = after
-        index.indexed = len(tokens)
+        index.indexed = max(index.indexed, certain)

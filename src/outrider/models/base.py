@@ -32,6 +32,14 @@ class Sequence(Protocol):
 
 
 @runtime_checkable
+class Scrubs(Protocol):
+    """A sequence whose memory is used again: NaN left in it would spread, since 0 × NaN is NaN."""
+
+    def scrub(self) -> None:
+        """Overwrite all that it holds."""
+
+
+@runtime_checkable
 class LanguageModel(Protocol):
     """An autoregressive model. name: for messages. max_length: positions it has, None if unlimited."""
 

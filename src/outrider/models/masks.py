@@ -14,6 +14,9 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 
+# Model types whose every layer has the config's sliding window; others name their layers' types, or heed no window.
+WINDOWED = ("ministral3", "mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "qwen3_moe", "starcoder2")
+
 
 @dataclass(frozen=True)
 class AttentionPattern:
@@ -26,6 +29,7 @@ class AttentionPattern:
 def attention_pattern(config: Any, name: str) -> AttentionPattern:
     """Read the pattern from a transformers config; refuse layers that keep no key and value per position."""
     window = getattr(config, "sliding_window", None)
+    kind = config.model_type
     types = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     known: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
     unknown = [kind for kind in types if kind not in known]
@@ -33,6 +37,11 @@ def attention_pattern(config: Any, name: str) -> AttentionPattern:
         raise ModelError(
             f"{name} ({config.model_type}) can't be used: its {unknown[0]} layers can't be rolled back, and speculation "
             "discards rejected tokens; use a model with attention in every layer"
+        )
+    if not types and window is not None and kind not in WINDOWED:
+        raise ModelError(
+            f"{name} ({kind}) can't be used: its config has sliding_window={window}, which {kind} may not heed; "
+            "set it to null in config.json if it does not"
         )
     if not types:
         return AttentionPattern({"full_attention": window}, by_type=False)

@@ -26,5 +26,9 @@ def refuse_without_rollback(model: Any, name: str) -> None:
             f"{name} ({kind}) can't be used with attn_implementation={config._attn_implementation!r}: it takes no mask "
             "per row; load it with attn_implementation='sdpa'"
         )
+    if kind in ("gpt_neo", "doge"):
+        raise ModelError(
+            f"{name} ({kind}) can't be used: its attention window depends on the other rows of a batch; {remedy}"
+        )
     if getattr(config, "alibi", False) or kind in ("bloom", "mpt"):
         raise ModelError(f"{name} ({kind}) can't be used: it derives positions from padding (ALiBi); {remedy}")

@@ -146,6 +146,14 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.resize(slots, capacity)
 
     @torch.inference_mode()
+    def zero(self, slot: int) -> None:
+        """Overwrite a slot, in every layer."""
+        for layer in self.layers:
+            for tensor in (layer.keys, layer.values):
+                if tensor is not None:
+                    tensor[slot].zero_()
+
+    @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a sequence to another slot, in every layer."""
         for layer in self.layers:

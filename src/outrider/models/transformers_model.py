@@ -44,6 +44,10 @@ class SlotSequence:
     def close(self) -> None:
         self.model.release(self)
 
+    def scrub(self) -> None:
+        """Overwrite the slot: called when its values turned out to be no numbers."""
+        self.model.scrub(self)
+
 
 class TransformersModel:
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
@@ -87,6 +91,11 @@ class TransformersModel:
     def dtype(self) -> torch.dtype:
         return self.module.dtype  # type: ignore[no-any-return]
 
+    @property
+    def fingerprint(self) -> str:
+        """What the costs of a pass depend on, the machine apart."""
+        return f"{self.dtype} {self.module.config.to_json_string()}"
+
     def open(self, reserve: int = 0) -> SlotSequence:
         sequence = SlotSequence(self, slot=len(self._open))
         self._open.append(sequence)
@@ -106,6 +115,10 @@ class TransformersModel:
             self._cache.move(last.slot, sequence.slot, last.length)
             last.slot = sequence.slot
             self._open[last.slot] = last
+
+    def scrub(self, sequence: SlotSequence) -> None:
+        """Zero a sequence's slot."""
+        self._cache.zero(sequence.slot)
 
     @torch.inference_mode()
     def score(
@@ -190,8 +203,27 @@ def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int] | No
 
 
 def _context_limit(config: Any) -> int | None:
+    """Positions the model has; with longrope, those before its frequencies change.
+
+    transformers picks the short or the long frequencies by the greatest position of the whole pass, so that a longer
+    neighbour or a draft would change what a row gets.
+    """
+    switch = _longrope_switch(config)
+    if switch is not None:
+        return switch
     for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, key, None)
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def _longrope_switch(config: Any) -> int | None:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    lengths = [
+        kind.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        for kind in kinds
+        if "longrope" in (kind.get("rope_type"), kind.get("type"))
+    ]
+    return min((int(length) for length in lengths if length), default=None)

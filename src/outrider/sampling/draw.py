@@ -28,8 +28,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 def _draw_flat(rows: Tensor, uniforms: Tensor) -> Tensor:
     """By one cumulative sum. [N, V], [N] → [N]"""
-    cumulative = rows.double().cumsum(-1)
-    token, valid, _ = _locate(cumulative, uniforms * cumulative[:, -1])
+    token, valid, _ = _locate(rows.double(), uniforms, scaled=True)
     return torch.where(valid, token, -1)
 
 
@@ -37,19 +36,25 @@ def _draw_blocks(rows: Tensor, uniforms: Tensor) -> Tensor:
     """First a block of tokens by the blocks' sums, then a token inside it: V additions, but only V / 64 + 64 in turn."""
     padded = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % _BLOCK))
     blocks = padded.reshape(len(rows), -1, _BLOCK)
-    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    block, valid, rest = _locate(sums, uniforms * sums[:, -1])
-    inside = blocks[torch.arange(len(rows), device=rows.device), block].double().cumsum(-1)
+    block, valid, rest = _locate(blocks.sum(-1, dtype=torch.float64), uniforms, scaled=True)
+    inside = blocks[torch.arange(len(rows), device=rows.device), block].double()
     # The rest may exceed the block's own sum by rounding: `_locate` then takes the block's last token of positive weight.
-    token, _, _ = _locate(inside, rest)
+    token, _, _ = _locate(inside, rest, scaled=False)
     return torch.where(valid, block * _BLOCK + token, -1)
 
 
-def _locate(cumulative: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The first entry above each point, whether the row is a distribution, and how far the point lies into the entry."""
+def _locate(weights: Tensor, point: Tensor, scaled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The entry whose part of the cumulative sum holds each point. [N, W], [N] → the entry, whether the row is a
+    distribution, how far the point lies into the entry.
+
+    scaled: points are shares of the total.
+    """
+    cumulative = weights.cumsum(-1)
     total = cumulative[:, -1]
-    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+    point = torch.minimum(point * total if scaled else point, torch.nextafter(total, torch.zeros_like(total)))
     valid = total.isfinite() & (total > 0)
     index = torch.searchsorted(cumulative, point.unsqueeze(-1), right=True).clamp(max=cumulative.shape[-1] - 1)
+    # A parallel scan (CUDA) may step up by an ulp over entries of weight 0: such an entry must not be drawn even so.
+    index = torch.where(weights.gather(-1, index) > 0, index, weights.argmax(-1, keepdim=True))
     before = torch.nn.functional.pad(cumulative, (1, 0)).gather(-1, index).squeeze(-1)
     return index.squeeze(-1), valid, (point - before).clamp(min=0)

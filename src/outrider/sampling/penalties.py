@@ -35,7 +35,8 @@ def apply_context(logits: Tensor, context: Context, settings: SamplingSettings) 
         counts = torch.zeros_like(logits).scatter_add_(0, output, torch.ones_like(output, dtype=logits.dtype))
         logits = logits - settings.frequency_penalty * counts - settings.presence_penalty * (counts > 0)
     for processor in settings.processors:
-        scores = processor(tokens.unsqueeze(0), logits.unsqueeze(0))
+        # A copy: many processors write into what they are given, and it is a view of the model's own logits.
+        scores = processor(tokens.unsqueeze(0), logits.unsqueeze(0).clone())
         if scores.shape != (1, logits.shape[0]):
             wanted = f"[1, {logits.shape[0]}]"
             raise ParameterError(f"processors must return scores {wanted}, {processor} gave {list(scores.shape)}")

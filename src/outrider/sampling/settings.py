@@ -47,6 +47,8 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         huge = 1e6
         check_number("temperature", self.temperature, 0.0, huge, "finite and 0 or more", "use 0 for greedy, 1 for none")
+        if 0.0 < self.temperature < 1e-6:
+            raise ParameterError(f"temperature must be 0 or at least 1e-6, got {self.temperature}: use 0 for greedy")
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise ParameterError(f"top_k must be a whole number of 0 or more, got {self.top_k!r}: use 0 for no limit")
         check_number("top_p", self.top_p, 0.0, 1.0, "in (0, 1]", "use 1 for no limit")

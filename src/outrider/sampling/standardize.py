@@ -50,8 +50,8 @@ def _add_bias(logits: Tensor, settings: SamplingSettings) -> Tensor:
 
 def _one_hot(logits: Tensor) -> Tensor:
     best = argmax(logits).unsqueeze(-1)
-    # NaN if the best logit is NaN or infinite: `draw` then reports the row.
-    mass = logits.gather(-1, best) * 0.0 + 1.0
+    # NaN if the best logit is NaN or -inf: `draw` then reports the row. Processors force a token with +inf.
+    mass = torch.where(logits.gather(-1, best) > -torch.inf, 1.0, torch.nan).to(logits.dtype)
     return torch.zeros_like(logits).scatter_(-1, best, mass)
 
 

@@ -1,0 +1,18 @@
+"""How many tokens to draft next, and by whom: fixed, optimal for a given alpha, or adapted to what is accepted."""
+
+from outrider.draft_length.adaptive import AdaptiveLength
+from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan, Tested
+from outrider.draft_length.fixed import FixedLength, optimal_length
+
+__all__ = [
+    "MAX_DRAFT",
+    "AdaptiveLength",
+    "DraftLength",
+    "FixedLength",
+    "LengthState",
+    "Plan",
+    "Prospect",
+    "SimplePlan",
+    "Tested",
+    "optimal_length",
+]

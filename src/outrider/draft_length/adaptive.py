@@ -1,0 +1,179 @@
+"""Drafting as long as it pays: predicted acceptance against measured seconds, for each prospect, in each round.
+
+Before a round: of each prospect the expected tokens and the seconds of a round with k drafted tokens are known from its
+learned acceptance rates and the cost tables; the pair (prospect, k) with the most tokens per second is planned. k = 0, plain
+decoding, is always among them, so nothing is drafted where nothing pays.
+
+During a draft, if the drafter tells how sure it was of each token: the probability that all of them survive is the
+product of the acceptance rates learned for such signals. One more token is drafted while some continuation gains more
+tokens than the same seconds would give at the planned rate: the marginal gain against the marginal cost.
+
+What isn't tried isn't learned, so now and then a prospect is probed with one token; all probes together may cost a small
+share of the time spent, by the cost tables, which bounds the loss where drafting is useless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from outrider.costs import Costs
+from outrider.draft_length.base import DraftLength, LengthState, Plan, Prospect, SimplePlan, Tested
+from outrider.draft_length.rates import Rate
+from outrider.draft_length.signals import PRIORS
+
+
+@dataclass(frozen=True)
+class AdaptiveLength(DraftLength):
+    """The policy.
+
+    costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
+    several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
+    probe_share: of the time, spent on probes at most.
+    """
+
+    costs: Costs
+    longest: int = 16
+    only: int | None = None
+    prior_tests: float = 4.0
+    memory: float = 40.0
+    probe_share: float = 0.02
+
+    def start(self) -> LengthState:
+        return _AdaptiveState(self)
+
+    @property
+    def lengths(self) -> range:
+        """The draft lengths it chooses from, besides 0."""
+        return range(1, self.longest + 1) if self.only is None else range(self.only, self.only + 1)
+
+
+def expected(first: float, later: float, length: int) -> float:
+    """Accepted tokens of `length` ≥ 1 drafted: first · (1 + later + … + later^(length-1)).
+
+    Leviathan's Equation 1 with a first token that is accepted at another rate than those after it; they are equal for a
+    model, and far apart for a copy. Without the 1 for the recovered or bonus token.
+    """
+    return first * (float(length) if later >= 1.0 else (1.0 - later**length) / (1.0 - later))
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best plan of a round: tokens per second, prospect, length."""
+
+    rate: float
+    prospect: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _GatedPlan:
+    """A plan that is asked again after each token. rate: tokens per second that the round should reach."""
+
+    prospect: int
+    limit: int
+    rate: float
+    state: _AdaptiveState
+    about: Prospect
+    gated: bool = True
+
+    def go_on(self, signals: Many[int]) -> bool:
+        return len(signals) < self.limit and self.state.pays(self, signals)
+
+
+class _AdaptiveState(LengthState):
+    """Rates per kind of prospect and per signal, and the account of the probes."""
+
+    def __init__(self, policy: AdaptiveLength) -> None:
+        self._policy = policy
+        self._rates: dict[tuple[str, int], tuple[Rate, Rate]] = {}
+        self._signals: dict[tuple[str, int], Rate] = {}
+        self._tries: dict[tuple[str, int], int] = {}
+        self._elapsed = 0.0
+        self._probed = 0.0
+
+    def plan(self, prospects: Many[Prospect], room: int) -> Plan:
+        best = self._best(prospects, room)
+        chosen = self._probe(prospects, best, room)
+        if chosen is not None:
+            return SimplePlan(chosen, 1)
+        if best.length == 0 or self._policy.only is not None or not prospects[best.prospect].gated:
+            return SimplePlan(best.prospect, best.length)
+        about = prospects[best.prospect]
+        limit = min(self._policy.longest, about.longest, room)
+        return _GatedPlan(best.prospect, limit, best.rate, self, about)
+
+    def _best(self, prospects: Many[Prospect], room: int) -> _Best:
+        costs = self._policy.costs
+        best = _Best(1.0 / costs.verify(1), 0, 0)
+        if self._policy.only is not None:
+            best = _Best(0.0, 0, 0)
+        for i, prospect in enumerate(prospects):
+            first, later = (rate.value for rate in self._of(prospect))
+            for k in self._policy.lengths:
+                if k > min(prospect.longest, room):
+                    break
+                seconds = prospect.start_seconds + k * prospect.step_seconds + costs.verify(k + 1)
+                rate = (1.0 + expected(first, later, k)) / seconds
+                if rate > best.rate:
+                    best = _Best(rate, i, k)
+        return best
+
+    def _probe(self, prospects: Many[Prospect], best: _Best, room: int) -> int | None:
+        """A prospect to be tried with one token instead: the one tried least, if the account allows it."""
+        if room == 0 or self._policy.only is not None:
+            return None
+        others = [i for i, p in enumerate(prospects) if p.longest and not (best.length and i == best.prospect)]
+        if not others:
+            return None
+        i = min(others, key=lambda i: self._tries.get((prospects[i].drafter, prospects[i].kind), 0))
+        prospect, verify = prospects[i], self._policy.costs.verify
+        extra = prospect.start_seconds + prospect.step_seconds + max(0.0, verify(2) - verify(1))
+        if best.length:
+            extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
+        if self._probed + extra > self._policy.probe_share * self._elapsed:
+            return None
+        self._probed += extra
+        return i
+
+    def pays(self, plan: _GatedPlan, signals: Many[int]) -> bool:
+        """Whether some continuation gains more tokens than its seconds would give at the planned rate."""
+        drafted, name, verify = len(signals), plan.about.drafter, self._policy.costs.verify
+        survival = 1.0
+        for signal in signals:
+            survival *= self._of_signal(name, signal).value
+        later = self._of(plan.about)[1].value
+        for k in range(drafted + 1, plan.limit + 1):
+            seconds = (k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1)
+            if survival * expected(later, later, k - drafted) > plan.rate * seconds:
+                return True
+        return False
+
+    def update(self, outcome: Tested) -> None:
+        prospect = outcome.prospect
+        self._elapsed += self._policy.costs.verify(outcome.drafted + 1)
+        if prospect is None or outcome.drafted == 0:
+            return
+        self._elapsed += prospect.start_seconds + outcome.drafted * prospect.step_seconds
+        key = (prospect.drafter, prospect.kind)
+        self._tries[key] = self._tries.get(key, 0) + 1
+        first, later = self._of(prospect)
+        first.update(min(outcome.tested, 1), min(outcome.accepted, 1))
+        later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))
+        for i, signal in enumerate(outcome.signals[: outcome.tested]):
+            self._of_signal(prospect.drafter, signal).update(1, int(i < outcome.accepted))
+
+    def _of(self, prospect: Prospect) -> tuple[Rate, Rate]:
+        key = (prospect.drafter, prospect.kind)
+        if key not in self._rates:
+            self._rates[key] = (self._rate(prospect.first), self._rate(prospect.later))
+        return self._rates[key]
+
+    def _of_signal(self, drafter: str, signal: int) -> Rate:
+        key = (drafter, signal)
+        if key not in self._signals:
+            self._signals[key] = self._rate(PRIORS[signal])
+        return self._signals[key]
+
+    def _rate(self, prior: float) -> Rate:
+        return Rate(prior, self._policy.prior_tests, self._policy.memory)

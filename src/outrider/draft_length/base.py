@@ -1,0 +1,94 @@
+"""The contract of a draft-length policy: a drafter's prospects in, a plan out. A limit of 0 is plain decoding.
+
+A policy sees what is certain before a token is drawn and nothing of that token, so it can't bend the law (`verify`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_DRAFT = 64
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """One way to draft now, known before anything is drawn.
+
+    drafter: its name in the records. kind: acceptance is learned for each kind apart (the length of a match, say).
+    first, later: acceptance to assume at first, of the first drafted token and of each later one. step_seconds: per
+    drafted token; start_seconds: before the first. longest: more can't be drafted. gated: the plan is asked before each
+    further token, and told how sure the draft was of the last one.
+    """
+
+    drafter: str
+    kind: int = 0
+    first: float = 0.75
+    later: float = 0.75
+    step_seconds: float = 0.0
+    start_seconds: float = 0.0
+    longest: int = 64
+    gated: bool = False
+
+
+class Plan(Protocol):
+    """The policy's answer for one row. prospect: index into the row's prospects. limit: tokens to draft at most."""
+
+    @property
+    def prospect(self) -> int: ...
+
+    @property
+    def limit(self) -> int: ...
+
+    @property
+    def gated(self) -> bool:
+        """Whether `go_on` wants to be asked."""
+
+    def go_on(self, signals: Many[int]) -> bool:
+        """Whether to draft one more, after tokens with these signals (`signals`), one per token."""
+
+
+@dataclass(frozen=True)
+class SimplePlan:
+    """Draft so many tokens by this prospect, whatever they look like."""
+
+    prospect: int = 0
+    limit: int = 0
+    gated: bool = False
+
+    def go_on(self, signals: Many[int]) -> bool:
+        """Up to the limit, always."""
+        return len(signals) < self.limit
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a round showed. tested: tokens on which the rule decided; accepted of them. signals: of each drafted token."""
+
+    prospect: Prospect | None = None
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    signals: Many[int] = ()
+
+
+class LengthState(ABC):
+    """The policy for one sequence."""
+
+    @abstractmethod
+    def plan(self, prospects: Many[Prospect], room: int) -> Plan:
+        """Which way to draft and how many tokens at most, `room` ≥ 0 included."""
+
+    def update(self, outcome: Tested) -> None:
+        """Learn from a round; one without a draft has no prospect."""
+        del outcome
+
+
+class DraftLength(ABC):
+    """A policy: makes one state per sequence."""
+
+    @abstractmethod
+    def start(self) -> LengthState:
+        """The state for a new sequence."""

@@ -1,0 +1,40 @@
+"""Always the same number of tokens, as in both papers, and the number that is best for a known acceptance rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from outrider import theory
+from outrider.costs import Costs
+from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan
+from outrider.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class FixedLength(DraftLength, LengthState):
+    """The same number in every round, by the drafter's first prospect."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int) or not 0 <= self.length <= MAX_DRAFT:
+            raise ParameterError(f"num_draft_tokens must be a whole number in 0 … {MAX_DRAFT}, got {self.length!r}")
+
+    def start(self) -> LengthState:
+        return self
+
+    def plan(self, prospects: Many[Prospect], room: int) -> Plan:
+        return SimplePlan(limit=min(self.length, prospects[0].longest, room))
+
+
+def optimal_length(alpha: float, costs: Costs, step_seconds: float, longest: int = MAX_DRAFT) -> int:
+    """The gamma with the greatest speed-up at measured costs for acceptance rate `alpha` (Leviathan 3.5); 0 if none helps.
+
+    E[tokens] / (gamma · t_draft + t_verify(gamma + 1)), which is Leviathan's optimum where verification costs the same at
+    any length.
+    """
+    if not step_seconds >= 0:
+        raise ParameterError(f"step_seconds must be 0 or more, got {step_seconds}")
+    rates = [theory.expected_tokens(alpha, k) / (k * step_seconds + costs.verify(k + 1)) for k in range(longest + 1)]
+    return max(range(longest + 1), key=lambda k: (rates[k], -k))

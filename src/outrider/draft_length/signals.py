@@ -1,0 +1,23 @@
+"""How sure a drafter was of a token it drew, in a few classes: what the draft-length policy learns acceptance for.
+
+The signal is the draft's own probability of the token at temperature 1, before any filter: at temperature 0 the law is
+one-hot and tells nothing. It belongs to a token that is offered in any case, and only decides about the next one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EDGES = (0.2, 0.4, 0.6, 0.75, 0.87, 0.95, 0.99)
+# Acceptance assumed for each class at first: EXPERIMENTS.md, "signals".
+PRIORS = (0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98)
+
+
+def token_signals(logits: Tensor, tokens: Tensor) -> list[int]:
+    """The class of each row's token. logits [R, V], tokens int64 [R] → R numbers in 0 … len(EDGES). Reads back."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    chosen = wide.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    probs = (chosen - wide.logsumexp(-1)).exp()
+    edges = torch.tensor(EDGES, dtype=probs.dtype, device=probs.device)
+    return torch.bucketize(probs, edges).tolist()

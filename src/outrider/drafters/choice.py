@@ -1,0 +1,128 @@
+"""Several drafters: in each round, for each row, the one with the best expected gain at this point.
+
+Who is chosen depends on what is certain only (the prospects), so every proposal keeps its own exact law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import index
+from outrider.draft_length.base import Plan, Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.errors import ParameterError
+from outrider.models.base import LanguageModel
+from outrider.proposal import DraftRow, Proposal, empty_proposal
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The plan of one row as the drafter it is meant for sees it."""
+
+    prospect: int
+    limit: int
+    gated: bool
+    whole: Plan
+
+    def go_on(self, signals: Many[int]) -> bool:
+        return self.whole.go_on(signals)
+
+
+class ChoiceDrafter(Drafter):
+    """Offers the prospects of all its drafters; the draft-length policy picks one."""
+
+    def __init__(self, drafters: Many[Drafter]) -> None:
+        if not drafters:
+            raise ParameterError("drafters must not be empty: give at least one")
+        names = [drafter.name for drafter in drafters]
+        if len(set(names)) < len(names):
+            raise ParameterError(f"drafters must have different names, got {', '.join(names)}: give each only once")
+        self.drafters = list(drafters)
+        self.name = " + ".join(names)
+
+    def bind(self, target: LanguageModel) -> None:
+        for drafter in self.drafters:
+            drafter.bind(target)
+
+    def measure(self) -> None:
+        for drafter in self.drafters:
+            drafter.measure()
+
+    def parts(self) -> list[Drafter]:
+        return self.drafters
+
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        for row in rows:
+            row.state = [DraftRow(row.tokens, row.prompt_length, row.stream, row.sequence) for _ in self.drafters]
+        for i, drafter in enumerate(self.drafters):
+            drafter.begin([row.state[i] for row in rows], context)
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        return [p for drafter, own in zip(self.drafters, row.state, strict=True) for p in drafter.prospects(own)]
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        chosen = [self._part(row, plan) for row, plan in zip(rows, plans, strict=True)]
+        parts: list[tuple[list[int], Proposal]] = []
+        for number, drafter in enumerate(self.drafters):
+            mine = [i for i, (who, part) in enumerate(chosen) if who == number and part.limit > 0]
+            if mine:
+                own = [rows[i].state[number] for i in mine]
+                parts.append((mine, drafter.propose(own, [chosen[i][1] for i in mine], context)))
+        return _merged(parts, len(rows), context)
+
+    def _part(self, row: DraftRow, plan: Plan) -> tuple[int, _Part]:
+        """Which drafter a plan means, and the plan for it."""
+        at = plan.prospect
+        for number, drafter in enumerate(self.drafters):
+            count = len(drafter.prospects(row.state[number]))
+            if at < count:
+                return number, _Part(at, plan.limit, plan.gated, plan)
+            at -= count
+        raise ParameterError(f"prospect must be one of those offered, got {plan.prospect}")
+
+    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+        for i, drafter in enumerate(self.drafters):
+            drafter.observe([row.state[i] for row in rows], drafted, accepted)
+
+    def end(self, row: DraftRow) -> None:
+        for drafter, own in zip(self.drafters, row.state or (), strict=False):
+            drafter.end(own)
+
+
+def _merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftContext) -> Proposal:
+    """One proposal of all; a deterministic part among others gets its point masses written out."""
+    width = max((proposal.tokens.shape[1] for _, proposal in parts), default=0)
+    if width == 0:
+        return empty_proposal(rows, context.device)
+    tokens = torch.zeros(rows, width, dtype=torch.long, device=context.device)
+    lengths = [0] * rows
+    signals: list[list[int]] = [[] for _ in range(rows)]
+    laws = [proposal.probs for _, proposal in parts if proposal.probs is not None]
+    probs = _empty_laws(laws, rows, width, context) if laws else None
+    for mine, proposal in parts:
+        at, count = index(mine, context.device), proposal.tokens.shape[1]
+        tokens[at, :count] = proposal.tokens
+        for j, i in enumerate(mine):
+            lengths[i] = proposal.lengths[j]
+            signals[i] = proposal.signals[j] if proposal.signals else []
+        if probs is not None:
+            probs[at, :count] = _law(proposal, probs)
+    return Proposal(tokens, lengths, probs, signals)
+
+
+def _empty_laws(laws: list[Tensor], rows: int, width: int, context: DraftContext) -> Tensor:
+    dtype = laws[0].dtype
+    for law in laws[1:]:
+        dtype = torch.promote_types(dtype, law.dtype)
+    return torch.zeros(rows, width, context.vocab_size, dtype=dtype, device=context.device)
+
+
+def _law(proposal: Proposal, like: Tensor) -> Tensor:
+    if proposal.probs is not None:
+        return proposal.probs.to(like.dtype)
+    shape = (*proposal.tokens.shape, like.shape[-1])
+    return torch.zeros(shape, dtype=like.dtype, device=like.device).scatter_(-1, proposal.tokens.unsqueeze(-1), 1.0)

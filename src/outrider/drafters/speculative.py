@@ -1,0 +1,163 @@
+"""A draft model that is itself accelerated (Leviathan 5): a speculative decoder as the drafter, to any depth.
+
+Its own drafter proposes, the draft model verifies. Each token it hands on follows the draft model's law exactly, given the
+tokens before it and whatever was decided before it, and that law is known: it is what the outer acceptance tests against.
+A round inside may end anywhere; whether a further position is drafted depends on what came before it only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.costs import measured_costs
+from outrider.device_data import pad_rows
+from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Tested
+from outrider.draft_length.base import Plan, Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.models.base import LanguageModel
+from outrider.models.compatibility import check_same_tokens
+from outrider.prefill import prefill
+from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.round import Outcome, Scorer, verify_round
+from outrider.sampling import SamplingSettings
+
+
+@dataclass
+class _Inner:
+    """A row inside: its own view of the tokens (what is drafted included) and its own draft-length policy."""
+
+    row: DraftRow
+    length: LengthState
+
+
+class SpeculativeDrafter(Drafter):
+    """Drafts with `model`, accelerated by `drafter`. length: the inner policy, adaptive by default."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        drafter: Drafter,
+        length: DraftLength | None = None,
+        sampling: SamplingSettings | None = None,
+        step_seconds: float | None = None,
+    ) -> None:
+        self.model = model
+        self.drafter = drafter
+        self.name = f"{model.name} < {drafter.name}"
+        self._length = length
+        self._sampling = sampling
+        self._seconds = step_seconds
+
+    def bind(self, target: LanguageModel) -> None:
+        check_same_tokens(target, self.model)
+        self.drafter.bind(self.model)
+
+    def measure(self) -> None:
+        costs = measured_costs(self.model)
+        self.drafter.measure()
+        self._length = self._length or AdaptiveLength(costs)
+        if self._seconds is None:
+            self._seconds = costs.verify(1)  # without its own draft: an upper bound, whatever that gains
+
+    @property
+    def step_seconds(self) -> float:
+        return self._seconds or 0.0
+
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        length = self._length or AdaptiveLength(measured_costs(self.model))
+        for row in rows:
+            inner = DraftRow(list(row.tokens), row.prompt_length, row.stream, self.model.open())
+            row.state = _Inner(inner, length.start())
+        inners = [row.state.row for row in rows]
+        fitting = [inner for inner in inners if self._room(inner) > 0]
+        with context.clock.phase("prefill"):
+            prefill(self.model, [inner.sequence for inner in fitting], [inner.tokens[:-1] for inner in fitting])
+        self.drafter.begin(inners, self._inside(context))
+
+    def _inside(self, context: DraftContext) -> DraftContext:
+        return DraftContext(self._sampling or context.sampling, self.model, context.vocab_size, context.clock)
+
+    def _room(self, row: DraftRow) -> int:
+        limit = self.model.max_length
+        return 64 if limit is None else max(0, min(64, limit - len(row.tokens) + 1))
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        return [Prospect(self.name, step_seconds=self.step_seconds, longest=self._room(row.state.row))]
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        inners: list[_Inner] = [row.state for row in rows]
+        for row, inner in zip(rows, inners, strict=True):
+            inner.row.tokens[:] = row.tokens
+            inner.row.uncertain = row.uncertain
+        limits = [min(plan.limit, self._room(inner.row)) for plan, inner in zip(plans, inners, strict=True)]
+        drafted: list[list[int]] = [[] for _ in rows]
+        laws: list[list[Tensor]] = [[] for _ in rows]
+        inside = self._inside(context)
+        scorer = Scorer(self.model, inside.sampling, context.clock, vocab_size=context.vocab_size, phase="draft")
+        while active := [i for i in range(len(rows)) if len(drafted[i]) < limits[i]]:
+            room = [limits[i] - len(drafted[i]) - 1 for i in active]
+            outcomes = self._round(scorer, inside, [inners[i] for i in active], room)
+            for i, outcome in zip(active, outcomes, strict=True):
+                drafted[i] += outcome.tokens
+                laws[i].append(outcome.laws)
+        if not any(drafted):
+            return empty_proposal(len(rows), context.device)
+        tokens, lengths = pad_rows(drafted, context.device)
+        return Proposal(tokens, lengths, _stack(laws, tokens))
+
+    def _round(self, scorer: Scorer, inside: DraftContext, inners: list[_Inner], room: list[int]) -> list[Outcome]:
+        """One round of the draft model and its drafter."""
+        rows = [inner.row for inner in inners]
+        prospects = [self.drafter.prospects(row) for row in rows]
+        plans = [inner.length.plan(p, n) for inner, p, n in zip(inners, prospects, room, strict=True)]
+        proposal = (
+            self.drafter.propose(rows, plans, inside)
+            if any(plan.limit for plan in plans)
+            else empty_proposal(len(rows), self.model.device)
+        )
+        outcomes = verify_round(scorer, rows, proposal)
+        for i, (inner, outcome) in enumerate(zip(inners, outcomes, strict=True)):
+            inner.row.tokens += outcome.tokens
+            inner.row.uncertain += len(outcome.tokens)
+            inner.row.sequence.truncate(min(inner.row.sequence.length, len(inner.row.tokens) - 1))
+            offered = proposal.lengths[i]
+            tested = Tested(
+                prospects[i][plans[i].prospect] if offered else None,
+                offered,
+                min(outcome.accepted + 1, offered),
+                outcome.accepted,
+                proposal.signals[i] if proposal.signals else (),
+            )
+            inner.length.update(tested)
+        self.drafter.observe(rows, proposal.lengths, [outcome.accepted for outcome in outcomes])
+        return outcomes
+
+    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+        """Go back to what the outer round kept, at every depth."""
+        for row in rows:
+            inner = row.state.row
+            inner.tokens[:] = row.tokens
+            inner.uncertain = row.uncertain
+            inner.sequence.truncate(min(inner.sequence.length, len(row.tokens) - 1))
+        self.drafter.observe([row.state.row for row in rows], drafted, accepted)
+
+    def end(self, row: DraftRow) -> None:
+        if row.state is not None:
+            self.drafter.end(row.state.row)
+            row.state.row.sequence.close()
+
+
+def _stack(laws: list[list[Tensor]], tokens: Tensor) -> Tensor:
+    """Each row's laws, [n, V] a round, side by side and padded with zeros. → [R, K, V]"""
+    width = tokens.shape[1]
+    some = next(law for row in laws for law in row)
+    out = some.new_zeros(len(laws), width, some.shape[-1])
+    for i, row in enumerate(laws):
+        if row:
+            law = torch.cat(row)
+            out[i, : len(law)] = law
+    return out

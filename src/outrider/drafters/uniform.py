@@ -1,0 +1,31 @@
+"""Random tokens: the floor of what a draft can give (Leviathan 3.6), alpha = sum min(target, 1/V)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+
+from outrider.device_data import pad_rows
+from outrider.draft_length.base import Plan, Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.proposal import DraftRow, Proposal, empty_proposal
+
+
+class RandomDrafter(Drafter):
+    """Proposes tokens drawn uniformly from the target's vocabulary."""
+
+    name = "random"
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        del row
+        return [Prospect(self.name, first=0.01, later=0.01)]
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        size = context.vocab_size
+        drafts = [[int(u * size) for u in row.stream.take(plan.limit)] for row, plan in zip(rows, plans, strict=True)]
+        if not any(drafts):
+            return empty_proposal(len(rows), context.device)
+        tokens, lengths = pad_rows(drafts, context.device)
+        law = torch.full((), 1.0 / size, dtype=torch.float64, device=context.device)
+        return Proposal(tokens, lengths, law.expand(*tokens.shape, size))

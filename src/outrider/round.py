@@ -1,0 +1,163 @@
+"""One round on the device: score the draft, standardise, verify, and read everything back in a single transfer.
+
+The decoder's rounds and those inside a drafter that is itself a speculative decoder are the same computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.clock import PhaseClock
+from outrider.device_data import index, to_device
+from outrider.errors import NumericalError
+from outrider.models.base import LanguageModel, fit_vocabulary
+from outrider.proposal import DraftRow, Proposal
+from outrider.sampling import Context, SamplingSettings, standardize
+from outrider.theory import acceptance_probability
+from outrider.verify import Uniforms, verify
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a round reports beyond the tokens; each costs a pass over the vocabulary."""
+
+    logprobs: bool = False
+    betas: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row's result on the host: the accepted tokens and the one after them, and the extras asked for.
+
+    laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device.
+    """
+
+    tokens: list[int]
+    accepted: int
+    logprobs: list[float] | None
+    betas: list[float] | None
+    laws: Tensor
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How a round is scored. vocab_size: the width of the laws, if not the model's. phase: what the pass is timed as."""
+
+    model: LanguageModel
+    sampling: SamplingSettings
+    clock: PhaseClock
+    extras: Extras = Extras()
+    vocab_size: int | None = None
+    phase: str = "verify"
+
+
+def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> list[Outcome]:
+    """Score what the model has not seen of each row, and its draft, in one pass, and decide what is kept.
+
+    The sequences then hold the draft, too: the caller truncates them.
+    """
+    model, clock = scorer.model, scorer.clock
+    with clock.phase("sampling"):
+        tokens, lengths, first = _to_score(rows, proposal, model.device)
+        if scorer.vocab_size is not None and scorer.vocab_size > model.vocab_size:
+            tokens = tokens.where(tokens < model.vocab_size, 0)  # padding entries that only a larger target has
+        uniforms = _uniforms(rows, proposal, model.device)
+    with clock.phase(scorer.phase):
+        scored = model.score([row.sequence for row in rows], tokens, lengths, "all")
+        assert scored is not None
+    with clock.phase("sampling"):
+        width = proposal.tokens.shape[1]
+        logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
+        contexts = _contexts(rows, proposal, model.device) if scorer.sampling.needs_context else None
+        probs = standardize(logits, scorer.sampling, contexts)
+        drafted = index(proposal.lengths, model.device)
+        verdict = verify(probs, proposal.probs, proposal.tokens, uniforms, drafted)
+        columns = [verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1), proposal.tokens]
+        if scorer.extras.logprobs:
+            columns.append(_chosen_logprobs(logits, proposal.tokens, verdict.num_accepted, verdict.next_token))
+        if scorer.extras.betas:
+            columns.append(_betas(probs, proposal))
+        # The round's one synchronisation. Token ids are exact in float64.
+        packed = torch.cat([column.double() for column in columns], dim=1).tolist()
+    return [_unpack(scorer, row, packed[i], proposal, i, probs[i]) for i, row in enumerate(rows)]
+
+
+def _to_score(rows: Many[DraftRow], proposal: Proposal, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
+    """Unseen tokens and drafts side by side. → int64 [R, N], how many, the column of each row's newest certain token"""
+    pending = [row.tokens[row.sequence.length :] for row in rows]
+    lengths = [len(unseen) + drafted for unseen, drafted in zip(pending, proposal.lengths, strict=True)]
+    first = [len(unseen) - 1 for unseen in pending]
+    if not any(first):
+        return torch.cat([index([p[0] for p in pending], device).unsqueeze(-1), proposal.tokens], dim=1), lengths, first
+    width = proposal.tokens.shape[1]
+    tokens = torch.zeros(len(rows), max(first) + 1 + width, dtype=torch.long, device=device)
+    for i, unseen in enumerate(pending):
+        tokens[i, : len(unseen)] = index(unseen, device)
+        tokens[i, len(unseen) : len(unseen) + width] = proposal.tokens[i]
+    return tokens[:, : max(lengths)], lengths, first
+
+
+def _from(scored: Tensor, first: list[int], count: int) -> Tensor:
+    """Each row's `count` positions from its first one on; what lies beyond its own is never looked at. → [R, count, V]"""
+    if not any(first) and scored.shape[1] == count:
+        return scored
+    columns = index(first, scored.device).unsqueeze(-1) + torch.arange(count, device=scored.device)
+    rows = torch.arange(len(first), device=scored.device).unsqueeze(-1)
+    return scored[rows, columns.clamp(max=scored.shape[1] - 1)]
+
+
+def _uniforms(rows: Many[DraftRow], proposal: Proposal, device: torch.device) -> Uniforms:
+    """Fresh numbers of each row's own stream: one per drafted token and one for the token after them."""
+    width = proposal.tokens.shape[1]
+    values = []
+    for row, length in zip(rows, proposal.lengths, strict=True):
+        taken = row.stream.take(length + 1)
+        values.append(taken[:-1] + [0.0] * (width - length) + taken[-1:])
+    tensor = to_device(values, device, torch.float64)
+    return Uniforms(accept=tensor[:, :-1], next_token=tensor[:, -1])
+
+
+def _contexts(rows: Many[DraftRow], proposal: Proposal, device: torch.device) -> list[Context]:
+    """The tokens before each scored position, drafted ones included, row by row."""
+    contexts = []
+    for i, row in enumerate(rows):
+        full = torch.cat([index(row.tokens, device), proposal.tokens[i]])
+        known = len(row.tokens)
+        contexts += [Context(full[: known + j], row.prompt_length) for j in range(proposal.tokens.shape[1] + 1)]
+    return contexts
+
+
+def _chosen_logprobs(logits: Tensor, drafts: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
+    """Log softmax of the raw logits (temperature 1, no processors) at the tokens kept. → [R, K+1], then padding"""
+    positions = torch.arange(drafts.shape[1] + 1, device=drafts.device)
+    padded = torch.nn.functional.pad(drafts, (0, 1))
+    chosen = torch.where(positions == num_accepted.unsqueeze(-1), next_token.unsqueeze(-1), padded).clamp(min=0)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - wide.logsumexp(-1)
+
+
+def _betas(probs: Tensor, proposal: Proposal) -> Tensor:
+    if proposal.probs is None:
+        return probs[:, :-1].gather(-1, proposal.tokens.unsqueeze(-1)).squeeze(-1)
+    return acceptance_probability(probs[:, :-1], proposal.probs)
+
+
+def _unpack(scorer: Scorer, row: DraftRow, values: list[float], proposal: Proposal, i: int, laws: Tensor) -> Outcome:
+    width = proposal.tokens.shape[1]
+    accepted, following = int(values[0]), int(values[1])
+    if following < 0:
+        raise NumericalError(
+            f"{scorer.model.name} gave no distribution for row {i} after token {len(row.tokens) + accepted - 1}: its logits "
+            "are NaN or all excluded; try --dtype float32, or loosen logit_bias and processors"
+        )
+    rest = values[2 + width :]
+    logprobs = None
+    if scorer.extras.logprobs:
+        logprobs, rest = rest[: accepted + 1], rest[width + 1 :]
+    betas = rest[: proposal.lengths[i]] if scorer.extras.betas else None
+    tokens = [int(t) for t in values[2 : 2 + accepted]] + [following]
+    return Outcome(tokens, accepted, logprobs, betas, laws[: accepted + 1])
