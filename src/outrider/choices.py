@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from outrider.costs import measured_costs
-from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
-from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter
+from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
+from outrider.draft_specs import NAMED, is_named, make_model_drafter, make_named
+from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 
-Draft = str | LanguageModel | Drafter | None
-"""A loaded model, "prompt-lookup", a drafter of one's own, or None for plain decoding."""
+Draft = str | LanguageModel | Drafter | Many["str | LanguageModel | Drafter"] | None
+"""A loaded model, a drafter's name with its options (`draft_specs`), a drafter of one's own, several of these, or None for
+plain decoding."""
 
 
-def make_drafter(draft: Draft) -> Drafter | None:
+def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
     """The drafter that a `draft` argument means."""
     if draft is None or isinstance(draft, Drafter):
         return draft
-    if draft == "prompt-lookup":
-        return PromptLookupDrafter()
     if isinstance(draft, str):
-        raise ParameterError(f'draft must be "prompt-lookup" or a loaded model, got {draft!r}: outrider.load({draft!r})?')
+        if is_named(draft):
+            return make_named(draft)
+        names = ", ".join(NAMED)
+        raise ParameterError(f"draft must be a loaded model or one of {names}, got {draft!r}: outrider.load({draft!r})?")
     if isinstance(draft, LanguageModel):
-        return ModelDrafter(draft)
-    raise ParameterError(f"draft must be a loaded model, a drafter, 'prompt-lookup' or None, got {type(draft).__name__}")
+        return make_model_drafter(draft, target)
+    if isinstance(draft, list | tuple) and draft:
+        made = [make_drafter(one, target) for one in draft]
+        return ChoiceDrafter([one for one in made if one is not None])
+    raise ParameterError(f"draft must be a loaded model, a drafter, its name, a list or None, got {type(draft).__name__}")
 
 
-def make_length(num_draft_tokens: int | DraftLength | None, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
-    """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None) at measured costs, or itself."""
+Length = int | OptimalLength | DraftLength | None
+
+
+def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
+    """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None), or optimal for some alpha."""
     costs = measured_costs(target)
     if drafter is None:
         return FixedLength(0)
     drafter.measure()
     if isinstance(num_draft_tokens, DraftLength):
         return num_draft_tokens
+    if isinstance(num_draft_tokens, OptimalLength):
+        return FixedLength(optimal_length(num_draft_tokens.alpha, costs, drafter.step_seconds))
     if num_draft_tokens is None:
         return AdaptiveLength(costs)
     if isinstance(drafter, ChoiceDrafter) and num_draft_tokens:

@@ -89,7 +89,7 @@ def compare(
     show: Callable[[Stream], object],
 ) -> Comparison:
     """Run the prompt with `draft` (shown as it comes), then plain, both after a warm-up, with the same seed."""
-    drafter = make_drafter(draft)
+    drafter = make_drafter(draft, model)
     short = {**options, "max_new_tokens": min(WARM_UP_TOKENS, options.get("max_new_tokens", WARM_UP_TOKENS))}
     runs: list[Result] = []
     for side in (drafter, None):

@@ -43,8 +43,10 @@ def generate(target: TransformersModel, prompt: Any, **options: Unpack[GenerateO
     prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then).
 
     Options (keywords only):
-    draft: a model from `load`, "prompt-lookup" (the default), a `Drafter`, or None for plain decoding.
-    num_draft_tokens: 0 … 64 tokens a round, or None: adapted to measured costs and to what is accepted.
+    draft: a model from `load`, a drafter's name ("prompt-lookup", the default, "suffix", "ngram:table=FILE", …, see
+    `draft_specs`), a `Drafter`, a list of these (the best at each point), or None for plain decoding.
+    num_draft_tokens: 0 … 64 tokens a round; None: adapted to measured costs and to what is accepted; or an
+    `OptimalLength(alpha)`.
     max_new_tokens: ≥ 1 (256). stop: a string or several, cut from the text. ignore_eos: do not end at end-of-sequence.
     temperature (0: greedy), top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
     processors: the law, see `SamplingSettings`.
@@ -111,7 +113,7 @@ class Generation:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.decode for token ids")
         self.target = target
-        self.drafter = make_drafter(options.get("draft", "prompt-lookup"))
+        self.drafter = make_drafter(options.get("draft", "prompt-lookup"), target)
         if self.drafter is not None:
             self.drafter.bind(target)
         self.options = parse_options(len(prompts), options)

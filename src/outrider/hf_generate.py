@@ -65,7 +65,7 @@ def transformers_generate(
     _refuse(generation_config, input_ids, streamer)
     _refuse_inputs(input_ids, model_kwargs)
     target = _engine(model)
-    drafter = _drafter(assistant_model, draft)
+    drafter = _drafter(assistant_model, draft, target)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     padded = any(len(prompt) < input_ids.shape[1] for prompt in prompts)
     processors = _processors(logits_processor or (), len(prompts), padded)
@@ -141,9 +141,9 @@ def _engine(model: Any) -> TransformersModel:
     return engine[1]  # type: ignore[no-any-return]
 
 
-def _drafter(assistant_model: Any, draft: Any) -> Drafter | None:
+def _drafter(assistant_model: Any, draft: Any, target: TransformersModel) -> Drafter | None:
     if assistant_model is None:
-        return make_drafter("prompt-lookup" if draft is None else draft)
+        return make_drafter("prompt-lookup" if draft is None else draft, target)
     if draft is not None:
         raise ParameterError("draft and assistant_model must not both be given: leave one out")
     return SameTokensDrafter(_engine(assistant_model))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from outrider.choices import Draft
+from outrider.choices import Draft, Length
 from outrider.errors import ParameterError
 from outrider.randomness import check_seed
 from outrider.round import Extras
@@ -18,7 +18,7 @@ class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate`; described there."""
 
     draft: Draft
-    num_draft_tokens: int | None
+    num_draft_tokens: Length
     max_new_tokens: int
     stop: str | Sequence[str]
     ignore_eos: bool

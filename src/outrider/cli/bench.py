@@ -13,6 +13,7 @@ from outrider.cli.models import load_draft, load_target, model_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
+    from outrider.bench.drafters import Cell
     from outrider.bench.peers import Pair, Row, Run, Setting
     from outrider.bench.tasks import Task
 
@@ -39,6 +40,27 @@ def sampling(as_json: bool) -> None:
 
 
 @bench.command()
+@click.option("--context", default=1_000_000, show_default=True, help="Tokens before the drafts.")
+@click.option("--table", type=click.Path(path_type=Path), help="An n-gram table to measure, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+def copying(context: int, table: Path | None, as_json: bool) -> None:
+    """The cost of drafting without a model: copies and tables, microseconds a token."""
+    from outrider.bench.drafting_cost import measure
+    from outrider.bench.machine import machine
+    from outrider.bench.statistics import Spread
+
+    if context < 1:
+        raise ParameterError(f"context must be 1 or more, got {context}")
+    found = measure(context, table)
+    if not as_json:
+        click.echo(f"microseconds a token after {context:,} tokens: read once; a round of 8 drafted tokens")
+        for name, cells in found.items():
+            click.echo(f"{name:16s} {cells['read']:8.2f}   {cells['round']}")
+    out = {n: {k: asdict(v) if isinstance(v, Spread) else v for k, v in cells.items()} for n, cells in found.items()}
+    click.echo(json.dumps({"bench": "copying", "context": context, "microseconds": out, **machine()}))
+
+
+@bench.command()
 @model_options
 @click.option("--prompts", default="0-81", show_default=True, help="HumanEval problems, FIRST-LAST.")
 @click.option("--every", default=1, show_default=True, help="Take every n-th of them.")
@@ -47,7 +69,9 @@ def sampling(as_json: bool) -> None:
 @click.option("--top-p", default=0.95, show_default=True, help="Where the temperature is not 0.")
 @click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
-def peers(target: str | None, draft: str, dtype: str, device: str, log: Path | None, as_json: bool, **given: Any) -> None:
+def peers(
+    target: str | None, draft: tuple[str, ...], dtype: str, device: str, log: Path | None, as_json: bool, **given: Any
+) -> None:
     """Against transformers' generate: plain, with a draft model (--draft), with prompt lookup."""
     from outrider.bench.machine import machine
     from outrider.bench.peers import Setting, summarise
@@ -69,13 +93,66 @@ def peers(target: str | None, draft: str, dtype: str, device: str, log: Path | N
     click.echo(json.dumps({**about, **machine()}))
 
 
-def _load_pair(target: str | None, draft: str, dtype: str, device: str, pack: bool) -> Pair:
+@bench.command("drafters")
+@model_options
+@click.option("--max-new-tokens", default=96, show_default=True)
+@click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
+@click.option("--repetitions", default=3, show_default=True)
+@click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+def drafters_command(
+    target: str | None, draft: tuple[str, ...], dtype: str, device: str, log: Path | None, as_json: bool, **given: Any
+) -> None:
+    """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from outrider.bench.drafters import count_runs, measure, summarise
+    from outrider.bench.machine import machine
+    from outrider.bench.texts import kinds
+
+    model = load_target(target, dtype, device)
+    named = {drafter.name: drafter for drafter in (load_draft((one,), model, dtype, device) for one in draft)}
+    texts = kinds(model.tokenizer)
+    temperatures, repetitions = given["temperature"], given["repetitions"]
+    total = count_runs(len(named), len(texts), len(temperatures), repetitions)
+    with TemporaryDirectory() as folder:
+        steps = measure(
+            model, named, texts, temperatures, given["max_new_tokens"], repetitions, log or Path(folder) / "runs.jsonl"
+        )
+        cells = summarise(list(track(steps, "Running", total=total, console=Console(stderr=True))))
+    if not as_json:
+        _print_cells(cells)
+    about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": str(model.dtype)}
+    about |= {"max_new_tokens": given["max_new_tokens"], "repetitions": repetitions}
+    rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
+    click.echo(json.dumps({**about, "cells": rows, **machine()}))
+
+
+def _print_cells(cells: list[Cell]) -> None:
+    head = f"{'text':16s} {'draft':28s}    T  adaptive (range)       γ=2   γ=4   γ=8  oracle  captured  alpha  tokens/round"
+    click.echo(head + "  lengths (rounds)")
+    for cell in cells:
+        fixed = " ".join(f"{value:5.2f}" for value in cell.fixed.values())
+        alpha = "    —" if cell.acceptance_rate is None else f"{cell.acceptance_rate:5.2f}"
+        captured = "       —" if cell.captured is None else f"{cell.captured:8.0%}"
+        lengths = " ".join(f"{length}:{count}" for length, count in cell.lengths.items())
+        spread = f"{cell.speedup:5.2f} ({cell.spread[0]:.2f} – {cell.spread[1]:.2f})"
+        line = f"{cell.text:16s} {cell.drafter:28.28s} {cell.temperature:4g}  {spread}   {fixed}  {cell.oracle:6.2f}"
+        click.echo(f"{line}  {captured}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
+
+
+def _load_pair(target: str | None, draft: tuple[str, ...], dtype: str, device: str, pack: bool) -> Pair:
     from outrider.bench.peers import Pair
+    from outrider.drafters import ModelDrafter
     from outrider.models.transformers_model import TransformersModel
 
     model = load_target(target, dtype, device, pack)
-    drafter = load_draft(draft, dtype, device, pack)
-    return Pair(model, drafter if isinstance(drafter, TransformersModel) else None)
+    drafter = load_draft(draft, model, dtype, device, pack)
+    own = drafter.model if isinstance(drafter, ModelDrafter) else None
+    return Pair(model, own if isinstance(own, TransformersModel) else None)
 
 
 def _run(ours: Pair, theirs: Pair, tasks: list[Task], settings: list[Setting], tokens: int, log: Path | None) -> list[Run]:

@@ -12,23 +12,21 @@ from outrider.cli.models import load_draft, load_target, model_options
 @click.command()
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def calibrate(target: str | None, draft: str, dtype: str, device: str, as_json: bool) -> None:
+def calibrate(target: str | None, draft: tuple[str, ...], dtype: str, device: str, as_json: bool) -> None:
     """Measure the seconds to score n new tokens with the target, and to draft one."""
-    from outrider.choices import make_drafter
     from outrider.costs import forget_costs, measured_costs
     from outrider.drafters import ModelDrafter
 
     model = load_target(target, dtype, device)
-    drafter = make_drafter(load_draft(draft, dtype, device))
+    drafter = load_draft(draft, model, dtype, device)
     forget_costs(model)
-    if drafter is not None:
-        drafter.bind(model)
-        for part in drafter.parts():
-            if isinstance(part, ModelDrafter):
-                forget_costs(part.model)
-        drafter.measure()
+    drafter.bind(model)
+    for part in drafter.parts():
+        if isinstance(part, ModelDrafter):
+            forget_costs(part.model)
+    drafter.measure()
     costs = measured_costs(model)
-    steps = {part.name: part.step_seconds for part in drafter.parts()} if drafter is not None else {}
+    steps = {part.name: part.step_seconds for part in drafter.parts()}
     if as_json:
         seconds = next(iter(steps.values())) if len(steps) == 1 else steps
         click.echo(json.dumps({"verify_seconds": dict(costs.verify_seconds), "draft_seconds": seconds}))

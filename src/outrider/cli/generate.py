@@ -14,15 +14,20 @@ from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.compare import Comparison
+    from outrider.draft_length import OptimalLength
     from outrider.generation import Stream
     from outrider.models.transformers_model import TransformersModel
+    from outrider.sampling.stateful import Constraint
+
+
+_LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: best at this acceptance rate."
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--file", "-f", "path", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @model_options
-@click.option("--num-draft-tokens", type=int, help="Draft length, 0 … 64  [default: adapted to what pays]")
+@click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
 @click.option("--top-k", type=int, default=0, help="0: no limit.")
@@ -35,11 +40,13 @@ if TYPE_CHECKING:
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence.")
 @click.option("--chat/--raw", "chat", default=None, help="Use the chat template  [default: if the model has one]")
+@click.option("--json-schema", type=click.Path(path_type=Path), metavar="FILE", help="Answer with JSON of this schema.")
+@click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression.")
 @click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
 @click.option("--compare", is_flag=True, help="Run with and without the draft, and compare.")
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def generate(prompt: str | None, path: Path | None, target: str | None, draft: str, **given: Any) -> int:
+def generate(prompt: str | None, path: Path | None, target: str | None, draft: tuple[str, ...], **given: Any) -> int:
     """Generate text after PROMPT (or --file, or standard input); the law is the target's alone."""
     if given["plain"] and given["compare"]:
         raise click.UsageError("--plain and --compare exclude each other: leave one out")
@@ -47,9 +54,10 @@ def generate(prompt: str | None, path: Path | None, target: str | None, draft: s
     _check(given)
     dtype, device = given.pop("dtype"), given.pop("device")
     model = load_target(target, dtype, device)
-    drafter = None if given["plain"] else load_draft(draft, dtype, device)
+    drafter = None if given["plain"] else load_draft(draft, model, dtype, device)
     compare, as_json, chat = given.pop("compare"), given.pop("as_json"), given.pop("chat")
     given.pop("plain")
+    given["processors"] = _constraints(model, given.pop("json_schema"), given.pop("regex"))
     options = {key: value for key, value in given.items() if value is not None}
     shown = as_prompt(model, text, chat)
     if compare:
@@ -88,15 +96,41 @@ def as_prompt(model: TransformersModel, text: str, chat: bool | None) -> Any:
 
 def _check(given: dict[str, Any]) -> None:
     """Refuse bad numbers before a model is loaded."""
-    from outrider.draft_length import FixedLength
     from outrider.options import parse_options
 
-    if given["num_draft_tokens"] is not None:
-        FixedLength(given["num_draft_tokens"])
+    given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
     if given["max_new_tokens"] < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
-    own = ("num_draft_tokens", "plain", "compare", "chat", "as_json", "dtype", "device")
+    own = ("num_draft_tokens", "plain", "compare", "chat", "as_json", "dtype", "device", "json_schema", "regex")
     parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
+
+
+def _constraints(model: TransformersModel, schema: Path | None, pattern: str | None) -> list[Constraint]:
+    from outrider import structured
+
+    found = []
+    if schema is not None:
+        try:
+            text = schema.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ParameterError(f"json-schema {schema} can't be read ({error}): name a JSON file") from None
+        found.append(structured.json_schema(model, text))
+    if pattern is not None:
+        found.append(structured.regex(model, pattern))
+    return found
+
+
+def parse_length(text: str) -> int | OptimalLength | None:
+    """N, auto (None) or optimal:ALPHA."""
+    from outrider.draft_length import FixedLength, OptimalLength
+
+    if text == "auto":
+        return None
+    kind, _, alpha = text.partition(":")
+    try:
+        return OptimalLength(float(alpha)) if kind == "optimal" else FixedLength(int(text)).length
+    except ValueError:
+        raise ParameterError(f"num-draft-tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
 
 
 def _generate(model: TransformersModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:

@@ -14,6 +14,7 @@ from outrider.cli.bench import bench
 from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
+from outrider.cli.train_ngram import train_ngram
 from outrider.errors import OutriderError
 
 INTERRUPTED = 130
@@ -25,7 +26,7 @@ def cli() -> None:
     """Lossless speculative decoding: a cheap draft rides ahead, the target's distribution is kept."""
 
 
-for command in (generate, demo, calibrate, bench):
+for command in (generate, demo, calibrate, train_ngram, bench):
     cli.add_command(command)
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from outrider.choices import Draft
+    from outrider.drafters import Drafter
     from outrider.models.transformers_model import TransformersModel
 
 _OPTIONS = (
     click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]"),
     click.option(
         "--draft",
-        default="prompt-lookup",
+        multiple=True,
+        default=("prompt-lookup",),
         show_default=True,
-        metavar="MODEL",
-        help="A smaller model with the same tokenizer, or prompt-lookup: copy from the context.",
+        metavar="NAME[:OPTION=VALUE,…]",
+        help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, early-exit, random, or a model; given several times, "
+        "the best at each point (docs/drafters.md).",
     ),
     click.option(
         "--dtype",
@@ -45,14 +47,25 @@ def load_target(target: str | None, dtype: str, device: str, pack: bool = True) 
         return outrider.load(target, dtype=dtype, device=device, pack=pack)
 
 
-def load_draft(draft: str, dtype: str, device: str, pack: bool = True) -> Draft:
-    """The draft model, or the name of a drafter that needs none."""
-    import outrider
+def load_tokenizer(target: str | None) -> Any:
+    """The target's tokenizer alone."""
+    from outrider.models.loading import load_tokenizer
 
-    if draft == "prompt-lookup":
-        return draft
-    with click_status("Loading the draft …"):
-        return outrider.load(draft, dtype=dtype, device=device, pack=pack)
+    return load_tokenizer(target)
+
+
+def load_draft(draft: Sequence[str], target: TransformersModel, dtype: str, device: str, pack: bool = True) -> Drafter:
+    """The drafter that one or several --draft mean, models loaded."""
+    import outrider
+    from outrider.draft_specs import make_from_spec
+    from outrider.drafters import ChoiceDrafter
+
+    def load(name: str) -> TransformersModel:
+        with click_status("Loading the draft …"):
+            return outrider.load(name, dtype=dtype, device=device, pack=pack)
+
+    made = [make_from_spec(spec, load, target) for spec in draft]
+    return made[0] if len(made) == 1 else ChoiceDrafter(made)
 
 
 def click_status(message: str) -> Any:

@@ -2,7 +2,7 @@
 
 from outrider.draft_length.adaptive import AdaptiveLength
 from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan, Tested
-from outrider.draft_length.fixed import FixedLength, optimal_length
+from outrider.draft_length.fixed import FixedLength, OptimalLength, optimal_length
 
 __all__ = [
     "MAX_DRAFT",
@@ -10,6 +10,7 @@ __all__ = [
     "DraftLength",
     "FixedLength",
     "LengthState",
+    "OptimalLength",
     "Plan",
     "Prospect",
     "SimplePlan",

@@ -28,6 +28,17 @@ class FixedLength(DraftLength, LengthState):
         return SimplePlan(limit=min(self.length, prospects[0].longest, room))
 
 
+@dataclass(frozen=True)
+class OptimalLength:
+    """The fixed length that is best for an acceptance rate, once the costs are known (`optimal_length`)."""
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ParameterError(f"alpha must be in [0, 1], got {self.alpha}: it is a mean acceptance probability")
+
+
 def optimal_length(alpha: float, costs: Costs, step_seconds: float, longest: int = MAX_DRAFT) -> int:
     """The gamma with the greatest speed-up at measured costs for acceptance rate `alpha` (Leviathan 3.5); 0 if none helps.
 

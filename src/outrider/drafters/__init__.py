@@ -2,9 +2,25 @@
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.choice import ChoiceDrafter
+from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.other_tokenizer import IntersectionDrafter, TextDrafter
 from outrider.drafters.prompt_lookup import PromptLookupDrafter
 from outrider.drafters.speculative import SpeculativeDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.uniform import RandomDrafter
 
-__all__ = ["ChoiceDrafter", "Drafter", "ModelDrafter", "PromptLookupDrafter", "RandomDrafter", "SpeculativeDrafter"]
+__all__ = [
+    "ChoiceDrafter",
+    "Drafter",
+    "EarlyExitDrafter",
+    "IntersectionDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "PromptLookupDrafter",
+    "RandomDrafter",
+    "SpeculativeDrafter",
+    "SuffixDrafter",
+    "TextDrafter",
+]

@@ -26,6 +26,14 @@ PRIORS = {
     7: (0.88, 0.85),
 }
 LONGEST_PRIOR = (0.93, 0.95)
+LONGEST_KIND = 8
+
+
+def copy_prospect(name: str, length: int) -> Prospect:
+    """What a copy after a match of this length promises; nothing for 0."""
+    kind = min(length, LONGEST_KIND)
+    first, later = PRIORS.get(kind, LONGEST_PRIOR) if length else (0.0, 0.0)
+    return Prospect(name, kind, first, later, longest=64 if length else 0)
 
 
 @dataclass
@@ -57,9 +65,7 @@ class PromptLookupDrafter(Drafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         """Proposals fare alike by the length of the match."""
-        length = self._match(row)[1]
-        first, later = PRIORS.get(length, LONGEST_PRIOR) if length else (0.0, 0.0)
-        return [Prospect(self.name, length, first, later, longest=64 if length else 0)]
+        return [copy_prospect(self.name, self._match(row)[1])]
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from outrider.errors import VocabularyMismatchError
 
 _SAMPLE = "def f(x):\n\treturn x**2  # naïve 数 🙂 1234"
+
+
+def same_tokens(target: Any, draft: Any) -> bool:
+    """Whether token ids mean the same to both models."""
+    try:
+        check_same_tokens(target, draft)
+    except VocabularyMismatchError:
+        return False
+    return True
+
+
+def fingerprint(model: Any) -> str:
+    """What identifies a model's tokens: its tokenizer's entries, or the size of a vocabulary without text."""
+    tokenizer = getattr(model, "tokenizer", None)
+    return f"size {model.vocab_size}" if tokenizer is None else fingerprint_of(tokenizer)
+
+
+def fingerprint_of(tokenizer: Any) -> str:
+    """A digest of a tokenizer's entries and of how it cuts a text."""
+    entries = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(repr((entries, tokenizer.encode(_SAMPLE))).encode()).hexdigest()[:32]
 
 
 def check_same_tokens(target: Any, draft: Any) -> None:

@@ -39,17 +39,32 @@ def load(
     """
     place = parse_device(device)
     wanted = parse_dtype(dtype)
-    source = default_model() if model is None else _resolve(model)
-    if isinstance(source, Path) and source.is_file():
-        folder: str | Path = convert_gguf(source, wanted or native_dtype(place))
-        name = source.name
-    else:
-        folder, name = source, str(model)
+    folder, name = _folder(model, wanted or native_dtype(place))
     module, tokenizer = _from_pretrained(folder, wanted, name)
     module = module.to(place)
     if pack:
         pack_linears(module)
     return TransformersModel(module, tokenizer, name)
+
+
+def load_tokenizer(model: str | Path | None = None) -> Any:
+    """The tokenizer of what `load` would load, without the weights (a `.gguf` file is converted first)."""
+    from transformers import AutoTokenizer
+
+    folder, name = _folder(model, native_dtype(parse_device("auto")))
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = " ".join(str(error).split())[:240]
+        raise ModelError(f"tokenizer of {name} can't be loaded: {reason}") from error
+
+
+def _folder(model: str | Path | None, gguf_dtype: torch.dtype) -> tuple[str | Path, str]:
+    """Where transformers finds a model, and its name in messages."""
+    source = default_model() if model is None else _resolve(model)
+    if isinstance(source, Path) and source.is_file():
+        return convert_gguf(source, gguf_dtype), source.name
+    return source, str(model)
 
 
 def parse_device(device: str) -> torch.device:

@@ -135,7 +135,7 @@ class TransformersModel:
     def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[SlotSequence]:
         rows = []
         for sequence, count in zip(sequences, lengths, strict=True):
-            if not isinstance(sequence, SlotSequence) or sequence not in self._open:
+            if not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
                 raise ParameterError(f"sequences must be open sequences of {self._name}, got {sequence!r}")
             if not 1 <= count <= tokens.shape[1]:
                 raise ParameterError(f"lengths must be in 1 … {tokens.shape[1]}, got {count}")
@@ -146,6 +146,9 @@ class TransformersModel:
                 )
             rows.append(sequence)
         return rows
+
+    def _is_open(self, sequence: Sequence) -> bool:
+        return sequence in self._open
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         wanted = tokens.shape[1]

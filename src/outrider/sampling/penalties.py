@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.sampling.settings import SamplingSettings
+from outrider.sampling.stateful import Constraint, StatefulProcessor
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ def apply_context(logits: Tensor, context: Context, settings: SamplingSettings) 
         counts = torch.zeros_like(logits).scatter_add_(0, output, torch.ones_like(output, dtype=logits.dtype))
         logits = logits - settings.frequency_penalty * counts - settings.presence_penalty * (counts > 0)
     for processor in settings.processors:
+        if isinstance(processor, Constraint):
+            logits = processor.apply(output.tolist(), logits)
+            continue
+        if isinstance(processor, StatefulProcessor):
+            logits = processor.apply(tokens, context.prompt_length, logits).to(logits.dtype)
+            continue
         # A copy: many processors write into what they are given, and it is a view of the model's own logits.
         scores = processor(tokens.unsqueeze(0), logits.unsqueeze(0).clone())
         if scores.shape != (1, logits.shape[0]):

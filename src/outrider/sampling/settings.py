@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from outrider.errors import ParameterError
+from outrider.sampling.stateful import Constraint, StatefulProcessor
 
-LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
-"""Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V]; a function of its arguments only."""
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor] | Constraint | StatefulProcessor
+"""Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V], a function of its arguments only; or one that
+keeps a state, wrapped so that it rolls back with the sequence (`sampling.stateful`)."""
 
 
 def check_number(name: str, value: float, low: float, high: float, allowed: str, remedy: str) -> None:

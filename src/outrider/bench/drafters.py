@@ -1,0 +1,200 @@
+"""Texts × drafters × temperatures: adaptive drafting beside plain decoding, fixed lengths and the oracle.
+
+Each cell runs plain decoding, the adaptive policy and some fixed lengths in turn, several times, with the same seeds; a
+time is the median over the repetitions. The oracle knows beforehand how many drafted tokens will be accepted (Leviathan
+3.5): its time is worked out from a run of the longest fixed length and the measured costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from outrider.bench.tasks import Task
+from outrider.costs import measured_costs
+from outrider.draft_length.oracle import oracle_seconds
+from outrider.drafters import Drafter
+from outrider.generation import generate
+from outrider.models.transformers_model import TransformersModel
+
+FIXED = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation. lengths: {tokens drafted in a round: rounds}. table_seconds: its time by the measured costs."""
+
+    text: str
+    drafter: str
+    temperature: float
+    policy: str
+    repetition: int
+    tokens: int
+    seconds: float
+    rounds: int
+    drafted: int
+    accepted: int
+    tested: int
+    lengths: dict[int, int]
+    table_seconds: float
+    oracle_seconds: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, a drafter, a temperature. speedup: plain time / adaptive time, per token. fixed: the same for each length."""
+
+    text: str
+    drafter: str
+    temperature: float
+    speedup: float
+    spread: tuple[float, float]
+    fixed: dict[int, float]
+    oracle: float
+    acceptance_rate: float | None
+    tokens_per_round: float
+    lengths: dict[int, int]
+
+    @property
+    def against_best_fixed(self) -> float:
+        """Adaptive over the best of plain and the fixed lengths, chosen in hindsight."""
+        return self.speedup / max(1.0, *self.fixed.values())
+
+    @property
+    def captured(self) -> float | None:
+        """The share of the oracle's gain in time that the adaptive policy had; None where there is nothing to gain."""
+        gain = 1.0 - 1.0 / self.oracle
+        return (1.0 - 1.0 / self.speedup) / gain if gain > 0.03 else None
+
+
+def measure(
+    target: TransformersModel,
+    drafters: dict[str, Drafter],
+    texts: Sequence[Task],
+    temperatures: Sequence[float],
+    max_new_tokens: int,
+    repetitions: int,
+    log: Path,
+) -> Iterator[Run]:
+    """Run what `log` (JSON lines) does not hold yet, append it there, and yield all runs."""
+    done = {_key(run): run for run in _read(log)}
+    for text in texts:
+        for temperature in temperatures:
+            for repetition in range(repetitions):
+                for drafter, policy in _turns(list(drafters), repetition):
+                    key = (text.name, drafter, temperature, policy, repetition)
+                    if key not in done:
+                        plan = (temperature, policy, repetition)
+                        run = _run(target, (drafter, drafters.get(drafter)), text, plan, max_new_tokens)
+                        done[key] = run
+                        with log.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(asdict(run)) + "\n")
+                    yield done[key]
+
+
+def count_runs(drafters: int, texts: int, temperatures: int, repetitions: int) -> int:
+    """How many runs `measure` yields."""
+    return texts * temperatures * repetitions * (1 + drafters * (1 + len(FIXED)))
+
+
+def _turns(names: list[str], repetition: int) -> list[tuple[str, str]]:
+    """Every contender once, beginning elsewhere in each repetition."""
+    turns = [("", "plain")] + [(name, policy) for name in names for policy in ("adaptive", *map(str, FIXED))]
+    at = (repetition * 7) % len(turns)
+    return turns[at:] + turns[:at]
+
+
+def _run(
+    target: TransformersModel, drafter: tuple[str, Drafter | None], text: Task, plan: tuple[float, str, int], tokens: int
+) -> Run:
+    """plan: temperature, policy, repetition."""
+    temperature, policy, repetition = plan
+    name, made = drafter
+    result = generate(
+        target,
+        text.prompt,
+        draft=made,
+        num_draft_tokens=None if policy in ("plain", "adaptive") else int(policy),
+        max_new_tokens=tokens,
+        temperature=temperature,
+        seed=repetition,
+        ignore_eos=True,
+    )
+    costs = measured_costs(target)
+    steps = {part.name: part.step_seconds for part in made.parts()} if made is not None else {}
+    stats = result.stats
+    return Run(
+        text=text.name,
+        drafter=name,
+        temperature=temperature,
+        policy=policy,
+        repetition=repetition,
+        tokens=stats.tokens,
+        seconds=stats.decode_seconds,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        tested=stats.tested,
+        lengths=dict(Counter(r.drafted for r in result.rounds)),
+        table_seconds=sum(costs.verify(r.drafted + 1) + r.drafted * steps.get(r.drafter or "", 0.0) for r in result.rounds),
+        oracle_seconds=oracle_seconds(result.rounds, costs, made.step_seconds if made is not None else 0.0),
+    )
+
+
+def _key(run: Run) -> tuple[str, str, float, str, int]:
+    return run.text, run.drafter, run.temperature, run.policy, run.repetition
+
+
+def _read(log: Path) -> list[Run]:
+    if not log.exists():
+        return []
+    found = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line]
+    return [Run(**{**one, "lengths": {int(k): n for k, n in one["lengths"].items()}}) for one in found]
+
+
+def summarise(runs: Sequence[Run]) -> list[Cell]:
+    """A cell per text, drafter and temperature, in the order of the runs."""
+    groups: dict[tuple[str, str, float], list[Run]] = {}
+    for run in runs:
+        if run.drafter:
+            groups.setdefault((run.text, run.drafter, run.temperature), []).append(run)
+    plain = {(run.text, run.temperature, run.repetition): run for run in runs if run.policy == "plain"}
+    return [_cell(group, plain) for group in groups.values()]
+
+
+def _cell(runs: list[Run], plain: dict[tuple[str, float, int], Run]) -> Cell:
+    def per_token(run: Run) -> float:
+        return run.seconds / run.tokens
+
+    def ratios(policy: str) -> list[float]:
+        """Plain time over this policy's, repetition by repetition."""
+        chosen = [run for run in runs if run.policy == policy]
+        return [per_token(plain[run.text, run.temperature, run.repetition]) / per_token(run) for run in chosen]
+
+    adaptive = [run for run in runs if run.policy == "adaptive"]
+    longest = [run for run in runs if run.policy == str(max(FIXED))]
+    lengths = sum((Counter(run.lengths) for run in adaptive), Counter[int]())
+    tested = sum(run.tested for run in adaptive)
+    own = ratios("adaptive")
+    # By the cost table: what the oracle saves of the time that the same tokens take plainly.
+    oracle = median(_table_speedup(run, plain[run.text, run.temperature, run.repetition]) for run in longest)
+    return Cell(
+        text=runs[0].text,
+        drafter=runs[0].drafter,
+        temperature=runs[0].temperature,
+        speedup=median(own),
+        spread=(min(own), max(own)),
+        fixed={length: median(ratios(str(length))) for length in FIXED},
+        oracle=oracle,
+        acceptance_rate=sum(run.accepted for run in adaptive) / tested if tested else None,
+        tokens_per_round=sum(run.tokens for run in adaptive) / sum(run.rounds for run in adaptive),
+        lengths=dict(sorted(lengths.items())),
+    )
+
+
+def _table_speedup(run: Run, plain: Run) -> float:
+    return (plain.table_seconds / plain.tokens) / (run.oracle_seconds / run.tokens)

@@ -1,0 +1,85 @@
+"""`outrider train-ngram`: count an n-gram table from text files, for `--draft ngram:table=FILE`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outrider.cli.models import load_tokenizer
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PIECE = 1 << 18  # characters tokenised at once
+
+
+@click.command("train-ngram")
+@click.argument("corpus", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--target", metavar="MODEL", help="Whose tokenizer counts  [default: SmolLM2-135M-Instruct]")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The table's file.")
+@click.option("--order", default=4, show_default=True, help="The longest n-gram, 1 … 8.")
+@click.option("--min-count", default=2, show_default=True, help="Drop rarer followers of contexts of two tokens and more.")
+@click.option("--followers", default=32, show_default=True, help="Followers kept per context.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def train_ngram(
+    corpus: tuple[Path, ...], target: str | None, output: Path, order: int, min_count: int, followers: int, as_json: bool
+) -> None:
+    """Count n-grams in CORPUS…, text files and folders of them, with the target's tokenizer.
+
+    Memory stays bounded whatever the size of the corpus; nothing is left behind if it is interrupted.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from outrider.models.compatibility import fingerprint_of
+    from outrider.ngram.training import Settings, train
+
+    settings = Settings(order, min_count, followers)
+    files = list(_files(corpus))
+    tokenizer = load_tokenizer(target)
+    start = time.perf_counter()
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("Counting", total=sum(file.stat().st_size for file in files))
+        tokens = train(
+            (_pieces(file, progress, task) for file in files),
+            lambda pieces: tokenizer(pieces, add_special_tokens=False)["input_ids"],
+            len(tokenizer),
+            fingerprint_of(tokenizer),
+            output,
+            settings,
+        )
+    seconds, size = time.perf_counter() - start, output.stat().st_size
+    about = {"tokens": tokens, "files": len(files), "bytes": size, "order": order, "seconds": seconds, "table": str(output)}
+    if as_json:
+        click.echo(json.dumps(about))
+    else:
+        click.echo(f"{tokens:,} tokens of {len(files)} files counted in {seconds:.0f} s; {output} has {size / 1e6:.1f} MB")
+        click.echo(f"use it with --draft ngram:table={output}")
+
+
+def _files(corpus: tuple[Path, ...]) -> Iterator[Path]:
+    for path in corpus:
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.is_file())
+        elif path.is_file():
+            if not os.access(path, os.R_OK):
+                raise ParameterError(f"corpus {path} can't be read: check its permissions")
+            yield path
+        else:
+            raise ParameterError(f"corpus {path} does not exist: name text files or folders of them")
+
+
+def _pieces(path: Path, progress: Progress, task: TaskID) -> Iterator[str]:
+    """A file's text in pieces that end with a line; what is not UTF-8 is replaced."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while lines := file.readlines(PIECE):
+            text = "".join(lines)
+            yield text
+            progress.advance(task, len(text.encode()))

@@ -1,0 +1,140 @@
+"""Drafters by name: NAME[:option=value,…], as `--draft` and `draft=` take them.
+
+    prompt-lookup[:max_ngram=8,min_ngram=1]     suffix[:memory=yes,store=FILE,min_match=1]
+    ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
+    MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,num_draft_tokens=N,draft=SPEC]
+
+`draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
+depth. A model's sampling options are the draft's own; by default it samples as the target does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.draft_length import FixedLength
+from outrider.drafters import (
+    Drafter,
+    EarlyExitDrafter,
+    IntersectionDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    PromptLookupDrafter,
+    RandomDrafter,
+    SpeculativeDrafter,
+    SuffixDrafter,
+    TextDrafter,
+)
+from outrider.errors import ParameterError
+from outrider.models.base import LanguageModel
+from outrider.models.compatibility import same_tokens
+from outrider.sampling import SamplingSettings
+
+LoadModel = Callable[[str], LanguageModel]
+_LAW = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A drafter that needs no model: what makes it, its options and their types."""
+
+    make: Callable[..., Drafter]
+    options: dict[str, Callable[[str], Any]]
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(text)
+    return text == "yes"
+
+
+def _ngram(table: str | None = None, order: int | None = None) -> NgramDrafter:
+    if table is None:
+        raise ParameterError("draft ngram needs a table: ngram:table=FILE, made by outrider train-ngram")
+    return NgramDrafter(table, order)
+
+
+NAMED = {
+    "prompt-lookup": Named(PromptLookupDrafter, {"max_ngram": int, "min_ngram": int}),
+    "suffix": Named(SuffixDrafter, {"memory": _yes_or_no, "store": str, "min_match": int}),
+    "ngram": Named(_ngram, {"table": str, "order": int}),
+    "early-exit": Named(EarlyExitDrafter, {"layers": int}),
+    "random": Named(RandomDrafter, {}),
+}
+_MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {**_LAW, "vocabulary": str, "num_draft_tokens": int, "draft": str}
+
+
+def is_named(spec: str) -> bool:
+    """Whether this means a drafter that needs no model to be loaded."""
+    return spec.partition(":")[0] in NAMED
+
+
+def make_named(spec: str) -> Drafter:
+    """The drafter that such a name and its options mean."""
+    name, _, text = spec.partition(":")
+    named = NAMED[name]
+    return named.make(**_parse(name, text, named.options))
+
+
+def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter:
+    """The drafter for `target` that a name, or a model and its options, mean."""
+    if is_named(spec):
+        return make_named(spec)
+    name, text = _split_model(spec)
+    options = _parse(name, text, _MODEL_OPTIONS)
+    return make_model_drafter(load(name), target, options, lambda inner, model: make_from_spec(inner, load, model))
+
+
+def make_model_drafter(
+    model: LanguageModel,
+    target: LanguageModel,
+    options: dict[str, Any] | None = None,
+    make_inner: Callable[[str, LanguageModel], Drafter] | None = None,
+) -> Drafter:
+    """A drafter around a model: across vocabularies if need be, and speculative if it has a draft of its own."""
+    options = dict(options or {})
+    law = {key: options.pop(key) for key in _LAW if key in options}
+    sampling = SamplingSettings(**{"temperature": 1.0, **law}) if law else None
+    inner, length = options.get("draft"), options.get("num_draft_tokens")
+    vocabulary = options.get("vocabulary")
+    if vocabulary not in (None, "intersection", "text"):
+        raise ParameterError(f"vocabulary must be intersection or text, got {vocabulary!r}")
+    foreign = vocabulary is not None or (getattr(target, "tokenizer", None) and not same_tokens(target, model))
+    if inner is not None and make_inner is not None:
+        policy = FixedLength(length) if length is not None else None
+        return SpeculativeDrafter(model, make_inner(inner, model), policy, sampling)
+    if length is not None:
+        raise ParameterError("num_draft_tokens belongs to a draft with a draft of its own: give it without the colon")
+    if foreign:
+        return TextDrafter(model, sampling) if vocabulary == "text" else IntersectionDrafter(model, sampling)
+    return ModelDrafter(model, sampling)
+
+
+def _split_model(spec: str) -> tuple[str, str]:
+    """A model's name and the options after it; a colon inside an existing path belongs to the path."""
+    if Path(spec).expanduser().exists():
+        return spec, ""
+    for at, character in enumerate(spec):
+        key = spec[at + 1 :].partition("=")[0]
+        if character == ":" and (key in _MODEL_OPTIONS or "=" in spec[at:]):
+            return spec[:at], spec[at + 1 :]
+    return spec, ""
+
+
+def _parse(name: str, text: str, types: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """option=value,… → values; `draft=` takes the rest."""
+    found: dict[str, Any] = {}
+    while text:
+        key, equals, rest = text.partition("=")
+        if key not in types or not equals:
+            known = ", ".join(types) or "none"
+            raise ParameterError(f"draft {name} has no option {key!r}: its options are {known}, given as name:option=value")
+        value, _, text = (rest, "", "") if key == "draft" else rest.partition(",")
+        try:
+            found[key] = types[key](value)
+        except ValueError:
+            raise ParameterError(f"draft {name} got {key}={value!r}, which is no value of this option") from None
+    return found

@@ -1,0 +1,125 @@
+"""The target's own first layers with its head as the draft: no second model, no second cache.
+
+The layers write keys and values for drafted tokens into the target's own slots; the verification writes the same ones
+again, and a roll-back is the target's. How well it drafts depends on training: few checkpoints were made for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence as Many
+from typing import Any
+
+from torch import nn
+
+from outrider.draft_length.base import Prospect
+from outrider.drafters.base import DraftContext
+from outrider.drafters.model import ModelDrafter
+from outrider.errors import ModelError, ParameterError
+from outrider.models.base import LanguageModel, Sequence
+from outrider.models.transformers_model import SlotSequence, TransformersModel
+from outrider.proposal import DraftRow
+
+
+class EarlyExitDrafter(ModelDrafter):
+    """layers: how many of the target's layers draft, a third of them by default."""
+
+    def __init__(self, layers: int | None = None) -> None:
+        if layers is not None and (isinstance(layers, bool) or not isinstance(layers, int) or layers < 1):
+            raise ParameterError(f"layers must be a whole number of 1 or more, got {layers!r}")
+        self._layers = layers
+        self._target: LanguageModel | None = None
+        self._sampling = None
+        self._costs = None
+        self.name = "early-exit"
+
+    def bind(self, target: LanguageModel) -> None:
+        if target is self._target:
+            return
+        if not isinstance(target, TransformersModel):
+            raise ModelError(f"early-exit can't draft for {target.name}: it needs a transformers model; name another draft")
+        total = int(target.module.config.get_text_config().num_hidden_layers)
+        layers = self._layers or max(1, total // 3)
+        if layers >= total:
+            raise ParameterError(f"layers must be below the target's {total}, got {layers}")
+        self.model = first_layers(target, layers)
+        self.name = f"early-exit:{layers}"
+        self._costs = None
+        self._target = target
+
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        del context
+        for row in rows:
+            assert isinstance(row.sequence, SlotSequence)
+            row.state = _Shared(row.sequence)
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        row.state.truncate(row.sequence.length)
+        return super().prospects(row)
+
+    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+        del drafted, accepted
+        for row in rows:
+            row.state.truncate(row.sequence.length)
+
+    def end(self, row: DraftRow) -> None:
+        """The slot is the target's."""
+
+
+class _Shared(SlotSequence):
+    """The target's sequence, and drafted tokens after it that only the first layers hold."""
+
+    def __init__(self, base: SlotSequence) -> None:
+        self._base = base
+        self._length = base.length
+
+    @property
+    def slot(self) -> int:  # type: ignore[override]
+        return self._base.slot
+
+    @property
+    def base(self) -> SlotSequence:
+        return self._base
+
+    def truncate(self, length: int) -> None:
+        self._length = length
+
+    def close(self) -> None:
+        raise ParameterError("a shared sequence is closed by its owner")
+
+
+class _FirstLayers(TransformersModel):
+    """A view of the target that shares its weights, its cache and its slots."""
+
+    def _is_open(self, sequence: Sequence) -> bool:
+        return super()._is_open(sequence.base if isinstance(sequence, _Shared) else sequence)
+
+
+def first_layers(target: TransformersModel, layers: int) -> TransformersModel:
+    """The target cut after its first layers: the same modules, nothing copied."""
+    view = _FirstLayers.__new__(_FirstLayers)
+    view.__dict__.update(target.__dict__)
+    view.module = _cut(target.module, int(target.module.config.get_text_config().num_hidden_layers), layers)
+    view._name = f"{target.name}[:{layers}]"
+    view._widths = {}
+    return view
+
+
+def _cut(module: Any, total: int, layers: int) -> Any:
+    """A shallow copy of a module in which the list of `total` layers is shorter."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    for name, child in module._modules.items():
+        if isinstance(child, nn.ModuleList) and len(child) == total:
+            twin._modules[name] = nn.ModuleList(list(child)[:layers])
+            if hasattr(twin, "config"):
+                twin.config = copy.deepcopy(module.config)
+                twin.config.num_hidden_layers = layers
+                if getattr(twin.config, "layer_types", None):
+                    twin.config.layer_types = list(twin.config.layer_types)[:layers]
+            return twin
+    for name, child in module._modules.items():
+        if child is not None and (cut := _cut(child, total, layers)) is not None:
+            twin._modules[name] = cut
+            return twin
+    return None

@@ -1,0 +1,108 @@
+"""An n-gram table as the drafter (Leviathan 3.6, 4.2): microseconds a token, with true probabilities.
+
+Sampling, tokens are drawn from the table's own standardised law and tested by the ratio rule. At temperature 0 the table's
+first guess is proposed, a point mass, without writing out a law over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import pad_rows, to_device
+from outrider.draft_length.base import Plan, Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.errors import VocabularyMismatchError
+from outrider.models.base import LanguageModel
+from outrider.models.compatibility import fingerprint
+from outrider.ngram.table import NgramTable, read_table
+from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.sampling import Context, SamplingSettings, draw, standardize
+
+# Acceptance assumed at first by the length of the longest context seen (EXPERIMENTS.md), on text like the corpus.
+PRIORS = (0.05, 0.2, 0.35, 0.5, 0.6, 0.65, 0.7, 0.7)
+STEP_SECONDS = {True: 2e-5, False: 1.5e-3}  # by whether the law need not be written out; too small to matter more exactly
+
+
+class NgramDrafter(Drafter):
+    """table: a `NgramTable` or the file of one. order: longer n-grams than this are not used."""
+
+    def __init__(self, table: NgramTable | str | Path, order: int | None = None) -> None:
+        self.table = table if isinstance(table, NgramTable) else read_table(Path(table).expanduser())
+        if order is not None:
+            self.table.levels = self.table.levels[: max(order - 1, 0)]
+        self.name = f"{self.table.order}-gram"
+        self._quick = False
+
+    def bind(self, target: LanguageModel) -> None:
+        if fingerprint(target) != self.table.tokenizer:
+            raise VocabularyMismatchError(
+                f"the {self.name} table was counted with another tokenizer than that of {target.name}: train it with "
+                "outrider train-ngram --target"
+            )
+
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        del rows
+        self._quick = _quick(context.sampling)
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        depth = self.table.depth(row.tokens[-self.table.order :])
+        prior = PRIORS[min(depth, len(PRIORS) - 1)]
+        return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[self._quick])]
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        draft = self._guess if _quick(context.sampling) else self._sample
+        drafts: list[list[int]] = []
+        laws: list[list[Tensor]] = []
+        for row, plan in zip(rows, plans, strict=True):
+            tokens, along = draft(row, plan.limit, context)
+            drafts.append(tokens)
+            laws.append(along)
+        if not any(drafts):
+            return empty_proposal(len(rows), context.device)
+        tokens_out, lengths = pad_rows(drafts, context.device)
+        if not any(laws):
+            return Proposal(tokens_out, lengths)
+        probs = torch.zeros(*tokens_out.shape, context.vocab_size, dtype=torch.float64, device=context.device)
+        for i, along in enumerate(laws):
+            if along:
+                probs[i, : len(along)] = torch.stack(along)
+        return Proposal(tokens_out, lengths, probs)
+
+    def _guess(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
+        del context
+        tail = row.tokens[-self.table.order :]
+        drafted: list[int] = []
+        for _ in range(limit):
+            drafted.append(self.table.best([*tail, *drafted][-self.table.order :]))
+        return drafted, []
+
+    def _sample(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
+        drafted: list[int] = []
+        laws: list[Tensor] = []
+        for uniform in row.stream.take(limit):
+            known = row.tokens if context.sampling.needs_context else row.tokens[-self.table.order :]
+            tokens = [*known, *drafted]
+            law = self._law(tokens, row.prompt_length, context)
+            laws.append(law)
+            point = to_device([uniform], context.device, torch.float64)
+            drafted.append(max(0, int(draw(law.unsqueeze(0), point))))
+        return drafted, laws
+
+    def _law(self, tokens: list[int], prompt_length: int, context: DraftContext) -> Tensor:
+        """The table's law standardised as the target's is, over the target's vocabulary. [V], float64"""
+        counted = torch.from_numpy(self.table.law(tokens)).to(context.device).log()
+        short = context.vocab_size - len(counted)
+        logits = torch.nn.functional.pad(counted, (0, short), value=-torch.inf) if short > 0 else counted
+        contexts = None
+        if context.sampling.needs_context:
+            contexts = [Context(to_device(tokens, context.device, torch.long), prompt_length)]
+        return standardize(logits[: context.vocab_size].unsqueeze(0), context.sampling, contexts)[0]
+
+
+def _quick(sampling: SamplingSettings) -> bool:
+    """Whether the table's own guess will do: nothing but the temperature shapes the law, and that is 0."""
+    return sampling.greedy and not sampling.needs_context and not sampling.logit_bias

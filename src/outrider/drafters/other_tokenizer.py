@@ -1,0 +1,266 @@
+"""Draft models whose vocabulary differs from the target's, losslessly, in two ways (Timor et al. 2025).
+
+*Intersection* (the default): the draft samples from its own law restricted to the tokens that both vocabularies have, and
+renormalised. That is a true law over the target's tokens, so the ratio rule applies as ever.
+
+*Text*: the draft writes freely, and the target's tokenizer cuts what it wrote. Nobody knows the probability of a token that
+came about in this way, so each is a point mass: accepted with the target's own probability of it. That is exact whatever
+proposed it, but a token that the target would rather vary is accepted less often.
+
+Both read the same text: the target's tokens are turned into text and cut by the draft's tokenizer, and the draft's cache
+goes back to where the two cuts part.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.costs import Costs, measured_costs
+from outrider.device_data import index, pad_rows, to_device
+from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.signals import token_signals
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.errors import VocabularyMismatchError
+from outrider.models.base import LanguageModel, Sequence
+from outrider.models.token_bytes import token_bytes
+from outrider.prefill import prefill
+from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.sampling import Context, SamplingSettings, draw, standardize
+
+FEWEST = 256  # tokens in common, below which the intersection is no draft
+ANCHOR = 24  # target tokens re-read before what was drafted, so that the cut between them falls as it would
+
+
+@dataclass
+class _Reader:
+    """A row in the draft's tokens: the sequence in the draft model, and the ids it holds."""
+
+    sequence: Sequence
+    held: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    read: int = 0  # target tokens that `wanted` was made from
+
+
+class _ForeignDrafter(Drafter):
+    """What both ways share: the draft model reads the target's text."""
+
+    suffix = ""
+
+    def __init__(self, model: Any, sampling: SamplingSettings | None = None, step_seconds: float | None = None) -> None:
+        self.model: LanguageModel = model
+        self.name = f"{model.name}{self.suffix}"
+        self._tokenizer: Any = model.tokenizer
+        self._sampling = sampling
+        self._costs = Costs({1: step_seconds}) if step_seconds is not None else None
+        self._target: Any = None
+
+    def bind(self, target: Any) -> None:
+        if getattr(target, "tokenizer", None) is None or self._tokenizer is None:
+            raise VocabularyMismatchError(
+                f"draft {self.model.name} and target {target.name} must both have tokenizers to draft across vocabularies"
+            )
+        if self._target is not target:
+            self._target = target
+            self._prepare(target)
+
+    @abstractmethod
+    def _prepare(self, target: Any) -> None:
+        """Compare the vocabularies."""
+
+    def measure(self) -> None:
+        if self._costs is None:
+            self._costs = measured_costs(self.model)
+
+    @property
+    def step_seconds(self) -> float:
+        return self._costs.verify(1) if self._costs else 0.0
+
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        for row in rows:
+            row.state = _Reader(self.model.open())
+            self._read(row)
+        fitting = [row.state for row in rows if self._room(row) > 0]
+        with context.clock.phase("prefill"):
+            prefill(self.model, [reader.sequence for reader in fitting], [reader.wanted[:-1] for reader in fitting])
+        for reader in fitting:
+            reader.held = reader.wanted[:-1]
+
+    def _read(self, row: DraftRow) -> _Reader:
+        """Cut the row's text into the draft's tokens, and take back what the draft model holds of another cut."""
+        reader: _Reader = row.state
+        if reader.read != len(row.tokens):
+            text = self._target.tokenizer.decode(row.tokens, clean_up_tokenization_spaces=False)
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            reader.wanted = [int(i) for i in ids] or [0]
+            reader.read = len(row.tokens)
+        same = _common(reader.held, reader.wanted)
+        same = min(same, len(reader.wanted) - 1)  # the last one is scored anew, for its logits
+        if same < len(reader.held):
+            del reader.held[same:]
+            reader.sequence.truncate(min(reader.sequence.length, same))
+        return reader
+
+    def _room(self, row: DraftRow) -> int:
+        limit = self.model.max_length
+        return 64 if limit is None else max(0, min(64, limit - len(row.state.wanted) + 1))
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        reader = self._read(row)
+        pending = len(reader.wanted) - len(reader.held)
+        start = self._costs.verify(pending) - self._costs.verify(1) if self._costs else 0.0
+        return [
+            Prospect(
+                self.name,
+                first=0.6,
+                later=0.6,
+                step_seconds=self.step_seconds,
+                start_seconds=max(0.0, start),
+                longest=self._room(row),
+                gated=self.model.device.type == "cpu",
+            )
+        ]
+
+    def _next_logits(self, readers: Many[_Reader], drafted: Many[list[int]]) -> Tensor:
+        """Score what the draft model has not seen of each text and of its own draft. → [R, V']"""
+        known = [[*reader.wanted, *own] for reader, own in zip(readers, drafted, strict=True)]
+        pending = [tokens[len(reader.held) :] for tokens, reader in zip(known, readers, strict=True)]
+        tokens, lengths = pad_rows(pending, self.model.device)
+        logits = self.model.score([reader.sequence for reader in readers], tokens, lengths, "last")
+        assert logits is not None
+        for reader, tokens_known in zip(readers, known, strict=True):
+            reader.held = tokens_known
+        return logits[:, 0]
+
+    def end(self, row: DraftRow) -> None:
+        if row.state is not None:
+            row.state.sequence.close()
+
+
+class IntersectionDrafter(_ForeignDrafter):
+    """Drafts with the tokens that both vocabularies have."""
+
+    def _prepare(self, target: Any) -> None:
+        ours, theirs = token_bytes(target.tokenizer), token_bytes(self._tokenizer)
+        pairs = [(ours[raw], theirs[raw]) for raw in ours.keys() & theirs.keys()]
+        pairs = sorted((a, b) for a, b in pairs if a < target.vocab_size and b < self.model.vocab_size)
+        if len(pairs) < min(FEWEST, target.vocab_size // 4):
+            raise VocabularyMismatchError(
+                f"draft {self.model.name} and target {target.name} have only {len(pairs)} tokens in common: use a draft of "
+                "the target's family, or --draft prompt-lookup"
+            )
+        ends = (target.tokenizer.eos_token_id, self._tokenizer.eos_token_id)
+        if None not in ends and int(ends[0]) not in {a for a, _ in pairs}:
+            pairs.append((int(ends[0]), int(ends[1])))  # both say that the text ends
+        self.shared = len(pairs)
+        self._ours = torch.tensor([a for a, _ in pairs], device=target.device)
+        self._theirs = torch.tensor([b for _, b in pairs], device=target.device)
+        self._translation = dict(pairs)
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        readers = [self._read(row) for row in rows]
+        limits = [min(plan.limit, self._room(row)) for row, plan in zip(rows, plans, strict=True)]
+        own: list[list[int]] = [[] for _ in rows]
+        drafted: list[list[int]] = [[] for _ in rows]
+        laws: list[list[Tensor]] = [[] for _ in rows]
+        signals: list[list[int]] = [[] for _ in rows]
+        active = [i for i, limit in enumerate(limits) if limit > 0]
+        while active:
+            with context.clock.phase("draft"):
+                logits = self._next_logits([readers[i] for i in active], [own[i] for i in active])
+            with context.clock.phase("sampling"):
+                fitted = self._translate(logits, context.vocab_size)
+                law = self._law(fitted, [rows[i] for i in active], [drafted[i] for i in active], context)
+                noise = to_device([rows[i].stream.take(1)[0] for i in active], law.device, torch.float64)
+                tokens = draw(law, noise).clamp(min=0)
+                gated = any(plans[i].gated for i in active)
+                sure = token_signals(fitted, tokens) if gated else [0] * len(active)
+            for j, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
+                drafted[i].append(token)
+                own[i].append(self._translation.get(token, 0))
+                laws[i].append(law[j])
+                signals[i].append(sure[j])
+            active = [
+                i for i in active if len(drafted[i]) < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))
+            ]
+        if not any(drafted):
+            return empty_proposal(len(rows), context.device)
+        out, lengths = pad_rows(drafted, context.device)
+        some = next(law for row in laws for law in row)
+        probs = some.new_zeros(*out.shape, context.vocab_size)
+        for i, along in enumerate(laws):
+            if along:
+                probs[i, : len(along)] = torch.stack(along)
+        return Proposal(out, lengths, probs, signals if any(plan.gated for plan in plans) else None)
+
+    def _translate(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """The draft's logits of the shared tokens, at the target's ids. [R, V'] → [R, V]"""
+        out = logits.new_full((len(logits), vocab_size), -torch.inf)
+        return out.index_copy_(1, self._ours, logits[:, self._theirs])
+
+    def _law(self, logits: Tensor, rows: list[DraftRow], drafted: list[list[int]], context: DraftContext) -> Tensor:
+        sampling = self._sampling or context.sampling
+        contexts = None
+        if sampling.needs_context:
+            contexts = [
+                Context(index([*row.tokens, *own], logits.device), row.prompt_length)
+                for row, own in zip(rows, drafted, strict=True)
+            ]
+        return standardize(logits, sampling, contexts)
+
+
+class TextDrafter(_ForeignDrafter):
+    """Drafts text greedily, cut anew by the target's tokenizer; each token a point mass."""
+
+    suffix = " (text)"
+
+    def _prepare(self, target: Any) -> None:
+        """Any two vocabularies will do."""
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        readers = [self._read(row) for row in rows]
+        limits = [min(plan.limit, self._room(row)) for row, plan in zip(rows, plans, strict=True)]
+        own: list[list[int]] = [[] for _ in rows]
+        signals: list[list[int]] = [[] for _ in rows]
+        active = [i for i, limit in enumerate(limits) if limit > 0]
+        while active:
+            with context.clock.phase("draft"):
+                logits = self._next_logits([readers[i] for i in active], [own[i] for i in active])
+                tokens = logits.argmax(-1)
+            sure = token_signals(logits, tokens)
+            for j, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
+                own[i].append(token)
+                signals[i].append(sure[j])
+            active = [i for i in active if len(own[i]) < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))]
+        drafts = [self._cut(row, new)[:limit] for row, new, limit in zip(rows, own, limits, strict=True)]
+        if not any(drafts):
+            return empty_proposal(len(rows), context.device)
+        out, lengths = pad_rows(drafts, context.device)
+        return Proposal(out, lengths)
+
+    def _cut(self, row: DraftRow, new: list[int]) -> list[int]:
+        """The drafted text as the target's tokens: what follows the row's own last tokens when both are cut together."""
+        if not new:
+            return []
+        tokenizer = self._target.tokenizer
+        anchor = row.tokens[-ANCHOR:]
+        before = tokenizer.decode(anchor, clean_up_tokenization_spaces=False)
+        text = before + self._tokenizer.decode(new, clean_up_tokenization_spaces=False)
+        ids = [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+        again = [int(i) for i in tokenizer.encode(before, add_special_tokens=False)]
+        same = _common(ids, again)
+        # The row's last token may be cut otherwise together with the draft: then nothing can be appended to it.
+        return ids[same:] if same == len(again) else []
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """The length of the common beginning."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

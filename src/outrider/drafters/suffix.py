@@ -1,0 +1,101 @@
+"""Copying with a suffix automaton: the longest match in prompt, output, earlier turns and stored outputs.
+
+Where prompt lookup remembers n-grams of a few lengths, this finds the longest earlier occurrence of the text's end at any
+length, in amortised constant time a token. Deterministic, hence a point mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.device_data import pad_rows
+from outrider.draft_length.base import Plan, Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.prompt_lookup import copy_prospect
+from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
+from outrider.drafters.token_store import TokenStore
+from outrider.errors import ParameterError
+from outrider.proposal import DraftRow, Proposal, empty_proposal
+
+
+@dataclass
+class _Match:
+    """A row's own automaton, and how its end matches the memory: (state, length) after so many certain tokens."""
+
+    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    state: int = ROOT
+    length: int = 0
+
+
+class SuffixDrafter(Drafter):
+    """Continues the longest earlier occurrence of the text's end.
+
+    memory: True keeps the texts of finished generations for later ones with this drafter (a conversation); what a seed
+    gives then depends on what was generated before, the law does not. store: a file that keeps them across processes,
+    implies memory. min_match: shorter matches propose nothing.
+    """
+
+    name = "suffix"
+
+    def __init__(self, memory: bool = False, store: str | Path | None = None, min_match: int = 1) -> None:
+        if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
+            raise ParameterError(f"min_match must be a whole number of 1 or more, got {min_match!r}")
+        self.min_match = min_match
+        self._store = TokenStore(Path(store)) if store is not None else None
+        self._memory = SuffixAutomaton(self._store.read() if self._store else ()) if memory or store else None
+
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        del context
+        for row in rows:
+            row.state = _Match()
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        return [copy_prospect(self.name, self._source(row)[2])]
+
+    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+        drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]
+        if not any(drafts):
+            return empty_proposal(len(rows), context.device)
+        tokens, lengths = pad_rows(drafts, context.device)
+        return Proposal(tokens, lengths)
+
+    def _continue(self, row: DraftRow, limit: int) -> list[int]:
+        text, source, length = self._source(row)
+        copied: list[int] = []
+        for at in range(source, source + limit) if length else ():
+            if at < len(text.tokens):
+                copied.append(text.tokens[at])
+            elif text is row.state.own:  # the copy runs into the text's end, and into itself
+                copied.append([*row.tokens[row.certain :], *copied][at - len(text.tokens)])
+            else:
+                break
+        return copied
+
+    def _source(self, row: DraftRow) -> tuple[SuffixAutomaton, int, int]:
+        """Where to copy from: the text, the position in it, and the length of the match (0 for none)."""
+        match: _Match = row.state
+        own, memory = match.own, self._memory
+        for token in row.tokens[len(own) : row.certain]:
+            own.append(token)
+            if memory is not None:
+                match.state, match.length = memory.step(match.state, match.length, token)
+        found = [(own, *own.end_match())]
+        if memory is not None:
+            found.append((memory, match.state, match.length))
+        best = (own, 0, 0)
+        for text, state, length in found:
+            for token in row.tokens[row.certain :]:
+                state, length = text.step(state, length, token)  # noqa: PLW2901 - followed through the uncertain tokens
+            if length > best[2] and length >= self.min_match and text.occurrence(state) < len(text.tokens):
+                best = (text, text.occurrence(state), length)
+        return best
+
+    def end(self, row: DraftRow) -> None:
+        if self._memory is None or row.state is None:
+            return
+        for token in row.tokens:
+            self._memory.append(token)
+        if self._store is not None:
+            self._store.append(row.tokens)

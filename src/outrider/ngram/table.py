@@ -1,0 +1,169 @@
+"""An n-gram table in one file, mapped into memory: who follows which context, and how often.
+
+Contexts are known by a 64-bit hash of their tokens. Two contexts that share a hash share their counts, which costs a little
+acceptance at odds of 1e-5 for ten million contexts and can't bend the law: the probabilities are those of this table.
+
+Probabilities are interpolated (Witten and Bell 1991): after a context seen N times with U different followers,
+
+    P_n(x) = c(x) / (N + U) + (1 - K / (N + U)) · P_{n-1}(x),
+
+where K is the sum of the counts that were kept (rare followers may have been dropped: their mass goes to the shorter
+contexts). P_1 is the share of the token in the corpus, every token counted a little.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import ModelError
+
+MAGIC = b"outrider-ngram-1\n"
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SMOOTHING = 0.5  # counted for every token of the vocabulary
+ARRAYS = ("keys", "starts", "totals", "distinct", "tokens", "counts")
+_TYPES = {"keys": "<u8", "starts": "<u8", "totals": "<u4", "distinct": "<u4", "tokens": "<u4", "counts": "<u4"}
+
+
+def context_hashes(tokens: NDArray[Any], length: int) -> NDArray[np.uint64]:
+    """A hash of each window of `length` tokens. [T] → uint64 [T - length + 1]"""
+    count = max(len(tokens) - length + 1, 0)
+    out = np.full(count, length, dtype=np.uint64)
+    ids = tokens.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        for i in range(length):
+            out = (out ^ (ids[i : i + count] + np.uint64(1))) * _MULTIPLIER
+            out ^= out >> np.uint64(29)
+    return out
+
+
+@dataclass(frozen=True)
+class Level:
+    """The contexts of one length.
+
+    keys: sorted hashes. starts: where each context's followers begin, one more at the end. totals, distinct: N and U above.
+    tokens, counts: the followers kept, most frequent first.
+    """
+
+    keys: NDArray[Any]
+    starts: NDArray[Any]
+    totals: NDArray[Any]
+    distinct: NDArray[Any]
+    tokens: NDArray[Any]
+    counts: NDArray[Any]
+
+    def find(self, key: np.uint64) -> int:
+        """The index of a context, -1 if it was not seen."""
+        at = int(np.searchsorted(self.keys, key))
+        return at if at < len(self.keys) and self.keys[at] == key else -1
+
+
+class NgramTable:
+    """order: the longest n-gram. vocab_size, tokenizer: what it was counted for. tokens_seen: the corpus."""
+
+    def __init__(self, header: dict[str, Any], unigrams: NDArray[Any], levels: list[Level]) -> None:
+        self.vocab_size = int(header["vocab_size"])
+        self.tokenizer = str(header["tokenizer"])
+        self.tokens_seen = int(header["tokens_seen"])
+        self.levels = levels
+        counts = unigrams.astype(np.float64) + _SMOOTHING
+        self.unigram: NDArray[np.float64] = counts / counts.sum()
+        self._best = int(self.unigram.argmax())
+
+    @property
+    def order(self) -> int:
+        return len(self.levels) + 1
+
+    def law(self, context: Many[int]) -> NDArray[np.float64]:
+        """The distribution after these tokens (the last order - 1 of them count). → float64 [V]"""
+        law = self.unigram.copy()
+        for length, level in enumerate(self.levels, 1):
+            at = self._find(context, length)
+            if at < 0:
+                break  # a longer context was not seen either
+            followers = slice(int(level.starts[at]), int(level.starts[at + 1]))
+            shares = level.counts[followers] / (float(level.totals[at]) + float(level.distinct[at]))
+            law *= 1.0 - shares.sum()
+            law[level.tokens[followers]] += shares
+        return law
+
+    def best(self, context: Many[int]) -> int:
+        """The most frequent follower of the longest context seen: the table's guess, in a few microseconds."""
+        for length in range(min(len(self.levels), len(context)), 0, -1):
+            at = self._find(context, length)
+            if at >= 0:
+                level = self.levels[length - 1]
+                if level.starts[at] < level.starts[at + 1]:
+                    return int(level.tokens[level.starts[at]])
+        return self._best
+
+    def depth(self, context: Many[int]) -> int:
+        """The length of the longest context that was seen."""
+        for length in range(min(len(self.levels), len(context)), 0, -1):
+            if self._find(context, length) >= 0:
+                return length
+        return 0
+
+    def _find(self, context: Many[int], length: int) -> int:
+        if len(context) < length:
+            return -1
+        key = context_hashes(np.asarray(context[len(context) - length :]), length)[0]
+        return self.levels[length - 1].find(key)
+
+
+def write_table(
+    path: Path, vocab_size: int, tokenizer: str, tokens_seen: int, unigrams: NDArray[Any], levels: list[dict[str, Path]]
+) -> None:
+    """Put the arrays (raw files by name, per level) behind a header, in a file that appears whole or not at all."""
+    sizes = [{name: files[name].stat().st_size for name in ARRAYS} for files in levels]
+    header = {"vocab_size": vocab_size, "tokenizer": tokenizer, "tokens_seen": tokens_seen, "levels": sizes}
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(MAGIC) + len(text) + 1) % 8) + b"\n"
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as out:
+        out.write(MAGIC + text)
+        out.write(unigrams.astype("<u8").tobytes())
+        for files in levels:
+            for name in ARRAYS:
+                with files[name].open("rb") as part:
+                    while block := part.read(1 << 24):
+                        out.write(block)
+                out.write(b"\0" * (-files[name].stat().st_size % 8))
+    partial.replace(path)
+
+
+def read_table(path: Path) -> NgramTable:
+    """Map a file written by `write_table`."""
+    try:
+        with path.open("rb") as file:
+            magic, line = file.read(len(MAGIC)), file.readline()
+    except OSError as error:
+        raise ModelError(f"n-gram table {path} can't be read ({error.strerror}): check the path") from None
+    try:
+        if magic != MAGIC:
+            raise ValueError("wrong first line")
+        header = json.loads(line)
+        at = len(MAGIC) + len(line)
+        data = np.memmap(path, mode="r", dtype=np.uint8)
+        unigrams, at = _array(data, at, 8 * int(header["vocab_size"]), "<u8")
+        levels = []
+        for sizes in header["levels"]:
+            arrays = {}
+            for name in ARRAYS:
+                arrays[name], at = _array(data, at, int(sizes[name]), _TYPES[name])
+            levels.append(Level(**arrays))
+        return NgramTable(header, unigrams, levels)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"n-gram table {path} is damaged or of another version ({error}): train it anew") from None
+
+
+def _array(data: NDArray[Any], at: int, size: int, dtype: str) -> tuple[NDArray[Any], int]:
+    if at + size > len(data):
+        raise ValueError("the file is too short")
+    return data[at : at + size].view(dtype), at + size + -size % 8

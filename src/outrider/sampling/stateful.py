@@ -1,0 +1,118 @@
+"""Processors that keep a state along a sequence, made functions of the tokens alone so that they roll back with it.
+
+Speculation asks for the law at positions that are then taken back, and at the same position for draft and target. Both
+classes here remember states by the tokens that led to them, so the answer depends on the tokens only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+REMEMBERED = 256
+
+
+class Matcher(Protocol):
+    """A constraint's state along the new tokens of one sequence."""
+
+    def mask(self) -> Tensor:
+        """Which tokens may come next. → bool [V]"""
+
+    def advance(self, token: int) -> bool:
+        """Take a token; False, and no change, if it may not come."""
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens."""
+
+
+@dataclass
+class _Trail:
+    """A matcher and the tokens it has taken."""
+
+    matcher: Matcher
+    tokens: list[int] = field(default_factory=list)
+
+
+class Constraint:
+    """A grammar, schema or automaton over the new tokens: forbids what may not come next.
+
+    start: makes a matcher for a new sequence. A position after a token that may not come is never reached, so its scores
+    are left as they are.
+    """
+
+    def __init__(self, start: Callable[[], Matcher]) -> None:
+        self._start = start
+        self._trails: list[_Trail] = []
+
+    def apply(self, new: list[int], scores: Tensor) -> Tensor:
+        """new: the tokens generated so far. scores [V] → [V]"""
+        matcher = self._matcher(new)
+        if matcher is None:
+            return scores
+        mask = matcher.mask().to(scores.device)
+        short = scores.shape[-1] - mask.shape[-1]
+        if short > 0:
+            mask = torch.nn.functional.pad(mask, (0, short), value=False)
+        return scores.masked_fill(~mask[: scores.shape[-1]], -torch.inf)
+
+    def _matcher(self, new: list[int]) -> Matcher | None:
+        """A matcher that has taken exactly these tokens; None if they can't be taken."""
+        trail = max(self._trails, key=lambda trail: _common(trail.tokens, new), default=None)
+        # Rows begin alike; one that has gone further elsewhere stays with its own trail.
+        if trail is None or (len(trail.tokens) - _common(trail.tokens, new) > REMEMBERED // 4):
+            trail = _Trail(self._start())
+            self._trails.append(trail)
+            del self._trails[:-REMEMBERED]
+        same = _common(trail.tokens, new)
+        if same < len(trail.tokens):
+            trail.matcher.rollback(len(trail.tokens) - same)
+            del trail.tokens[same:]
+        for token in new[same:]:
+            if not trail.matcher.advance(token):
+                return None
+            trail.tokens.append(token)
+        return trail.matcher
+
+
+class StatefulProcessor:
+    """Any Hugging Face `LogitsProcessor` that keeps a state, called once per position and in order by its own lights.
+
+    make: a fresh one. Copies are kept by the tokens they have seen, so it must be possible to `copy.deepcopy` it.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._after: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+
+    def apply(self, tokens: Tensor, prompt_length: int, scores: Tensor) -> Tensor:
+        """Tokens int64 [T], the first `prompt_length` given, scores [V] → [V]"""
+        ids = tuple(tokens.tolist())
+        processor, known = self._before(ids, prompt_length)
+        for length in range(known, len(ids)):  # positions that were never asked for: only their tokens matter
+            processor(tokens[None, :length], torch.zeros_like(scores)[None])
+        out: Tensor = processor(tokens.unsqueeze(0), scores.unsqueeze(0).clone())[0]
+        self._after[ids] = processor
+        self._after.move_to_end(ids)
+        while len(self._after) > REMEMBERED:
+            self._after.popitem(last=False)
+        return out
+
+    def _before(self, ids: tuple[int, ...], prompt_length: int) -> tuple[Any, int]:
+        """A copy that has seen a beginning of the tokens, and how many of them come next."""
+        for length in range(len(ids) - 1, prompt_length - 1, -1):
+            if (seen := self._after.get(ids[:length])) is not None:
+                return copy.deepcopy(seen), length + 1
+        return self._make(), prompt_length
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

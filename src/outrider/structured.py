@@ -1,0 +1,87 @@
+"""Output that follows a JSON schema, a regular expression or a grammar, with speculation as without.
+
+The matching is llguidance's (extra `structured`); here it is only rolled back with the sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelError, ParameterError
+from outrider.models.transformers_model import TransformersModel
+from outrider.sampling.stateful import Constraint
+
+_KEPT_AS = "_outrider_guidance"
+
+
+def json_schema(model: TransformersModel, schema: Mapping[str, Any] | str) -> Constraint:
+    """New text is JSON that fits the schema (a dictionary, or its text)."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise ParameterError(f"json_schema must be JSON, got {text[:60]!r}: {error}") from None
+    return _constraint(model, "json_schema", text)
+
+
+def regex(model: TransformersModel, pattern: str) -> Constraint:
+    """New text matches the whole regular expression."""
+    return _constraint(model, "regex", pattern)
+
+
+def grammar(model: TransformersModel, lark: str) -> Constraint:
+    """New text follows a context-free grammar in llguidance's Lark notation."""
+    return _constraint(model, "lark", lark)
+
+
+def _constraint(model: TransformersModel, kind: str, text: str) -> Constraint:
+    guidance = _library()
+    tokenizer = _tokenizer(model)
+    compiled = getattr(guidance.LLMatcher, f"grammar_from_{kind}")(text)
+    problem = guidance.LLMatcher.validate_grammar(compiled, tokenizer)
+    if problem:
+        raise ParameterError(f"{kind} can't be used: {' '.join(problem.split())[:200]}")
+    return Constraint(lambda: _Matcher(guidance.LLMatcher(tokenizer, compiled), model.vocab_size))
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise ModelError("structured output needs llguidance: run `pip install 'outrider[structured]'`") from None
+    return llguidance
+
+
+def _tokenizer(model: TransformersModel) -> Any:
+    """Llguidance's view of the model's tokens, made once (it takes a second)."""
+    made = model.__dict__.get(_KEPT_AS)
+    if made is None:
+        from llguidance.hf import from_tokenizer
+
+        made = from_tokenizer(model.tokenizer, n_vocab=model.vocab_size)
+        model.__dict__[_KEPT_AS] = made
+    return made
+
+
+class _Matcher:
+    """A `sampling.stateful.Matcher` around llguidance's."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def mask(self) -> Tensor:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool))
+
+    def advance(self, token: int) -> bool:
+        return bool(self._matcher.try_consume_tokens([token]) == 1)
+
+    def rollback(self, count: int) -> None:
+        self._matcher.rollback(count)

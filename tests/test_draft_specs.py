@@ -1,0 +1,98 @@
+"""Drafters by name: every form of `--draft`, and one clear line for what is wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.choices import make_drafter
+from outrider.draft_specs import make_from_spec, make_named
+from outrider.drafters import (
+    ChoiceDrafter,
+    EarlyExitDrafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RandomDrafter,
+    SpeculativeDrafter,
+    SuffixDrafter,
+)
+from outrider.errors import OutriderError, ParameterError
+from outrider.models.base import LanguageModel
+from outrider.models.table import TableModel
+from tests.toys import table
+
+TARGET = table(1, 5)
+LOADED: list[str] = []
+
+
+def load(name: str) -> LanguageModel:
+    LOADED.append(name)
+    return TableModel(table(2, 5)._probs, name=name)
+
+
+def test_names_and_options() -> None:
+    lookup = make_named("prompt-lookup:max_ngram=5,min_ngram=2")
+    assert isinstance(lookup, PromptLookupDrafter)
+    assert (lookup.max_ngram, lookup.min_ngram) == (5, 2)
+    suffix = make_named("suffix:min_match=3,memory=yes")
+    assert isinstance(suffix, SuffixDrafter)
+    assert suffix.min_match == 3
+    assert isinstance(make_named("early-exit:layers=3"), EarlyExitDrafter)
+    assert isinstance(make_named("random"), RandomDrafter)
+
+
+def test_models_with_options_and_a_draft_of_their_own() -> None:
+    plain = make_from_spec("org/draft", load, TARGET)
+    assert isinstance(plain, ModelDrafter)
+    assert plain._sampling is None
+    warm = make_from_spec("/some/dir:with/colon.gguf:temperature=0.5,top_k=4", load, TARGET)
+    assert isinstance(warm, ModelDrafter)
+    assert warm._sampling is not None
+    assert (warm._sampling.temperature, warm._sampling.top_k) == (0.5, 4)
+    assert LOADED[-1] == "/some/dir:with/colon.gguf"
+    nested = make_from_spec("a:num_draft_tokens=3,draft=b:top_k=2,draft=prompt-lookup:max_ngram=3", load, TARGET)
+    assert isinstance(nested, SpeculativeDrafter)
+    assert nested.name == "a < b < prompt-lookup"
+    inner = nested.drafter
+    assert isinstance(inner, SpeculativeDrafter)
+    assert isinstance(inner.drafter, PromptLookupDrafter)
+    assert inner.drafter.max_ngram == 3
+
+
+def test_a_colon_in_an_existing_path_belongs_to_it(tmp_path: Path) -> None:
+    odd = tmp_path / "model:draft=x"
+    odd.mkdir()
+    assert isinstance(make_from_spec(str(odd), load, TARGET), ModelDrafter)
+    assert LOADED[-1] == str(odd)
+
+
+def test_several_make_a_choice() -> None:
+    chosen = make_drafter(["prompt-lookup", table(2, 5), RandomDrafter()], TARGET)
+    assert isinstance(chosen, ChoiceDrafter)
+    assert chosen.name == "prompt-lookup + table-2 + random"
+    with pytest.raises(ParameterError, match="different names"):
+        make_drafter(["random", "random"], TARGET)
+    with pytest.raises(ParameterError, match="draft must be"):
+        make_drafter([], TARGET)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("prompt-lookup:length=3", "draft prompt-lookup has no option 'length': its options are max_ngram, min_ngram"),
+        ("prompt-lookup:max_ngram=x", "max_ngram='x'"),
+        ("suffix:memory=maybe", "memory='maybe'"),
+        ("random:seed=1", "its options are none"),
+        ("ngram", "needs a table"),
+        ("m:temperature=hot", "temperature='hot'"),
+        ("m:temperature=-1", "temperature must be"),
+        ("m:wrong=1", "has no option 'wrong'"),
+        ("m:num_draft_tokens=3", "belongs to a draft with a draft of its own"),
+        ("m:vocabulary=half", "vocabulary must be intersection or text"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(spec: str, message: str) -> None:
+    with pytest.raises(OutriderError, match=message) as error:
+        make_from_spec(spec, load, TARGET)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,141 @@
+"""Drafts with another tokenizer: exact output and law, the right text read, vocabularies matched by their bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+import outrider
+from outrider.choices import make_drafter
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import Drafter, IntersectionDrafter, ModelDrafter, TextDrafter
+from outrider.errors import VocabularyMismatchError
+from outrider.models.token_bytes import token_bytes
+from outrider.models.transformers_model import TransformersModel
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings, standardize
+from tests.conftest import make_tokenizer
+from tests.tiny_models import module
+from tests.toys import table
+
+TEXT = "the quick brown fox jumps over the lazy dog"
+KINDS: dict[str, type[IntersectionDrafter] | type[TextDrafter]] = {"intersection": IntersectionDrafter, "text": TextDrafter}
+
+
+@pytest.fixture(scope="module")
+def target(target_folder: Path) -> TransformersModel:
+    return outrider.load(target_folder)
+
+
+@pytest.fixture(scope="module")
+def foreign(foreign_folder: Path) -> TransformersModel:
+    return outrider.load(foreign_folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_output_is_that_of_plain_decoding(
+    kind: str, penalty: float, target: TransformersModel, foreign: TransformersModel
+) -> None:
+    settings = SamplingSettings(repetition_penalty=penalty)
+    prompts = [target.tokenizer.encode(t) for t in (TEXT, "def f(x): return 🙂", "0")]
+    requests = [Request(p, 24, RandomStream(0, i)) for i, p in enumerate(prompts)]
+    plain = decode(target, requests, settings)[0]
+    tokens, rounds = decode(target, requests, settings, KINDS[kind](foreign), FixedLength(3))
+    assert tokens == plain
+    assert sum(r.drafted for row in rounds for r in row) > 10
+    assert foreign._open == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_follow_the_targets_law(kind: str, target: TransformersModel, foreign: TransformersModel) -> None:
+    settings = SamplingSettings(temperature=0.8, top_k=3)
+    prompt = target.tokenizer.encode(TEXT)
+
+    def law(tokens: list[int]) -> dict[int, float]:
+        with torch.inference_mode():
+            logits = target.module(input_ids=torch.tensor([tokens])).logits[:, -1]
+        probs = standardize(logits, settings)[0]
+        return {i: float(probs[i]) for i in probs.nonzero().flatten().tolist()}
+
+    exact = {(a, b): p * q for a, p in law(prompt).items() for b, q in law([*prompt, a]).items()}
+    samples = 1200
+    requests = [Request(prompt, 2, RandomStream(8, i)) for i in range(samples)]
+    tokens, rounds = decode(target, requests, settings, KINDS[kind](foreign), FixedLength(1))
+    assert sum(r.drafted for row in rounds for r in row) > samples / 4
+    counts = Counter(tuple(row) for row in tokens)
+    assert set(counts) <= set(exact)
+    p_value = stats.chisquare([counts[k] for k in exact], [samples * p for p in exact.values()]).pvalue
+    assert p_value > 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_model_behind_a_renumbered_vocabulary_is_always_accepted(kind: str, target: TransformersModel) -> None:
+    """The draft reads the right text and its tokens mean the right things: only then is everything accepted."""
+    shuffled = RenumberedTokenizer(target.tokenizer)
+    made = module("Llama", 0, torch.float32, vocab_size=target.vocab_size, max_position_embeddings=256)
+    with torch.no_grad():
+        made.model.embed_tokens.weight.copy_(made.model.embed_tokens.weight[shuffled.old_of_new])
+        made.lm_head.weight.copy_(made.lm_head.weight[shuffled.old_of_new])
+    draft = TransformersModel(made, shuffled, "renumbered")
+    drafter: Drafter = KINDS[kind](draft)
+    prompt = target.tokenizer.encode(TEXT)
+    ordinary = [i for i in range(target.vocab_size) if i not in target.tokenizer.all_special_ids]
+    ban = {i: -float("inf") for i in range(target.vocab_size) if i not in ordinary}
+    settings = SamplingSettings(logit_bias=ban)
+    _, rounds = decode(target, [Request(prompt, 30, RandomStream(1))], settings, drafter, FixedLength(3))
+    records = rounds[0]
+    accepted, tested = sum(r.accepted for r in records), sum(r.tested for r in records)
+    assert tested > 15
+    # The text's cut into tokens need not be the cut in which the target wrote it; mostly it is.
+    assert accepted / tested > (0.9 if kind == "intersection" else 0.6)
+
+
+class RenumberedTokenizer:
+    """The same tokens under other ids."""
+
+    def __init__(self, tokenizer: object) -> None:
+        self._real = tokenizer
+        size = len(tokenizer)  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(3)
+        self.old_of_new = torch.randperm(size, generator=generator)
+        self._new_of_old = {int(old): new for new, old in enumerate(self.old_of_new.tolist())}
+        self.all_special_ids = [self._new_of_old[i] for i in tokenizer.all_special_ids]  # type: ignore[attr-defined]
+        self.added_tokens_decoder: dict[int, object] = {}
+        self.eos_token_id = self._new_of_old[tokenizer.eos_token_id]  # type: ignore[attr-defined]
+        self.backend_tokenizer = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+
+    def get_vocab(self) -> dict[str, int]:
+        return {text: self._new_of_old[i] for text, i in self._real.get_vocab().items()}  # type: ignore[attr-defined]
+
+    def encode(self, text: str, **options: object) -> list[int]:
+        return [self._new_of_old[i] for i in self._real.encode(text, **options)]  # type: ignore[attr-defined]
+
+    def decode(self, ids: list[int], **options: object) -> str:
+        return self._real.decode([int(self.old_of_new[i]) for i in ids], **options)  # type: ignore[attr-defined, no-any-return]
+
+
+def test_tokens_are_known_by_their_bytes() -> None:
+    tokenizer = make_tokenizer()
+    found = token_bytes(tokenizer)
+    for raw, number in found.items():
+        assert tokenizer.decode([number]).encode() == raw or b"\xef\xbf\xbd" in tokenizer.decode([number]).encode()
+    assert b" " in found
+    assert b"\xf0" in found  # a byte that is no text by itself
+    assert not {tokenizer.eos_token_id, tokenizer.pad_token_id} & set(found.values())
+
+
+def test_a_model_of_another_vocabulary_is_chosen_for_and_useless_ones_are_refused(
+    target: TransformersModel, foreign: TransformersModel, draft_folder: Path
+) -> None:
+    assert isinstance(make_drafter(foreign, target), IntersectionDrafter)
+    assert isinstance(make_drafter(outrider.load(draft_folder), target), ModelDrafter)
+    with pytest.raises(VocabularyMismatchError, match="must both have tokenizers"):
+        IntersectionDrafter(foreign).bind(TransformersModel(module("Llama")))
+    with pytest.raises(VocabularyMismatchError, match=r"61 tokens|vocabularies"):
+        ModelDrafter(table(1, 5)).bind(table(1, 9))

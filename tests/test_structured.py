@@ -1,0 +1,169 @@
+"""Constraints that keep a state: rolled back with the sequence, so the same law and the same greedy tokens as without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import outrider
+from outrider import structured
+from outrider.cli.main import run as run_cli
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, RandomDrafter
+from outrider.errors import ParameterError
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+from outrider.sampling.stateful import Constraint, StatefulProcessor
+from tests.real_models import pruned_draft, smollm2
+from tests.test_end_to_end_law import ALARM, V, p_value, run
+from tests.toys import table
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "languages": {"type": "array", "items": {"enum": ["Python", "C++", "Rust"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "languages"],
+    "additionalProperties": False,
+}
+
+
+class NoThirdInARow:
+    """A toy matcher over V tokens: none may come three times in a row."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self) -> Tensor:
+        allowed = torch.ones(V, dtype=torch.bool)
+        if len(self.taken) >= 2 and self.taken[-1] == self.taken[-2]:
+            allowed[self.taken[-1]] = False
+        return allowed
+
+    def advance(self, token: int) -> bool:
+        if not bool(self.mask()[token]):
+            return False
+        self.taken.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        assert 0 < count <= len(self.taken)
+        del self.taken[len(self.taken) - count :]
+
+
+class CountsItsCalls:
+    """A processor in the manner of many libraries: it believes that it is called once per token, in order."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        scores[:, self.calls % V] -= 1.5
+        return scores
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "model": lambda: ModelDrafter(table(2, V)),
+    "copy": PromptLookupDrafter,
+    "choice": lambda: ChoiceDrafter([RandomDrafter(), PromptLookupDrafter()]),
+}
+
+
+def settings(kind: str) -> SamplingSettings:
+    made: Any = Constraint(NoThirdInARow) if kind == "constraint" else StatefulProcessor(CountsItsCalls)
+    return SamplingSettings(temperature=1.0, processors=(made,))
+
+
+@pytest.mark.parametrize("kind", ["constraint", "stateful"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_law_is_that_of_the_constrained_target(kind: str, name: str) -> None:
+    target = table(1, V, sharpness=0.7)
+    drafter: Drafter = DRAFTERS[name]()
+    tokens, rounds = run(target, drafter, settings(kind), FixedLength(3), samples=1500)
+    assert p_value(tokens, target, settings(kind)) > ALARM
+    assert sum(r.drafted for r in rounds) > 500
+    if kind == "constraint":
+        assert not [row for row in tokens for i in range(2, len(row)) if row[i] == row[i - 1] == row[i - 2]]
+
+
+def test_a_processor_that_counts_calls_is_wrong_unless_wrapped() -> None:
+    """The negative control: given as it is, speculation calls it at positions that are taken back."""
+    target = table(1, V, sharpness=0.7)
+    bare = SamplingSettings(processors=(CountsItsCalls(),))
+    wrapped = SamplingSettings(processors=(StatefulProcessor(CountsItsCalls),))
+    plain = decode(target, [Request([0, 1], 40, RandomStream(0))], wrapped)[0][0]
+    drafter = ModelDrafter(table(2, V))
+    assert decode(target, [Request([0, 1], 40, RandomStream(0))], wrapped, drafter, FixedLength(3))[0][0] == plain
+    assert decode(target, [Request([0, 1], 40, RandomStream(0))], bare, drafter, FixedLength(3))[0][0] != plain
+
+
+@pytest.mark.parametrize("name", ["prompt-lookup", "model"])
+def test_a_json_schema_is_honoured_with_and_without_speculation(name: str) -> None:
+    model = smollm2()
+    draft: Any = pruned_draft() if name == "model" else name
+    prompt = [{"role": "user", "content": "Describe a programmer as JSON with the keys name, age and languages."}]
+    texts = []
+    for drafting in (None, draft):
+        result = outrider.generate(
+            model,
+            prompt,
+            draft=drafting,
+            num_draft_tokens=4,
+            max_new_tokens=80,
+            processors=[structured.json_schema(model, SCHEMA)],
+        )
+        assert result.finish_reason == "eos"
+        texts.append(result.text)
+    assert texts[0] == texts[1]
+    answer = json.loads(texts[1])
+    assert set(answer) == {"name", "age", "languages"}
+    assert 0 <= answer["age"] <= 130
+    assert set(answer["languages"]) <= {"Python", "C++", "Rust"}
+    assert result.stats.drafted > 0
+
+
+def test_samples_fit_the_schema_in_a_batch() -> None:
+    model = smollm2()
+    constraint = structured.json_schema(model, SCHEMA)
+    results = outrider.generate(
+        model,
+        ["A person: ", "JSON: ", "{"],
+        num_draft_tokens=3,
+        max_new_tokens=120,
+        temperature=1.0,
+        seed=5,
+        processors=[constraint],
+    )
+    ended = [result for result in results if result.finish_reason == "eos"]
+    assert ended
+    for result in ended:
+        assert set(json.loads(result.text)) == {"name", "age", "languages"}
+
+
+def test_the_command_takes_a_schema_or_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"enum": ["red", "green"]}))
+    common = ["generate", "A colour", "--dtype", "float32", "--max-new-tokens", "12", "--json"]
+    assert run_cli([*common, "--json-schema", str(file)]) == 0
+    assert json.loads(json.loads(capsys.readouterr().out)["text"]) in ("red", "green")
+    assert run_cli([*common, "--regex", "[0-9]{3}-[0-9]{4}"]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert len(text) == 8
+    assert text[3] == "-"
+
+
+@pytest.mark.parametrize("wrong", ["{", '{"type": "no such type"}'])
+def test_bad_schemas_are_refused_in_one_line(wrong: str) -> None:
+    with pytest.raises(ParameterError, match="json_schema") as error:
+        structured.json_schema(smollm2(), wrong)
+    assert "\n" not in str(error.value)
