@@ -99,10 +99,10 @@ def test_tokens_that_are_taken_back_leave_no_trace(drafter: Drafter) -> None:
     tokens += [2, 3]
     first = drafter.propose([row], [SimplePlan(limit=2)], context())
     assert first.tokens[0].tolist() == [1, 2]
-    del tokens[3:]
-    tokens += [8, 1]
+    del tokens[4:]
+    tokens += [8, 1, 2]
     row.uncertain = 0
-    assert drafter.propose([row], [SimplePlan(limit=3)], context()).tokens[0].tolist() == [2, 3, 8]
+    assert drafter.propose([row], [SimplePlan(limit=4)], context()).tokens[0].tolist() == [3, 1, 8, 1]
 
 
 def test_a_memory_copies_from_earlier_generations() -> None:

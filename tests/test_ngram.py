@@ -108,7 +108,7 @@ def test_ngram_drafts_follow_the_targets_law(name: str, tmp_path: Path) -> None:
     target = table(1, V)
     tokens, rounds = run(target, drafter, SETTINGS[name], FixedLength(3), samples=2000)
     assert p_value(tokens, target, SETTINGS[name]) > ALARM
-    assert sum(record.accepted for record in rounds) > 100
+    assert sum(record.drafted for record in rounds) > 1000
 
 
 def test_a_table_of_the_targets_own_text_is_accepted_as_sum_min_says(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from pathlib import Path
 
@@ -70,30 +71,35 @@ def test_samples_follow_the_targets_law(kind: str, target: TransformersModel, fo
     assert sum(r.drafted for row in rounds for r in row) > samples / 4
     counts = Counter(tuple(row) for row in tokens)
     assert set(counts) <= set(exact)
-    p_value = stats.chisquare([counts[k] for k in exact], [samples * p for p in exact.values()]).pvalue
+    total = sum(exact.values())  # 1 up to float32
+    p_value = stats.chisquare([counts[k] for k in exact], [samples * p / total for p in exact.values()]).pvalue
     assert p_value > 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_model_behind_a_renumbered_vocabulary_is_always_accepted(kind: str, target: TransformersModel) -> None:
     """The draft reads the right text and its tokens mean the right things: only then is everything accepted."""
-    shuffled = RenumberedTokenizer(target.tokenizer)
+    tokenizer = target.tokenizer
+    # A model that writes words with a space before them: such text is always cut into the tokens it was written in.
+    words = [i for i in tokenizer.encode(" quick brown fox jumps over lazy dog return") if tokenizer.decode([i])[0] == " "]
+    assert len(words) >= 4
     made = module("Llama", 0, torch.float32, vocab_size=target.vocab_size, max_position_embeddings=256)
+    shuffled = RenumberedTokenizer(tokenizer)
     with torch.no_grad():
-        made.model.embed_tokens.weight.copy_(made.model.embed_tokens.weight[shuffled.old_of_new])
-        made.lm_head.weight.copy_(made.lm_head.weight[shuffled.old_of_new])
-    draft = TransformersModel(made, shuffled, "renumbered")
-    drafter: Drafter = KINDS[kind](draft)
-    prompt = target.tokenizer.encode(TEXT)
-    ordinary = [i for i in range(target.vocab_size) if i not in target.tokenizer.all_special_ids]
-    ban = {i: -float("inf") for i in range(target.vocab_size) if i not in ordinary}
-    settings = SamplingSettings(logit_bias=ban)
-    _, rounds = decode(target, [Request(prompt, 30, RandomStream(1))], settings, drafter, FixedLength(3))
-    records = rounds[0]
-    accepted, tested = sum(r.accepted for r in records), sum(r.tested for r in records)
+        others = [i for i in range(target.vocab_size) if i not in words]
+        made.lm_head.weight[others] = 0.0
+    twin = copy.deepcopy(made)
+    with torch.no_grad():
+        twin.model.embed_tokens.weight.copy_(made.model.embed_tokens.weight[shuffled.old_of_new])
+        twin.lm_head.weight.copy_(made.lm_head.weight[shuffled.old_of_new])
+    writer = TransformersModel(made, tokenizer, "writer")
+    drafter: Drafter = KINDS[kind](TransformersModel(twin, shuffled, "renumbered"))
+    request = Request(tokenizer.encode(TEXT), 30, RandomStream(1))
+    tokens, rounds = decode(writer, [request], SamplingSettings(), drafter, FixedLength(3))
+    assert set(tokens[0]) <= set(words)
+    accepted, tested = sum(r.accepted for r in rounds[0]), sum(r.tested for r in rounds[0])
     assert tested > 15
-    # The text's cut into tokens need not be the cut in which the target wrote it; mostly it is.
-    assert accepted / tested > (0.9 if kind == "intersection" else 0.6)
+    assert accepted / tested > 0.95
 
 
 class RenumberedTokenizer:

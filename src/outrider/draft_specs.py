@@ -10,6 +10,7 @@ depth. A model's sampling options are the draft's own; by default it samples as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from outrider.models.compatibility import same_tokens
 from outrider.sampling import SamplingSettings
 
 LoadModel = Callable[[str], LanguageModel]
+_FIRST_OPTION = re.compile(r":[a-z_]+=")
 _LAW = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
 
 
@@ -117,11 +119,8 @@ def _split_model(spec: str) -> tuple[str, str]:
     """A model's name and the options after it; a colon inside an existing path belongs to the path."""
     if Path(spec).expanduser().exists():
         return spec, ""
-    for at, character in enumerate(spec):
-        key = spec[at + 1 :].partition("=")[0]
-        if character == ":" and (key in _MODEL_OPTIONS or "=" in spec[at:]):
-            return spec[:at], spec[at + 1 :]
-    return spec, ""
+    found = _FIRST_OPTION.search(spec)
+    return (spec[: found.start()], spec[found.start() + 1 :]) if found else (spec, "")
 
 
 def _parse(name: str, text: str, types: dict[str, Callable[[str], Any]]) -> dict[str, Any]:

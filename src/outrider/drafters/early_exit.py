@@ -121,5 +121,7 @@ def _cut(module: Any, total: int, layers: int) -> Any:
     for name, child in module._modules.items():
         if child is not None and (cut := _cut(child, total, layers)) is not None:
             twin._modules[name] = cut
+            if hasattr(twin, "config"):
+                twin.config = cut.config
             return twin
     return None
