@@ -115,12 +115,31 @@ def test_a_cache_folder_that_can_not_be_written(
     assert "OUTRIDER_CACHE" in message
 
 
-def test_a_draft_with_another_tokenizer(
-    target_folder: Path, foreign_folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ("prompt-lookup:length=3", "has no option 'length'"),
+        ("ngram", "needs a table"),
+        ("ngram:table=/nowhere/table", "can't be read"),
+        ("suffix:min_match=0", "min_match must be"),
+        ("early-exit:layers=9", "layers must be below the target's 2"),
+        ("/nowhere/model:temperature=1", "does not exist"),
+    ],
+)
+def test_bad_drafts(draft: str, message: str, target_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, "hi", "--target", str(target_folder), "--draft", draft)
+
+
+def test_a_table_of_another_tokenizer(
+    tmp_path: Path, target_folder: Path, foreign_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = refused(capsys, "hi", "--target", str(target_folder), "--draft", str(foreign_folder))
+    (tmp_path / "text").write_text("the quick brown fox\n" * 50)
+    table = tmp_path / "table"
+    assert run(["train-ngram", str(tmp_path / "text"), "--target", str(foreign_folder), "-o", str(table)]) == 0
+    capsys.readouterr()
+    message = refused(capsys, "hi", "--target", str(target_folder), "--draft", f"ngram:table={table}")
+    assert "another tokenizer" in message
     assert str(target_folder) in message
-    assert str(foreign_folder) in message
 
 
 def test_models_that_can_not_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str], target_folder: Path) -> None:

@@ -112,7 +112,7 @@ def test_calibrate_gives_the_promised_keys(
     target_folder: Path, draft_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     got = as_json(capsys, "calibrate", "--target", str(target_folder), "--draft", str(draft_folder))
-    assert set(got) == {"verify_seconds", "draft_seconds"}
+    assert set(got) >= {"verify_seconds", "draft_seconds"}
     assert got["verify_seconds"]["1"] > 0
     assert got["draft_seconds"] > 0
 

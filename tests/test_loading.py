@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 import outrider
-from outrider.costs import Costs, best_widths, measured_costs
+from outrider.costs import Costs, measured_costs
 from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
 from outrider.models.table import TableModel
 from tests.tiny_models import module
@@ -71,9 +71,23 @@ def test_packing_can_be_left_out(target_folder: Path) -> None:
 
 
 def test_widths_are_padded_where_wider_is_quicker() -> None:
-    assert best_widths({1: 3.0, 2: 3.0, 4: 2.0, 8: 4.0}) == {1: 4, 2: 4, 3: 4}
-    assert best_widths({1: 1.0, 2: 1.1, 4: 1.2}) == {}
-    assert best_widths({1: 1.0, 2: 0.99}) == {}
+    def widths(seconds: dict[int, float], slopes: dict[int, float] | None = None, context: int = 64) -> list[int]:
+        return [Costs(seconds, slopes or {}).width(n, context) for n in range(1, 9)]
+
+    assert widths({1: 3.0, 2: 3.0, 4: 2.0, 8: 4.0}) == [4, 4, 4, 4, 5, 6, 7, 8]
+    assert widths({1: 1.0, 2: 1.1, 4: 1.2}) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert widths({1: 1.0, 2: 0.99}) == [1, 2, 3, 4, 5, 6, 7, 8]
+    slopes = {1: 0.0, 4: 0.01}
+    assert widths({1: 3.0, 4: 2.0}, slopes)[0] == 4
+    assert widths({1: 3.0, 4: 2.0}, slopes, context=300)[0] == 1  # at a long context the wider pass costs more
+
+
+def test_costs_grow_with_the_context() -> None:
+    costs = Costs({1: 1.0, 4: 1.0}, {1: 0.001, 4: 0.003}, context=64)
+    assert costs.verify(1, 1064) == pytest.approx(2.0)
+    assert costs.verify(4, 1064) == pytest.approx(4.0)
+    assert costs.verify(2, 1064) == pytest.approx(1.0 + 1000 * (0.001 + 0.002 / 3))
+    assert costs.verify(4, 10) == costs.verify(4) == 1.0
 
 
 def test_costs_are_interpolated_between_sizes() -> None:

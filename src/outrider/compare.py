@@ -9,6 +9,7 @@ from typing import Any
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.choices import make_drafter
 from outrider.costs import Costs, measured_costs
+from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.generation import Generation, Stream
 from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import Prompt, encode
@@ -44,12 +45,9 @@ class Comparison:
 
         The draft lengths are those that the policy chose, so this checks the costs, not the policy.
         """
-        rounds = self.speculative.rounds
-        seconds = sum(
-            self.costs.verify(r.drafted + 1) + r.drafted * self.draft_seconds.get(r.drafter or "", 0.0) for r in rounds
-        )
-        tokens = sum(len(r.tokens) for r in rounds)
-        return tokens * self.costs.verify(1) / seconds if seconds > 0 else None
+        result = self.speculative
+        seconds = predicted_seconds(result.rounds, self.costs, self.draft_seconds, result.prompt_tokens)
+        return plain_seconds(result.rounds, self.costs, result.prompt_tokens) / seconds if seconds > 0 else None
 
     @property
     def predicted(self) -> str:

@@ -1,4 +1,4 @@
-"""What a pass costs: measured seconds to score n new tokens. Neither flat nor monotone in n.
+"""What a pass costs: measured seconds to score n new tokens. Neither flat nor monotone in n, and growing with the context.
 
 Measured once per model and machine and kept on disk, not measured anew in each run: the adaptive draft length
 follows from these numbers, so they must be the same for the same seed to give the same tokens.
@@ -13,8 +13,9 @@ import os
 import platform
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -25,100 +26,131 @@ from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
 from outrider.models.cache_folder import cache_folder
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 17)
+SIZES = (1, 2, 4, 6, 8, 12, 17)
+LONG_SIZES = (1, 2, 4, 8, 17)
 CONTEXT = 64
-REPEATS = 3
+LONG_CONTEXT = 2048
+REPEATS = 4
+PADDING_GAIN = 0.97  # pad only for a gain of 3 % and more
 _log = logging.getLogger(__name__)
-_measured: dict[str, dict[int, float]] = {}
+_measured: dict[str, Costs] = {}
 
 
 @runtime_checkable
 class PadsWidths(Protocol):
     """An engine whose kernels like some widths better than others."""
 
-    def pad_widths(self, widths: Mapping[int, int]) -> None: ...
+    def pad_widths(self, width: Callable[[int, int], int]) -> None: ...
+
+
+@runtime_checkable
+class Advances(Protocol):
+    """A sequence that can pretend to hold tokens, so that long contexts are timed without reading one."""
+
+    def advance(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class Costs:
-    """verify_seconds: {new tokens in a target pass: seconds}, 1 included."""
+    """What a pass of a model takes.
+
+    verify_seconds: {new tokens in the pass: seconds} after `context` tokens, 1 included. per_token: {new tokens: further
+    seconds for each further token of context}. padded: passes are scored at a wider width where that is quicker.
+    """
 
     verify_seconds: Mapping[int, float]
+    per_token: Mapping[int, float] = field(default_factory=dict)
+    context: int = CONTEXT
+    padded: bool = False
 
-    def verify(self, tokens: int) -> float:
-        """Seconds to score that many tokens, linear between the measured sizes and beyond them."""
-        if tokens in self.verify_seconds:
-            return self.verify_seconds[tokens]
-        sizes = sorted(self.verify_seconds)
-        if len(sizes) == 1:
-            return self.verify_seconds[sizes[0]]
-        at = min(max(bisect_left(sizes, tokens), 1), len(sizes) - 1)
-        low, high = sizes[at - 1], sizes[at]
-        slope = (self.verify_seconds[high] - self.verify_seconds[low]) / (high - low)
-        return max(self.verify_seconds[low] + slope * (tokens - low), 1e-9)
+    def verify(self, tokens: int, context: int | None = None) -> float:
+        """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them."""
+        context = self.context if context is None else context
+        if self.padded:
+            tokens = self.width(tokens, context)
+        extra = _between(self.per_token, tokens) * max(0, context - self.context) if self.per_token else 0.0
+        return max(_between(self.verify_seconds, tokens) + extra, 1e-9)
+
+    def width(self, tokens: int, context: int) -> int:
+        """The measured width of that many tokens or more at which a pass is quickest; itself if none gains."""
+        bare = self if not self.padded else Costs(self.verify_seconds, self.per_token, self.context)
+        wider = [size for size in self.verify_seconds if size > tokens]
+        if not wider:
+            return tokens
+        best = min(wider, key=lambda size: (bare.verify(size, context), size))
+        return best if bare.verify(best, context) < PADDING_GAIN * bare.verify(tokens, context) else tokens
+
+
+def _between(table: Mapping[int, float], size: int) -> float:
+    """The value at a size, linear between those given and beyond them."""
+    if size in table:
+        return table[size]
+    sizes = sorted(table)
+    if len(sizes) == 1:
+        return table[sizes[0]]
+    at = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    low, high = sizes[at - 1], sizes[at]
+    return table[low] + (table[high] - table[low]) / (high - low) * (size - low)
 
 
 def measured_costs(model: LanguageModel) -> Costs:
-    """What passes of this model cost on this machine, from memory, from disk, or measured now (about thirty passes).
+    """What passes of this model cost on this machine, from memory, from disk, or measured now (about sixty passes).
 
     Also lets the model pad its passes to the widths at which it is quicker.
     """
-    return Costs(_prepared(model))
+    key = _key(model)
+    if key not in _measured:
+        path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
+        found = _read(path) if path else None
+        if found is None:
+            if isinstance(model, PadsWidths):
+                model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
+            found = _measure(model)
+            if path:
+                about = {"model": model.name, "seconds": dict(found.verify_seconds), "per_token": dict(found.per_token)}
+                path.write_text(json.dumps({**about, "context": found.context}, indent=1))
+        _measured[key] = found
+    costs = _measured[key]
+    if not isinstance(model, PadsWidths):
+        return costs
+    padded = replace(costs, padded=True)
+    model.pad_widths(lru_cache(maxsize=4096)(padded.width))
+    return padded
 
 
 def forget_costs(model: LanguageModel) -> None:
     """Make the next `measured_costs` of this model measure anew."""
-    _measured.pop(key := _key(model, SIZES), None)
+    _measured.pop(key := _key(model), None)
     if path := _path(key):
         path.unlink(missing_ok=True)
 
 
-def best_widths(seconds: Mapping[int, float]) -> dict[int, int]:
-    """{n: the measured width of n or more at which n tokens are scored in the least time}, gains under 3 % ignored."""
-    widths = {}
-    for n in range(1, max(seconds) + 1):
-        wider = [width for width in seconds if width >= n]
-        best = min(wider, key=lambda width: (seconds[width], width))
-        if best > n and seconds[best] < 0.97 * Costs(seconds).verify(n):
-            widths[n] = best
-    return widths
+def _measure(model: LanguageModel) -> Costs:
+    limit = model.max_length or LONG_CONTEXT + max(SIZES)
+    short = max(1, min(CONTEXT, limit - max(SIZES)))
+    near = time_scoring(model, SIZES, short)
+    far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
+    if far <= 2 * short:
+        return Costs(near, context=short)
+    distant = time_scoring(model, LONG_SIZES, far)
+    slopes = {n: float(f"{max(0.0, distant[n] - near[n]) / (far - short):.3g}") for n in distant if n in near}
+    return Costs(near, slopes, short)
 
 
-def _prepared(model: LanguageModel) -> dict[int, float]:
-    """{n: seconds} as they are with the padding that is switched on here."""
-    table = _table(model, SIZES)
-    if not isinstance(model, PadsWidths):
-        return table
-    widths = best_widths(table)
-    model.pad_widths(widths)
-    return {n: table[widths.get(n, n)] for n in table}
+def time_scoring(model: LanguageModel, sizes: tuple[int, ...], context: int) -> dict[int, float]:
+    """{n: least seconds to score n new tokens after `context` tokens}, rounded to three digits.
 
-
-def _table(model: LanguageModel, sizes: tuple[int, ...]) -> dict[int, float]:
-    """{n: seconds} without padding."""
-    key = _key(model, sizes)
-    if key not in _measured:
-        path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
-        table = _read(path) if path else None
-        if table is None:
-            if isinstance(model, PadsWidths):
-                model.pad_widths({})
-            table = time_scoring(model, sizes)
-            if path:
-                path.write_text(json.dumps({"model": model.name, "seconds": table}, indent=1))
-        _measured[key] = table
-    return _measured[key]
-
-
-def time_scoring(model: LanguageModel, sizes: tuple[int, ...], context: int = CONTEXT) -> dict[int, float]:
-    """{n: median seconds to score n new tokens after `context` tokens}, rounded to three digits."""
+    The least of some repetitions, taken in turn, since whatever else the machine does only ever adds.
+    """
     limit = model.max_length or context + max(sizes)
-    context = max(1, min(context, limit - max(sizes)))
     sizes = tuple(n for n in sizes if context + n <= limit) or (1,)
     sequence = model.open(reserve=context + max(sizes))
     try:
-        tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
-        model.score([sequence], tokens, lengths, "none")
+        if isinstance(sequence, Advances):
+            sequence.advance(context)
+        else:
+            tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
+            model.score([sequence], tokens, lengths, "none")
         seconds: dict[int, list[float]] = {n: [] for n in sizes}
         for repeat in range(REPEATS + 1):
             for n in sizes:
@@ -132,7 +164,7 @@ def time_scoring(model: LanguageModel, sizes: tuple[int, ...], context: int = CO
                 sequence.truncate(context)
     finally:
         sequence.close()
-    return {n: float(f"{sorted(times)[len(times) // 2]:.3g}") for n, times in seconds.items()}
+    return {n: float(f"{min(times):.3g}") for n, times in seconds.items()}
 
 
 def _synchronise(model: LanguageModel) -> None:
@@ -140,11 +172,11 @@ def _synchronise(model: LanguageModel) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _key(model: LanguageModel, sizes: tuple[int, ...]) -> str:
+def _key(model: LanguageModel) -> str:
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     kind = getattr(model, "fingerprint", id(model))
     parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
-    parts += [torch.__version__, sizes]
+    parts += [torch.__version__, SIZES, LONG_SIZES, CONTEXT, LONG_CONTEXT]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
@@ -158,8 +190,10 @@ def _path(key: str) -> Path | None:
     return folder / f"{key}.json"
 
 
-def _read(path: Path) -> dict[int, float] | None:
+def _read(path: Path) -> Costs | None:
     try:
-        return {int(n): float(s) for n, s in json.loads(path.read_text())["seconds"].items()}
-    except (OSError, ValueError, KeyError, AttributeError):
+        held = json.loads(path.read_text())
+        seconds, slopes = ({int(n): float(s) for n, s in held[name].items()} for name in ("seconds", "per_token"))
+        return Costs(seconds, slopes, int(held["context"])) if 1 in seconds else None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None

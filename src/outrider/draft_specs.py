@@ -5,7 +5,8 @@
     MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,num_draft_tokens=N,draft=SPEC]
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
-depth. A model's sampling options are the draft's own; by default it samples as the target does.
+depth. A model with another tokenizer than the target's drafts text (`drafters.other_tokenizer`). A model's sampling options
+are the draft's own; by default it samples as the target does.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def make_model_drafter(
     if length is not None:
         raise ParameterError("num_draft_tokens belongs to a draft with a draft of its own: give it without the colon")
     if foreign:
-        return TextDrafter(model, sampling) if vocabulary == "text" else IntersectionDrafter(model, sampling)
+        return IntersectionDrafter(model, sampling) if vocabulary == "intersection" else TextDrafter(model, sampling)
     return ModelDrafter(model, sampling)
 
 

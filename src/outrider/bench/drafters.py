@@ -16,7 +16,7 @@ from statistics import median
 
 from outrider.bench.tasks import Task
 from outrider.costs import measured_costs
-from outrider.draft_length.oracle import oracle_seconds
+from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.transformers_model import TransformersModel
@@ -46,13 +46,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, a drafter, a temperature. speedup: plain time / adaptive time, per token. fixed: the same for each length."""
+    """A text, a drafter, a temperature.
+
+    speedup, spread: plain time / adaptive time, per token, as measured: median, least and most over the repetitions.
+    table, fixed, oracle: the same by the cost tables, which the noise of the machine can't touch: of the adaptive policy, of
+    each fixed length, and of the oracle.
+    """
 
     text: str
     drafter: str
     temperature: float
     speedup: float
     spread: tuple[float, float]
+    table: float
     fixed: dict[int, float]
     oracle: float
     acceptance_rate: float | None
@@ -61,14 +67,14 @@ class Cell:
 
     @property
     def against_best_fixed(self) -> float:
-        """Adaptive over the best of plain and the fixed lengths, chosen in hindsight."""
-        return self.speedup / max(1.0, *self.fixed.values())
+        """Adaptive over the best of the fixed lengths, 0 among them, chosen in hindsight."""
+        return self.table / max(1.0, *self.fixed.values())
 
     @property
     def captured(self) -> float | None:
         """The share of the oracle's gain in time that the adaptive policy had; None where there is nothing to gain."""
         gain = 1.0 - 1.0 / self.oracle
-        return (1.0 - 1.0 / self.speedup) / gain if gain > 0.03 else None
+        return (1.0 - 1.0 / self.table) / gain if gain > 0.03 else None
 
 
 def measure(
@@ -140,8 +146,10 @@ def _run(
         accepted=stats.accepted,
         tested=stats.tested,
         lengths=dict(Counter(r.drafted for r in result.rounds)),
-        table_seconds=sum(costs.verify(r.drafted + 1) + r.drafted * steps.get(r.drafter or "", 0.0) for r in result.rounds),
-        oracle_seconds=oracle_seconds(result.rounds, costs, made.step_seconds if made is not None else 0.0),
+        table_seconds=predicted_seconds(result.rounds, costs, steps, result.prompt_tokens),
+        oracle_seconds=oracle_seconds(
+            result.rounds, costs, made.step_seconds if made is not None else 0.0, result.prompt_tokens
+        ),
     )
 
 
@@ -167,34 +175,32 @@ def summarise(runs: Sequence[Run]) -> list[Cell]:
 
 
 def _cell(runs: list[Run], plain: dict[tuple[str, float, int], Run]) -> Cell:
-    def per_token(run: Run) -> float:
-        return run.seconds / run.tokens
+    def base(run: Run) -> Run:
+        return plain[run.text, run.temperature, run.repetition]
 
-    def ratios(policy: str) -> list[float]:
-        """Plain time over this policy's, repetition by repetition."""
+    def by_table(policy: str) -> float:
         chosen = [run for run in runs if run.policy == policy]
-        return [per_token(plain[run.text, run.temperature, run.repetition]) / per_token(run) for run in chosen]
+        return median(_per_token(base(run).table_seconds, base(run)) / _per_token(run.table_seconds, run) for run in chosen)
 
     adaptive = [run for run in runs if run.policy == "adaptive"]
     longest = [run for run in runs if run.policy == str(max(FIXED))]
     lengths = sum((Counter(run.lengths) for run in adaptive), Counter[int]())
     tested = sum(run.tested for run in adaptive)
-    own = ratios("adaptive")
-    # By the cost table: what the oracle saves of the time that the same tokens take plainly.
-    oracle = median(_table_speedup(run, plain[run.text, run.temperature, run.repetition]) for run in longest)
+    own = [_per_token(base(run).seconds, base(run)) / _per_token(run.seconds, run) for run in adaptive]
     return Cell(
         text=runs[0].text,
         drafter=runs[0].drafter,
         temperature=runs[0].temperature,
         speedup=median(own),
         spread=(min(own), max(own)),
-        fixed={length: median(ratios(str(length))) for length in FIXED},
-        oracle=oracle,
+        table=by_table("adaptive"),
+        fixed={length: by_table(str(length)) for length in FIXED},
+        oracle=median(_per_token(base(r).table_seconds, base(r)) / _per_token(r.oracle_seconds, r) for r in longest),
         acceptance_rate=sum(run.accepted for run in adaptive) / tested if tested else None,
         tokens_per_round=sum(run.tokens for run in adaptive) / sum(run.rounds for run in adaptive),
         lengths=dict(sorted(lengths.items())),
     )
 
 
-def _table_speedup(run: Run, plain: Run) -> float:
-    return (plain.table_seconds / plain.tokens) / (run.oracle_seconds / run.tokens)
+def _per_token(seconds: float, run: Run) -> float:
+    return seconds / run.tokens

@@ -132,15 +132,15 @@ def drafters_command(
 
 
 def _print_cells(cells: list[Cell]) -> None:
-    head = f"{'text':16s} {'draft':28s}    T  adaptive (range)       γ=2   γ=4   γ=8  oracle  captured  alpha  tokens/round"
-    click.echo(head + "  lengths (rounds)")
+    head = f"{'text':16s} {'draft':28s}    T  measured (range)     by table: auto   γ=2   γ=4   γ=8  oracle  captured  alpha"
+    click.echo(head + "  tokens/round  lengths (rounds)")
     for cell in cells:
         fixed = " ".join(f"{value:5.2f}" for value in cell.fixed.values())
         alpha = "    —" if cell.acceptance_rate is None else f"{cell.acceptance_rate:5.2f}"
         captured = "       —" if cell.captured is None else f"{cell.captured:8.0%}"
         lengths = " ".join(f"{length}:{count}" for length, count in cell.lengths.items())
         spread = f"{cell.speedup:5.2f} ({cell.spread[0]:.2f} – {cell.spread[1]:.2f})"
-        line = f"{cell.text:16s} {cell.drafter:28.28s} {cell.temperature:4g}  {spread}   {fixed}  {cell.oracle:6.2f}"
+        line = f"{cell.text:16s} {cell.drafter:28.28s} {cell.temperature:4g}  {spread}          {cell.table:5.2f} {fixed}  {cell.oracle:6.2f}"
         click.echo(f"{line}  {captured}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
 
 

@@ -29,11 +29,19 @@ def calibrate(target: str | None, draft: tuple[str, ...], dtype: str, device: st
     steps = {part.name: part.step_seconds for part in drafter.parts()}
     if as_json:
         seconds = next(iter(steps.values())) if len(steps) == 1 else steps
-        click.echo(json.dumps({"verify_seconds": dict(costs.verify_seconds), "draft_seconds": seconds}))
+        about = {
+            "verify_seconds": {n: costs.verify(n) for n in costs.verify_seconds},
+            "draft_seconds": seconds,
+            "context": costs.context,
+        }
+        click.echo(json.dumps({**about, "verify_seconds_per_context_token": dict(costs.per_token)}))
         return
     one = costs.verify(1)
-    click.echo(f"{model.name}: seconds to score n new tokens, and relative to one")
-    for n, seconds in sorted(costs.verify_seconds.items()):
-        click.echo(f"{n:4d}  {1000 * seconds:8.2f} ms  {seconds / one:5.2f}")
+    contexts = [costs.context, *((1024, 4096) if costs.per_token else ())]
+    click.echo(f"{model.name}: milliseconds to score n new tokens after a context (scored as how many)")
+    click.echo("   n" + "".join(f"{context:>18,}" for context in contexts))
+    for n in sorted(costs.verify_seconds):
+        cells = [f"{1000 * costs.verify(n, context):11.2f} ({costs.width(n, context):3d})" for context in contexts]
+        click.echo(f"{n:4d}" + "".join(f"{cell:>18s}" for cell in cells))
     for name, seconds in steps.items():
         click.echo(f"draft {name}: {1000 * seconds:.2f} ms a token, c = {seconds / one:.3f}")

@@ -130,7 +130,7 @@ def parse_length(text: str) -> int | OptimalLength | None:
     try:
         return OptimalLength(float(alpha)) if kind == "optimal" else FixedLength(int(text)).length
     except ValueError:
-        raise ParameterError(f"num-draft-tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
+        raise ParameterError(f"num_draft_tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
 
 
 def _generate(model: TransformersModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:

@@ -55,7 +55,7 @@ class Row:
 
     def plan(self, prospects: Sequence[Prospect]) -> Plan:
         """What the policy wants drafted now, one place left for the token that follows the accepted ones."""
-        return self.length.plan(prospects, max(0, self.remaining - 1))
+        return self.length.plan(prospects, max(0, self.remaining - 1), len(self.tokens))
 
     def extend(self, new: list[int]) -> int:
         """Add the round's tokens up to where the sequence ends; sets `finish_reason` there. → how many were kept"""

@@ -8,8 +8,8 @@ During a draft, if the drafter tells how sure it was of each token: the probabil
 product of the acceptance rates learned for such signals. One more token is drafted while some continuation gains more
 tokens than the same seconds would give at the planned rate: the marginal gain against the marginal cost.
 
-What isn't tried isn't learned, so now and then a prospect is probed with one token; all probes together may cost a small
-share of the time spent, by the cost tables, which bounds the loss where drafting is useless.
+What isn't tried isn't learned, so now and then a prospect is probed with one token, or a draft is made one token longer; all
+probes together may cost a small share of the time spent, by the cost tables: a bound on the loss where drafting is useless.
 """
 
 from __future__ import annotations
@@ -68,17 +68,23 @@ class _Best:
 
 @dataclass(frozen=True)
 class _GatedPlan:
-    """A plan that is asked again after each token. rate: tokens per second that the round should reach."""
+    """A plan that is asked again after each token.
+
+    rate: tokens per second that the round should reach. least: draft so many in any case, to learn how they fare.
+    """
 
     prospect: int
     limit: int
     rate: float
     state: _AdaptiveState
     about: Prospect
+    least: int
     gated: bool = True
 
     def go_on(self, signals: Many[int]) -> bool:
-        return len(signals) < self.limit and self.state.pays(self, signals)
+        if len(signals) >= self.limit:
+            return False
+        return len(signals) < self.least or self.state.pays(self, signals)
 
 
 class _AdaptiveState(LengthState):
@@ -89,23 +95,27 @@ class _AdaptiveState(LengthState):
         self._rates: dict[tuple[str, int], tuple[Rate, Rate]] = {}
         self._signals: dict[tuple[str, int], Rate] = {}
         self._tries: dict[tuple[str, int], int] = {}
+        self._context = 0
         self._elapsed = 0.0
         self._probed = 0.0
 
-    def plan(self, prospects: Many[Prospect], room: int) -> Plan:
+    def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
+        self._context = context
         best = self._best(prospects, room)
         chosen = self._probe(prospects, best, room)
         if chosen is not None:
             return SimplePlan(chosen, 1)
-        if best.length == 0 or self._policy.only is not None or not prospects[best.prospect].gated:
+        if best.length == 0 or self._policy.only is not None:
             return SimplePlan(best.prospect, best.length)
         about = prospects[best.prospect]
         limit = min(self._policy.longest, about.longest, room)
-        return _GatedPlan(best.prospect, limit, best.rate, self, about)
+        further = self._probe_length(about, best.length, limit)
+        if not about.gated:
+            return SimplePlan(best.prospect, best.length + further)
+        return _GatedPlan(best.prospect, limit, best.rate, self, about, least=1 + further)
 
     def _best(self, prospects: Many[Prospect], room: int) -> _Best:
-        costs = self._policy.costs
-        best = _Best(1.0 / costs.verify(1), 0, 0)
+        best = _Best(1.0 / self._verify(1), 0, 0)
         if self._policy.only is not None:
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
@@ -113,7 +123,7 @@ class _AdaptiveState(LengthState):
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = prospect.start_seconds + k * prospect.step_seconds + costs.verify(k + 1)
+                seconds = prospect.start_seconds + k * prospect.step_seconds + self._verify(k + 1)
                 rate = (1.0 + expected(first, later, k)) / seconds
                 if rate > best.rate:
                     best = _Best(rate, i, k)
@@ -127,18 +137,28 @@ class _AdaptiveState(LengthState):
         if not others:
             return None
         i = min(others, key=lambda i: self._tries.get((prospects[i].drafter, prospects[i].kind), 0))
-        prospect, verify = prospects[i], self._policy.costs.verify
+        prospect, verify = prospects[i], self._verify
         extra = prospect.start_seconds + prospect.step_seconds + max(0.0, verify(2) - verify(1))
         if best.length:
             extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
-        if self._probed + extra > self._policy.probe_share * self._elapsed:
-            return None
-        self._probed += extra
-        return i
+        return i if self._afford(extra) else None
+
+    def _probe_length(self, about: Prospect, length: int, limit: int) -> int:
+        """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
+        if length >= limit:
+            return 0
+        return int(self._afford(about.step_seconds + max(0.0, self._verify(length + 2) - self._verify(length + 1))))
+
+    def _afford(self, seconds: float) -> bool:
+        """Whether the account of the probes allows so many seconds; they are then spent."""
+        if self._probed + seconds > self._policy.probe_share * self._elapsed:
+            return False
+        self._probed += seconds
+        return True
 
     def pays(self, plan: _GatedPlan, signals: Many[int]) -> bool:
         """Whether some continuation gains more tokens than its seconds would give at the planned rate."""
-        drafted, name, verify = len(signals), plan.about.drafter, self._policy.costs.verify
+        drafted, name, verify = len(signals), plan.about.drafter, self._verify
         survival = 1.0
         for signal in signals:
             survival *= self._of_signal(name, signal).value
@@ -151,7 +171,7 @@ class _AdaptiveState(LengthState):
 
     def update(self, outcome: Tested) -> None:
         prospect = outcome.prospect
-        self._elapsed += self._policy.costs.verify(outcome.drafted + 1)
+        self._elapsed += self._verify(outcome.drafted + 1)
         if prospect is None or outcome.drafted == 0:
             return
         self._elapsed += prospect.start_seconds + outcome.drafted * prospect.step_seconds
@@ -162,6 +182,9 @@ class _AdaptiveState(LengthState):
         later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))
         for i, signal in enumerate(outcome.signals[: outcome.tested]):
             self._of_signal(prospect.drafter, signal).update(1, int(i < outcome.accepted))
+
+    def _verify(self, tokens: int) -> float:
+        return self._policy.costs.verify(tokens, self._context)
 
     def _of(self, prospect: Prospect) -> tuple[Rate, Rate]:
         key = (prospect.drafter, prospect.kind)

@@ -78,8 +78,8 @@ class LengthState(ABC):
     """The policy for one sequence."""
 
     @abstractmethod
-    def plan(self, prospects: Many[Prospect], room: int) -> Plan:
-        """Which way to draft and how many tokens at most, `room` ≥ 0 included."""
+    def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
+        """Which way to draft and how many tokens at most, `room` ≥ 0 included. context: tokens before."""
 
     def update(self, outcome: Tested) -> None:
         """Learn from a round; one without a draft has no prospect."""

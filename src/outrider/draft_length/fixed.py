@@ -24,7 +24,8 @@ class FixedLength(DraftLength, LengthState):
     def start(self) -> LengthState:
         return self
 
-    def plan(self, prospects: Many[Prospect], room: int) -> Plan:
+    def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
+        del context
         return SimplePlan(limit=min(self.length, prospects[0].longest, room))
 
 

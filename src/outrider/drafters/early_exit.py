@@ -17,7 +17,7 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel, Sequence
-from outrider.models.transformers_model import SlotSequence, TransformersModel
+from outrider.models.transformers_model import SlotSequence, TransformersModel, _as_it_is
 from outrider.proposal import DraftRow
 
 
@@ -101,7 +101,7 @@ def first_layers(target: TransformersModel, layers: int) -> TransformersModel:
     view.__dict__.update(target.__dict__)
     view.module = _cut(target.module, int(target.module.config.get_text_config().num_hidden_layers), layers)
     view._name = f"{target.name}[:{layers}]"
-    view._widths = {}
+    view._width = _as_it_is
     return view
 
 

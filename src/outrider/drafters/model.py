@@ -63,11 +63,12 @@ class ModelDrafter(Drafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         pending = len(row.tokens) - row.state.length
-        start = self._costs.verify(pending) - self._costs.verify(1) if self._costs else 0.0
+        step = self._costs.verify(1, len(row.tokens)) if self._costs else 0.0
+        start = self._costs.verify(pending, len(row.tokens)) - step if self._costs else 0.0
         return [
             Prospect(
                 self.name,
-                step_seconds=self.step_seconds,
+                step_seconds=step,
                 start_seconds=max(0.0, start),
                 longest=self._room(row),
                 gated=self.model.device.type == "cpu",  # elsewhere the signals would cost a synchronisation each

@@ -1,11 +1,13 @@
 """Draft models whose vocabulary differs from the target's, losslessly, in two ways (Timor et al. 2025).
 
-*Intersection* (the default): the draft samples from its own law restricted to the tokens that both vocabularies have, and
+*Intersection*: the draft samples from its own law restricted to the tokens that both vocabularies have, and
 renormalised. That is a true law over the target's tokens, so the ratio rule applies as ever.
 
-*Text*: the draft writes freely, and the target's tokenizer cuts what it wrote. Nobody knows the probability of a token that
-came about in this way, so each is a point mass: accepted with the target's own probability of it. That is exact whatever
-proposed it, but a token that the target would rather vary is accepted less often.
+*Text* (the default): the draft writes freely, and the target's tokenizer cuts what it wrote. Nobody knows the probability of
+a token that came about in this way, so each is a point mass: accepted with the target's own probability of it. That is exact
+whatever proposed it, but a token that the target would rather vary is accepted less often. On real pairs it does better all
+the same: where one vocabulary joins a colon and the line's end and the other does not, no shared token is the one that the
+target would say (EXPERIMENTS.md).
 
 Both read the same text: the target's tokens are turned into text and cut by the draft's tokenizer, and the draft's cache
 goes back to where the two cuts part.
@@ -113,13 +115,14 @@ class _ForeignDrafter(Drafter):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         reader = self._read(row)
         pending = len(reader.wanted) - len(reader.held)
-        start = self._costs.verify(pending) - self._costs.verify(1) if self._costs else 0.0
+        step = self._costs.verify(1, len(reader.wanted)) if self._costs else 0.0
+        start = self._costs.verify(pending, len(reader.wanted)) - step if self._costs else 0.0
         return [
             Prospect(
                 self.name,
                 first=0.6,
                 later=0.6,
-                step_seconds=self.step_seconds,
+                step_seconds=step,
                 start_seconds=max(0.0, start),
                 longest=self._room(row),
                 gated=self.model.device.type == "cpu",

@@ -113,7 +113,7 @@ class SpeculativeDrafter(Drafter):
         """One round of the draft model and its drafter."""
         rows = [inner.row for inner in inners]
         prospects = [self.drafter.prospects(row) for row in rows]
-        plans = [inner.length.plan(p, n) for inner, p, n in zip(inners, prospects, room, strict=True)]
+        plans = [inner.length.plan(p, n, len(inner.row.tokens)) for inner, p, n in zip(inners, prospects, room, strict=True)]
         proposal = (
             self.drafter.propose(rows, plans, inside)
             if any(plan.limit for plan in plans)

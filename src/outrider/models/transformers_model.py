@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -68,7 +68,7 @@ class TransformersModel:
         self._takes = set(inspect.signature(model.forward).parameters)
         self._cache = SlotCache(int(config.num_hidden_layers))
         self._open: list[SlotSequence] = []  # sequence i owns slot i
-        self._widths: dict[int, int] = {}
+        self._width: Callable[[int, int], int] = _as_it_is
         probe(self)
 
     @property
@@ -102,9 +102,9 @@ class TransformersModel:
         self._cache.reserve(len(self._open), min(reserve, self._max_length or reserve))
         return sequence
 
-    def pad_widths(self, widths: Mapping[int, int]) -> None:
-        """From now on score n tokens of one sequence as widths[n] ≥ n, where the kernels are quicker (`costs`)."""
-        self._widths = dict(widths)
+    def pad_widths(self, width: Callable[[int, int], int]) -> None:
+        """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""
+        self._width = width
 
     def release(self, sequence: SlotSequence) -> None:
         """Free a sequence's slot; the last sequence moves into it, so that the slots in use stay contiguous."""
@@ -152,7 +152,7 @@ class TransformersModel:
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         wanted = tokens.shape[1]
-        width = self._widths.get(wanted, wanted) if len(rows) == 1 else wanted  # rows side by side are wide already
+        width = self._width(wanted, rows[0].length) if len(rows) == 1 else wanted  # rows side by side are wide already
         if width > wanted:
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         starts = tuple(row.length for row in rows)
@@ -194,6 +194,11 @@ class TransformersModel:
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
         return out
+
+
+def _as_it_is(tokens: int, context: int) -> int:
+    del context
+    return tokens
 
 
 def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int] | None:
