@@ -70,6 +70,19 @@ def test_every_drafter_follows_the_targets_law(name: str, length: str, setting: 
         assert sum(record.drafted for record in rounds) > SAMPLES / 10
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_rows_samples_do_not_depend_on_its_neighbours(name: str, length: str) -> None:
+    """Rows of a batch draft in step, at every depth, but each takes its own numbers."""
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    prompts = [[0, 1], [2], [1, 0, 2, 1, 0]]
+    requests = [[Request(p, n, RandomStream(6, i)) for i, (p, n) in enumerate(zip(prompts, (30, 9, 20), strict=True))]]
+    requests.append([Request(p, n, RandomStream(6, i)) for i, (p, n) in enumerate(zip(prompts, (30, 9, 20), strict=True))])
+    batch, _ = decode(target, requests[0], settings, DRAFTERS[name](), LENGTHS[length])
+    for i, request in enumerate(requests[1]):
+        assert decode(target, [request], settings, DRAFTERS[name](), LENGTHS[length])[0][0] == batch[i]
+
+
 def test_the_record_names_who_drafted() -> None:
     target = table(1, V)
     drafter = DRAFTERS["choice"]()

@@ -27,6 +27,7 @@ PAIRS = {
     "outrider": ("generate",),
     "outrider + draft": ("generate + assistant", "generate"),
     "outrider + lookup": ("generate + lookup", "generate"),
+    "outrider + suffix": ("generate + lookup", "generate"),
 }
 
 
@@ -78,6 +79,7 @@ def contenders(ours: Pair, theirs: Pair) -> dict[str, Contender]:
         "outrider": _ours(ours.target, None),
         "generate + lookup": _peer(theirs.target, prompt_lookup_num_tokens=PEER_LOOKUP_TOKENS),
         "outrider + lookup": _ours(ours.target, "prompt-lookup"),
+        "outrider + suffix": _ours(ours.target, "suffix"),
     }
     if ours.draft is not None and theirs.draft is not None:
         found["generate + assistant"] = _peer(theirs.target, assistant_model=theirs.draft.module)

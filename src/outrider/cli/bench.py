@@ -62,6 +62,7 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
 
 @bench.command()
 @model_options
+@click.option("--texts", type=click.Choice(["humaneval", "kinds"]), default="humaneval", show_default=True)
 @click.option("--prompts", default="0-81", show_default=True, help="HumanEval problems, FIRST-LAST.")
 @click.option("--every", default=1, show_default=True, help="Take every n-th of them.")
 @click.option("--max-new-tokens", default=96, show_default=True)
@@ -76,17 +77,21 @@ def peers(
     from outrider.bench.machine import machine
     from outrider.bench.peers import Setting, summarise
     from outrider.bench.tasks import human_eval
+    from outrider.bench.texts import kinds
 
     first, last = _range(given["prompts"])
     if given["every"] < 1:
         raise ParameterError(f"every must be 1 or more, got {given['every']}")
-    tasks = human_eval(first, last)[:: given["every"]]
     settings = [Setting(t, given["top_p"] if t else 1.0) for t in given["temperature"]]
     ours, theirs = (_load_pair(target, draft, dtype, device, pack) for pack in (True, False))
+    tasks = kinds(ours.target.tokenizer) if given["texts"] == "kinds" else human_eval(first, last)
+    tasks = tasks[:: given["every"]]
     runs = _run(ours, theirs, tasks, settings, given["max_new_tokens"], log)
     rows = summarise(runs)
     if not as_json:
         _print(rows)
+        if given["texts"] == "kinds":
+            _print_by_text(runs)
     names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
     about: dict[str, object] = {"bench": "peers", **names, "dtype": str(ours.target.dtype)}
     about |= {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
@@ -140,8 +145,8 @@ def _print_cells(cells: list[Cell]) -> None:
         captured = "       —" if cell.captured is None else f"{cell.captured:8.0%}"
         lengths = " ".join(f"{length}:{count}" for length, count in cell.lengths.items())
         spread = f"{cell.speedup:5.2f} ({cell.spread[0]:.2f} – {cell.spread[1]:.2f})"
-        line = f"{cell.text:16s} {cell.drafter:28.28s} {cell.temperature:4g}  {spread}          {cell.table:5.2f} {fixed}  {cell.oracle:6.2f}"
-        click.echo(f"{line}  {captured}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
+        line = f"{cell.text:16s} {cell.drafter:28.28s} {cell.temperature:4g}  {spread}          {cell.table:5.2f} {fixed}"
+        click.echo(f"{line}  {cell.oracle:6.2f}  {captured}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
 
 
 def _load_pair(target: str | None, draft: tuple[str, ...], dtype: str, device: str, pack: bool) -> Pair:
@@ -176,6 +181,17 @@ def _print(rows: list[Row]) -> None:
             length = "" if row.tokens_per_round is None else f"  {row.tokens_per_round:.2f} tokens a round"
             ratios = "".join(f"  {ratio}× {peer}" for peer, ratio in row.against.items())
             click.echo(f"  {row.contender:22s} {row.rate}{length}{ratios}")
+
+
+def _print_by_text(runs: list[Run]) -> None:
+    """Tokens per second of every contender on every text, since these are of different kinds."""
+    for setting in dict.fromkeys(run.setting for run in runs):
+        chosen = [run for run in runs if run.setting == setting]
+        names = list(dict.fromkeys(run.contender for run in chosen))
+        click.echo(f"\n{setting}: tokens/s by text" + "".join(f"  {name:>20s}" for name in names))
+        for text in dict.fromkeys(run.task for run in chosen):
+            rates = {run.contender: run.rate for run in chosen if run.task == text}
+            click.echo(f"{text:30s}" + "".join(f"  {rates[name]:20.2f}" for name in names))
 
 
 def _range(text: str) -> tuple[int, int]:
