@@ -14,7 +14,7 @@ from collections.abc import Sequence as Many
 
 from outrider.clock import PhaseClock
 from outrider.decode.row import Request, Row, check_request
-from outrider.draft_length import DraftLength, FixedLength, Tested
+from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import NumericalError, ParameterError
@@ -108,7 +108,7 @@ class Decoder:
             prospect = prospects[i] if proposal.lengths[i] else None
             record = _record(row, outcome, kept[i], proposal.lengths[i], prospect, seconds)
             signals = proposal.signals[i] if proposal.signals else ()
-            row.length.update(Tested(prospect, record.drafted, record.tested, record.accepted, signals))
+            row.length.update(Trial(prospect, record.drafted, record.tested, record.accepted, signals))
             if row.finish_reason is not None:
                 self._close(row)
             records.append((row.number, record))

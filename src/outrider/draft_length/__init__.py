@@ -1,7 +1,7 @@
 """How many tokens to draft next, and by whom: fixed, optimal for a given alpha, or adapted to what is accepted."""
 
 from outrider.draft_length.adaptive import AdaptiveLength
-from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan, Tested
+from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan, Trial
 from outrider.draft_length.fixed import FixedLength, OptimalLength, optimal_length
 
 __all__ = [
@@ -14,6 +14,6 @@ __all__ = [
     "Plan",
     "Prospect",
     "SimplePlan",
-    "Tested",
+    "Trial",
     "optimal_length",
 ]

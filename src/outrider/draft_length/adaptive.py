@@ -18,7 +18,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from outrider.costs import Costs
-from outrider.draft_length.base import DraftLength, LengthState, Plan, Prospect, SimplePlan, Tested
+from outrider.draft_length.base import DraftLength, LengthState, Plan, Prospect, SimplePlan, Trial
 from outrider.draft_length.rates import Rate
 from outrider.draft_length.signals import PRIORS
 
@@ -169,7 +169,7 @@ class _AdaptiveState(LengthState):
                 return True
         return False
 
-    def update(self, outcome: Tested) -> None:
+    def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect
         self._elapsed += self._verify(outcome.drafted + 1)
         if prospect is None or outcome.drafted == 0:

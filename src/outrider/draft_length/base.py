@@ -64,7 +64,7 @@ class SimplePlan:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Trial:
     """What a round showed. tested: tokens on which the rule decided; accepted of them. signals: of each drafted token."""
 
     prospect: Prospect | None = None
@@ -81,7 +81,7 @@ class LengthState(ABC):
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         """Which way to draft and how many tokens at most, `room` ≥ 0 included. context: tokens before."""
 
-    def update(self, outcome: Tested) -> None:
+    def update(self, outcome: Trial) -> None:
         """Learn from a round; one without a draft has no prospect."""
         del outcome
 

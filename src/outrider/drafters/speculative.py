@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.costs import measured_costs
 from outrider.device_data import pad_rows
-from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Tested
+from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.models.base import LanguageModel
@@ -125,7 +125,7 @@ class SpeculativeDrafter(Drafter):
             inner.row.uncertain += len(outcome.tokens)
             inner.row.sequence.truncate(min(inner.row.sequence.length, len(inner.row.tokens) - 1))
             offered = proposal.lengths[i]
-            tested = Tested(
+            tested = Trial(
                 prospects[i][plans[i].prospect] if offered else None,
                 offered,
                 min(outcome.accepted + 1, offered),
