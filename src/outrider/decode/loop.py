@@ -106,9 +106,8 @@ class Decoder:
         records = []
         for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):
             prospect = prospects[i] if proposal.lengths[i] else None
-            record = _record(row, outcome, kept[i], proposal.lengths[i], prospect, seconds)
-            signals = proposal.signals[i] if proposal.signals else ()
-            row.length.update(Trial(prospect, record.drafted, record.tested, record.accepted, signals))
+            record = _record(row, outcome, kept[i], prospect, seconds, proposal, i)
+            row.length.update(Trial(prospect, record.drafted, record.tested, record.accepted, record.signals or ()))
             if row.finish_reason is not None:
                 self._close(row)
             records.append((row.number, record))
@@ -139,16 +138,23 @@ class Decoder:
 
 
 def _record(
-    row: Row, outcome: Outcome, kept: int, drafted: int, prospect: Prospect | None, seconds: dict[str, float]
+    row: Row,
+    outcome: Outcome,
+    kept: int,
+    prospect: Prospect | None,
+    seconds: dict[str, float],
+    proposal: Proposal,
+    i: int,
 ) -> Round:
     return Round(
         tokens=tuple(outcome.tokens[:kept]),
-        drafted=drafted,
+        drafted=proposal.lengths[i],
         accepted=outcome.accepted,
         drafter=prospect.drafter if prospect is not None else None,
         seconds={phase: seconds[phase] for phase in PHASES},
         logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
         betas=None if outcome.betas is None else tuple(outcome.betas),
+        signals=tuple(proposal.signals[i]) if proposal.signals and proposal.signals[i] else None,
         finish_reason=row.finish_reason,
     )
 

@@ -29,7 +29,8 @@ class AdaptiveLength(DraftLength):
 
     costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
     several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
-    probe_share: of the time, spent on probes at most.
+    probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
+    tables are not exact and a round with a draft does a little more than they know.
     """
 
     costs: Costs
@@ -38,6 +39,7 @@ class AdaptiveLength(DraftLength):
     prior_tests: float = 4.0
     memory: float = 40.0
     probe_share: float = 0.02
+    margin: float = 0.05
 
     def start(self) -> LengthState:
         return _AdaptiveState(self)
@@ -115,7 +117,7 @@ class _AdaptiveState(LengthState):
         return _GatedPlan(best.prospect, limit, best.rate, self, about, least=1 + further)
 
     def _best(self, prospects: Many[Prospect], room: int) -> _Best:
-        best = _Best(1.0 / self._verify(1), 0, 0)
+        best = _Best((1.0 + self._policy.margin) / self._verify(1), 0, 0)
         if self._policy.only is not None:
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,8 @@ from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel, Sequence
 from outrider.models.transformers_model import SlotSequence, TransformersModel, _as_it_is
 from outrider.proposal import DraftRow
+
+PRIOR = 0.3  # most checkpoints were not made for it: to be probed before it is used
 
 
 class EarlyExitDrafter(ModelDrafter):
@@ -55,7 +58,7 @@ class EarlyExitDrafter(ModelDrafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         row.state.truncate(row.sequence.length)
-        return super().prospects(row)
+        return [replace(prospect, first=PRIOR, later=PRIOR) for prospect in super().prospects(row)]
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         del drafted, accepted
