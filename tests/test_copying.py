@@ -15,6 +15,7 @@ from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
 from outrider.errors import CacheFolderError, ParameterError
+from outrider.models.compatibility import fingerprint
 from outrider.models.table import TableModel, TableSequence
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
@@ -131,27 +132,53 @@ def test_a_memory_copies_from_earlier_generations() -> None:
 
 def test_a_store_keeps_outputs_across_processes(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "outputs.tokens"
-    assert TokenStore(path).read() == []
     drafter = SuffixDrafter(store=path)
     decode(table(1, 9), [Request([1, 2, 3, 4], 8, RandomStream(0))], SamplingSettings(), drafter, FixedLength(2))
-    held = TokenStore(path).read()
+    store = TokenStore(path, fingerprint(table(1, 9)))
+    held = store.read()
     assert held[:4] == [1, 2, 3, 4]
     assert len(held) == 12
     with path.open("ab") as file:
         file.write(b"\x01\x02")  # a write cut short
-    assert TokenStore(path).read() == held
+    assert store.read() == held
+    store.append([5, 6])
+    assert store.read() == [*held, 5, 6]
     again = SuffixDrafter(store=path)
+    again.bind(table(1, 9))
     row = row_of([8, 1, 2], again)
     assert again.propose([row], [SimplePlan(limit=2)], context()).tokens[0].tolist() == [3, 4]
+
+
+def test_a_memory_is_kept_for_each_vocabulary_apart(tmp_path: Path) -> None:
+    drafter = SuffixDrafter(memory=True)
+    for size in (9, 4, 9):
+        decode(table(1, size), [Request([0, 1, 2, 3], 8, RandomStream(0))], SamplingSettings(), drafter, FixedLength(3))
+    assert len(drafter._memories) == 2
+    stored = SuffixDrafter(store=tmp_path / "store")
+    stored.bind(table(1, 9))
+    with pytest.raises(ParameterError, match="written with another tokenizer"):
+        stored.bind(table(1, 4))
 
 
 def test_bad_stores_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("something else")
     with pytest.raises(ParameterError, match="not a token store"):
-        SuffixDrafter(store=other)
+        SuffixDrafter(store=other).bind(table(1, 9))
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheFolderError, match="can't be written"):
-        TokenStore(tmp_path / "file" / "store").append([1])
+    with pytest.raises(CacheFolderError, match="can't be used"):
+        SuffixDrafter(store=tmp_path / "file" / "store").bind(table(1, 9))
     with pytest.raises(ParameterError, match="min_match must be"):
         SuffixDrafter(min_match=0)
+
+
+def test_a_match_survives_the_growth_of_the_text_it_follows() -> None:
+    """A state may be split while another text is being followed: the length may then be understated, never overstated."""
+    chance = random.Random(5)
+    automaton = SuffixAutomaton(chance.randrange(3) for _ in range(50))
+    state, length, read = ROOT, 0, []
+    for _ in range(2000):
+        read.append(chance.randrange(3))
+        state, length = automaton.step(state, length, read[-1])
+        assert length <= longest_earlier(list(automaton.tokens)[-400:], read) or len(automaton) > 400
+        automaton.append(chance.randrange(3))

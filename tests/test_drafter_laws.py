@@ -20,6 +20,7 @@ from outrider.drafters import (
     PromptLookupDrafter,
     RandomDrafter,
     SpeculativeDrafter,
+    SuffixDrafter,
 )
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
@@ -161,3 +162,59 @@ def test_a_draft_that_becomes_good_is_taken_up_again() -> None:
     assert 0 < sum(r.drafted for r in early) * 0.05 < 0.03 * 300
     assert sum(len(r.tokens) for r in rounds[0][-20:]) > 20 * 8
     assert len(rounds[0]) < 500
+
+
+@pytest.mark.parametrize("vocabulary", [3, 9])
+@pytest.mark.parametrize("copying", [PromptLookupDrafter, SuffixDrafter])
+def test_copies_inside_a_choice_inside_a_draft_forget_what_is_taken_back(
+    vocabulary: int, copying: Callable[[], Drafter]
+) -> None:
+    """Long enough for stale positions to matter: greedy output is plain decoding's, and copies hold certain text only."""
+    target = table(1, vocabulary)
+    choice = ChoiceDrafter([copying(), RandomDrafter()])
+    drafter = SpeculativeDrafter(table(2, vocabulary), choice, FixedLength(2), step_seconds=0.2)
+    accepted = 0
+    for settings in (SamplingSettings(), SETTINGS["temperature 1"]):
+        request = Request([0, 1], 80, RandomStream(3))
+        tokens, rounds = decode(target, [request], settings, drafter, FixedLength(5))
+        assert len(tokens[0]) == 80
+        accepted += sum(r.accepted for r in rounds[0])
+        if settings.greedy:
+            assert tokens == decode(target, [Request([0, 1], 80, RandomStream(3))], settings)[0]
+    assert accepted
+
+
+def test_a_draft_without_a_law_ends_the_draft_and_not_the_generation() -> None:
+    """A padding entry of the target is all that a processor allows: the draft models have no law for it."""
+    target, small = table(1, 6), TableModel(table(2, 4)._probs, name="small")
+
+    class Same(ModelDrafter):
+        def bind(self, target: object) -> None:
+            """Their tokenizers would agree."""
+
+    class SameSpeculative(SpeculativeDrafter):
+        def bind(self, target: object) -> None:
+            """Their tokenizers would agree."""
+
+    settings = SamplingSettings(logit_bias=dict.fromkeys(range(4), -float("inf")))
+    plain = decode(target, [Request([0, 5], 12, RandomStream(0))], settings)[0]
+    for drafter in (Same(small), SameSpeculative(small, Same(small), FixedLength(2), step_seconds=0.1)):
+        assert decode(target, [Request([0, 5], 12, RandomStream(0))], settings, drafter, FixedLength(3))[0] == plain
+
+
+def test_signals_are_learned_by_the_rows_that_asked_only() -> None:
+    """Rows that were not asked would learn from their neighbours' rounds: their samples would depend on them."""
+    target, settings = table(1, V), SETTINGS["temperature 1"]
+    policy = AdaptiveLength(Costs({1: 1.0, 2: 1.3, 5: 1.6}), longest=4, probe_share=0.2)
+    for seed in range(4):
+        batch, _ = decode(
+            target,
+            [Request([0, i % V], 40, RandomStream(seed, i)) for i in range(6)],
+            settings,
+            ModelDrafter(table(2, V), step_seconds=0.2),
+            policy,
+        )
+        for i in range(6):
+            drafter = ModelDrafter(table(2, V), step_seconds=0.2)
+            alone = decode(target, [Request([0, i % V], 40, RandomStream(seed, i))], settings, drafter, policy)[0][0]
+            assert alone == batch[i]

@@ -245,3 +245,16 @@ def test_streams_of_different_seeds_and_rows_differ() -> None:
     """NumPy's seeding drops trailing zeros of its words: (5, 1) and (5 + 2^32, 0) must not be one stream."""
     pairs = [(seed, row) for seed in (0, 1, 5, 5 + 2**32, 2**32, 2**40) for row in (0, 1, 5, 2**20)]
     assert len({tuple(RandomStream(seed, row).take(3)) for seed, row in pairs}) == len(pairs)
+
+
+def test_a_drafter_that_fails_at_the_end_leaks_nothing() -> None:
+    class Fails(ModelDrafter):
+        def end(self, row: DraftRow) -> None:
+            super().end(row)
+            raise OSError("planted")
+
+    target, draft = tiny("Llama"), tiny("Llama", 1)
+    with pytest.raises(OSError, match="planted"):
+        decode(target, requests(), GREEDY, Fails(draft), FixedLength(2))
+    assert target._open == []
+    assert draft._open == []

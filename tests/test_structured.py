@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import PrefixConstrainedLogitsProcessor
 
 import outrider
 from outrider import structured
@@ -167,3 +168,60 @@ def test_bad_schemas_are_refused_in_one_line(wrong: str) -> None:
     with pytest.raises(ParameterError, match="json_schema") as error:
         structured.json_schema(smollm2(), wrong)
     assert "\n" not in str(error.value)
+
+
+def test_rows_that_begin_alike_do_not_share_a_state() -> None:
+    """One row's prompt is another's prompt and output: the processor of the former has seen less."""
+    target = table(1, V, sharpness=0.7)
+    first = decode(target, [Request([0, 1], 12, RandomStream(0))], SamplingSettings(processors=(made(),)))[0][0]
+    prompts = [[0, 1], [0, 1, *first[:1]], [0, 1, *first[:3]]]
+    shared = SamplingSettings(processors=(made(),))
+    for drafter in (None, PromptLookupDrafter()):
+        batch = decode(target, [Request(p, 30, RandomStream(0)) for p in prompts], shared, drafter, FixedLength(3))[0]
+        for prompt, tokens in zip(prompts, batch, strict=True):
+            alone = SamplingSettings(processors=(made(),))
+            assert decode(target, [Request(prompt, 30, RandomStream(0))], alone)[0][0] == tokens
+
+
+def made() -> StatefulProcessor:
+    return StatefulProcessor(CountsItsCalls)
+
+
+class EndsForGood:
+    """After token 2 nothing may come; it ends the text."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self) -> Tensor:
+        return torch.full((V,), 2 not in self.taken)
+
+    def advance(self, token: int) -> bool:
+        self.taken.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        del self.taken[len(self.taken) - count :]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_constraint_with_nothing_after_the_end_is_no_error(name: str) -> None:
+    target = table(1, V, sharpness=0.7)
+    law = SamplingSettings(temperature=1.0, processors=(Constraint(EndsForGood),))
+    requests = [Request([0, 1], 20, RandomStream(1, i), frozenset({2})) for i in range(30)]
+    tokens, _ = decode(target, requests, law, DRAFTERS[name](), FixedLength(3))
+    assert all(row.count(2) == 1 and row[-1] == 2 for row in tokens if len(row) < 20)
+
+
+def test_processors_are_not_shown_what_they_forbid() -> None:
+    """transformers' own prefix constraint raises on an empty list: after a forbidden draft it must not be asked."""
+
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        del row
+        return [] if any(int(token) == 2 for token in ids[2:]) else [0, 1]
+
+    law = SamplingSettings(temperature=1.0, processors=(PrefixConstrainedLogitsProcessor(allowed, 1),))
+    target = table(1, V, sharpness=0.7)
+    for drafter in (RandomDrafter(), ModelDrafter(table(2, V))):
+        tokens, _ = decode(target, [Request([0, 1], 40, RandomStream(0, i)) for i in range(5)], law, drafter, FixedLength(3))
+        assert not any(2 in row for row in tokens)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from outrider.clock import PhaseClock
 from outrider.device_data import index, to_device
-from outrider.errors import NumericalError
 from outrider.models.base import LanguageModel, fit_vocabulary
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import Context, SamplingSettings, standardize
+from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, verify
 
@@ -33,6 +33,7 @@ class Extras:
 class Outcome:
     """One row's result on the host: the accepted tokens and the one after them, and the extras asked for.
 
+    The token after them is -1 if there is no law for it, which matters only if the sequence goes on that far.
     laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device.
     """
 
@@ -83,7 +84,7 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
             columns.append(_betas(probs, proposal))
         # The round's one synchronisation. Token ids are exact in float64.
         packed = torch.cat([column.double() for column in columns], dim=1).tolist()
-    return [_unpack(scorer, row, packed[i], proposal, i, probs[i]) for i, row in enumerate(rows)]
+    return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))]
 
 
 def _to_score(rows: Many[DraftRow], proposal: Proposal, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
@@ -127,7 +128,9 @@ def _contexts(rows: Many[DraftRow], proposal: Proposal, device: torch.device) ->
     for i, row in enumerate(rows):
         full = torch.cat([index(row.tokens, device), proposal.tokens[i]])
         known = len(row.tokens)
-        contexts += [Context(full[: known + j], row.prompt_length) for j in range(proposal.tokens.shape[1] + 1)]
+        for j in range(proposal.tokens.shape[1] + 1):
+            state: State = "unused" if j > proposal.lengths[i] else "drafted" if j else "certain"
+            contexts.append(Context(full[: known + j], row.prompt_length, state))
     return contexts
 
 
@@ -146,14 +149,9 @@ def _betas(probs: Tensor, proposal: Proposal) -> Tensor:
     return acceptance_probability(probs[:, :-1], proposal.probs)
 
 
-def _unpack(scorer: Scorer, row: DraftRow, values: list[float], proposal: Proposal, i: int, laws: Tensor) -> Outcome:
+def _unpack(scorer: Scorer, values: list[float], proposal: Proposal, i: int, laws: Tensor) -> Outcome:
     width = proposal.tokens.shape[1]
     accepted, following = int(values[0]), int(values[1])
-    if following < 0:
-        raise NumericalError(
-            f"{scorer.model.name} gave no distribution for row {i} after token {len(row.tokens) + accepted - 1}: its logits "
-            "are NaN or all excluded; try --dtype float32, or loosen logit_bias and processors"
-        )
     rest = values[2 + width :]
     logprobs = None
     if scorer.extras.logprobs:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 
 from outrider.clock import PhaseClock
 from outrider.decode.row import Request, Row, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.errors import NumericalError, ParameterError
-from outrider.models.base import LanguageModel, Scrubs
+from outrider.errors import ParameterError
+from outrider.models.base import LanguageModel
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
@@ -65,14 +66,10 @@ class Decoder:
                 yield self._round(active)
             for row in self.rows:
                 row.finish_reason = row.finish_reason or "cancelled"
-        except NumericalError:
-            for row in self.rows:
-                if isinstance(row.sequence, Scrubs) and not row.closed:
-                    row.sequence.scrub()
-            raise
         finally:
-            for row in self.rows:
-                self._close(row)
+            with ExitStack() as stack:  # every row is closed, whatever one of them raises
+                for row in self.rows:
+                    stack.callback(self._close, row)
 
     def _cancelled(self) -> bool:
         """Whether to stop; once said, it holds, so that nothing goes on from a prompt half read."""
@@ -132,9 +129,11 @@ class Decoder:
         if row.closed:
             return
         row.closed = True
-        if self.drafter is not None:
-            self.drafter.end(row.draft)
-        row.sequence.close()
+        try:
+            if self.drafter is not None:
+                self.drafter.end(row.draft)
+        finally:
+            row.sequence.close()
 
 
 def _record(

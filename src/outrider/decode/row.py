@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
-from outrider.errors import ContextLengthError, ParameterError
+from outrider.errors import ContextLengthError, NumericalError, ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.base import Sequence as ModelSequence
 from outrider.proposal import DraftRow
@@ -64,6 +64,11 @@ class Row:
             if token in self.request.eos:
                 keep, self.finish_reason = i + 1, "eos"
                 break
+        if -1 in new[:keep]:
+            raise NumericalError(
+                f"the target gave no distribution for row {self.number} after token {len(self.tokens) + keep - 2}: "
+                "its logits are NaN or all excluded; try --dtype float32, or loosen logit_bias and processors"
+            )
         if self.request.stop is not None:
             cut = self.request.stop(new[:keep])
             if cut is not None:

@@ -50,6 +50,13 @@ class Plan(Protocol):
         """Whether to draft one more, after tokens with these signals (`signals`), one per token."""
 
 
+def only_gated(signals: Many[list[int]], plans: Many[Plan]) -> list[list[int]] | None:
+    """The signals of rows whose plan asked: a row must not learn what it would not have, had it been alone."""
+    if not any(plan.gated for plan in plans):
+        return None
+    return [row if plan.gated else [] for row, plan in zip(signals, plans, strict=True)]
+
+
 @dataclass(frozen=True)
 class SimplePlan:
     """Draft so many tokens by this prospect, whatever they look like."""

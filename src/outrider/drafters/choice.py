@@ -6,6 +6,7 @@ Who is chosen depends on what is certain only (the prospects), so every proposal
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +63,8 @@ class ChoiceDrafter(Drafter):
             drafter.begin([row.state[i] for row in rows], context)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        return [p for drafter, own in zip(self.drafters, row.state, strict=True) for p in drafter.prospects(own)]
+        rows = [_child(row, i) for i in range(len(self.drafters))]
+        return [p for drafter, own in zip(self.drafters, rows, strict=True) for p in drafter.prospects(own)]
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         chosen = [self._part(row, plan) for row, plan in zip(rows, plans, strict=True)]
@@ -70,7 +72,7 @@ class ChoiceDrafter(Drafter):
         for number, drafter in enumerate(self.drafters):
             mine = [i for i, (who, part) in enumerate(chosen) if who == number and part.limit > 0]
             if mine:
-                own = [rows[i].state[number] for i in mine]
+                own = [_child(rows[i], number) for i in mine]
                 parts.append((mine, drafter.propose(own, [chosen[i][1] for i in mine], context)))
         return _merged(parts, len(rows), context)
 
@@ -78,7 +80,7 @@ class ChoiceDrafter(Drafter):
         """Which drafter a plan means, and the plan for it."""
         at = plan.prospect
         for number, drafter in enumerate(self.drafters):
-            count = len(drafter.prospects(row.state[number]))
+            count = len(drafter.prospects(_child(row, number)))
             if at < count:
                 return number, _Part(at, plan.limit, plan.gated, plan)
             at -= count
@@ -86,11 +88,19 @@ class ChoiceDrafter(Drafter):
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         for i, drafter in enumerate(self.drafters):
-            drafter.observe([row.state[i] for row in rows], drafted, accepted)
+            drafter.observe([_child(row, i) for row in rows], drafted, accepted)
 
     def end(self, row: DraftRow) -> None:
-        for drafter, own in zip(self.drafters, row.state or (), strict=False):
-            drafter.end(own)
+        with ExitStack() as stack:  # all of them end, whatever one of them raises
+            for i, drafter in enumerate(self.drafters if row.state else ()):
+                stack.callback(drafter.end, _child(row, i))
+
+
+def _child(row: DraftRow, number: int) -> DraftRow:
+    """The row as one of the drafters sees it; the tokens are shared."""
+    own: DraftRow = row.state[number]
+    own.uncertain = row.uncertain
+    return own
 
 
 def _merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftContext) -> Proposal:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from outrider.costs import Costs, measured_costs
 from outrider.device_data import index, pad_rows, to_device
-from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.models.base import LanguageModel, fit_vocabulary
+from outrider.models.base import LanguageModel, fit_vocabulary, known_tokens
 from outrider.models.compatibility import check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
@@ -58,7 +58,7 @@ class ModelDrafter(Drafter):
             if limit is None or len(row.tokens) <= limit:
                 fitting.append(row)
         with context.clock.phase("prefill"):
-            prompts = [self._known(row.tokens[:-1]) for row in fitting]
+            prompts = [known_tokens(row.tokens[:-1], self.model.vocab_size) for row in fitting]
             prefill(self.model, [row.state for row in fitting], prompts)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
@@ -101,7 +101,7 @@ class ModelDrafter(Drafter):
             active = [i for i in active if lengths[i] < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))]
         if not tokens:
             return empty_proposal(len(rows), context.device)
-        return Proposal(torch.stack(tokens, dim=1), lengths, torch.stack(probs, dim=1), signals if gated else None)
+        return Proposal(torch.stack(tokens, dim=1), lengths, torch.stack(probs, dim=1), only_gated(signals, plans))
 
     def _own(self, tokens: Tensor) -> Tensor:
         """The target's tokens as the draft model numbers them."""
@@ -118,16 +118,11 @@ class ModelDrafter(Drafter):
         if drafted:
             tokens, lengths = self._own(_pick(drafted[-1], active)).unsqueeze(-1), [1] * len(rows)
         else:
-            pending = [self._known(row.tokens[row.state.length :]) for row in rows]
+            pending = [known_tokens(row.tokens[row.state.length :], self.model.vocab_size) for row in rows]
             tokens, lengths = pad_rows(pending, self.model.device)
         logits = self.model.score([row.state for row in rows], tokens, lengths, "last")
         assert logits is not None
         return logits
-
-    def _known(self, tokens: list[int]) -> list[int]:
-        """The tokens as the draft model may see them: a padding entry that only the target has becomes token 0."""
-        size = self.model.vocab_size
-        return tokens if max(tokens, default=0) < size else [token if token < size else 0 for token in tokens]
 
     def _law(
         self, logits: Tensor, rows: list[DraftRow], drafted: list[Tensor], active: list[int], context: DraftContext

@@ -6,6 +6,7 @@ first guess is proposed, a point mass, without writing out a law over the vocabu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence as Many
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from outrider.device_data import pad_rows, to_device
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.errors import VocabularyMismatchError
+from outrider.errors import ParameterError, VocabularyMismatchError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.ngram.table import NgramTable, read_table
@@ -33,7 +34,10 @@ class NgramDrafter(Drafter):
     def __init__(self, table: NgramTable | str | Path, order: int | None = None) -> None:
         self.table = table if isinstance(table, NgramTable) else read_table(Path(table).expanduser())
         if order is not None:
-            self.table.levels = self.table.levels[: max(order - 1, 0)]
+            if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+                raise ParameterError(f"order must be a whole number of 1 or more, got {order!r}")
+            self.table = copy.copy(self.table)
+            self.table.levels = self.table.levels[: order - 1]
         self.name = f"{self.table.order}-gram"
         self._quick = False
 

@@ -15,6 +15,7 @@ goes back to where the two cuts part.
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from outrider.costs import Costs, measured_costs
 from outrider.device_data import index, pad_rows, to_device
-from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import VocabularyMismatchError
@@ -140,6 +141,11 @@ class _ForeignDrafter(Drafter):
             reader.held = tokens_known
         return logits[:, 0]
 
+    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+        del drafted, accepted
+        for row in rows:
+            row.state.read = -1  # inside another drafter the tokens may have changed and not their number
+
     def end(self, row: DraftRow) -> None:
         if row.state is not None:
             row.state.sequence.close()
@@ -199,7 +205,7 @@ class IntersectionDrafter(_ForeignDrafter):
         for i, along in enumerate(laws):
             if along:
                 probs[i, : len(along)] = torch.stack(along)
-        return Proposal(out, lengths, probs, signals if any(plan.gated for plan in plans) else None)
+        return Proposal(out, lengths, probs, only_gated(signals, plans))
 
     def _translate(self, logits: Tensor, vocab_size: int) -> Tensor:
         """The draft's logits of the shared tokens, at the target's ids. [R, V'] → [R, V]"""
@@ -258,7 +264,10 @@ class TextDrafter(_ForeignDrafter):
         again = [int(i) for i in tokenizer.encode(before, add_special_tokens=False)]
         same = _common(ids, again)
         # The row's last token may be cut otherwise together with the draft: then nothing can be appended to it.
-        return ids[same:] if same == len(again) else []
+        if same < len(again):
+            return []
+        size = self._target.vocab_size
+        return list(itertools.takewhile(lambda token: token < size, ids[same:]))
 
 
 def _common(a: list[int], b: list[int]) -> int:

@@ -18,7 +18,7 @@ from outrider.device_data import pad_rows
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, known_tokens
 from outrider.models.compatibility import check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
@@ -75,7 +75,8 @@ class SpeculativeDrafter(Drafter):
         inners = [row.state.row for row in rows]
         fitting = [inner for inner in inners if self._room(inner) > 0]
         with context.clock.phase("prefill"):
-            prefill(self.model, [inner.sequence for inner in fitting], [inner.tokens[:-1] for inner in fitting])
+            prompts = [known_tokens(inner.tokens[:-1], self.model.vocab_size) for inner in fitting]
+            prefill(self.model, [inner.sequence for inner in fitting], prompts)
         self.drafter.begin(inners, self._inside(context))
 
     def _inside(self, context: DraftContext) -> DraftContext:
@@ -102,8 +103,11 @@ class SpeculativeDrafter(Drafter):
             room = [limits[i] - len(drafted[i]) - 1 for i in active]
             outcomes = self._round(scorer, inside, [inners[i] for i in active], room)
             for i, outcome in zip(active, outcomes, strict=True):
-                drafted[i] += outcome.tokens
-                laws[i].append(outcome.laws)
+                new = [token for token in outcome.tokens if token >= 0]
+                drafted[i] += new
+                laws[i].append(outcome.laws[: len(new)])
+                if len(new) < len(outcome.tokens):
+                    limits[i] = len(drafted[i])  # no law for the next token: the draft ends here
         if not any(drafted):
             return empty_proposal(len(rows), context.device)
         tokens, lengths = pad_rows(drafted, context.device)
@@ -121,8 +125,9 @@ class SpeculativeDrafter(Drafter):
         )
         outcomes = verify_round(scorer, rows, proposal)
         for i, (inner, outcome) in enumerate(zip(inners, outcomes, strict=True)):
-            inner.row.tokens += outcome.tokens
-            inner.row.uncertain += len(outcome.tokens)
+            tokens = [token for token in outcome.tokens if token >= 0]
+            inner.row.tokens += tokens
+            inner.row.uncertain += len(tokens)
             inner.row.sequence.truncate(min(inner.row.sequence.length, len(inner.row.tokens) - 1))
             offered = proposal.lengths[i]
             tested = Trial(
@@ -146,8 +151,11 @@ class SpeculativeDrafter(Drafter):
         self.drafter.observe([row.state.row for row in rows], drafted, accepted)
 
     def end(self, row: DraftRow) -> None:
-        if row.state is not None:
+        if row.state is None:
+            return
+        try:
             self.drafter.end(row.state.row)
+        finally:
             row.state.row.sequence.close()
 
 

@@ -6,6 +6,7 @@ length, in amortised constant time a token. Deterministic, hence a point mass.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,12 @@ from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.prompt_lookup import copy_prospect
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
-from outrider.errors import ParameterError
+from outrider.errors import CacheFolderError, ParameterError
+from outrider.models.base import LanguageModel
+from outrider.models.compatibility import fingerprint
 from outrider.proposal import DraftRow, Proposal, empty_proposal
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -43,8 +48,22 @@ class SuffixDrafter(Drafter):
         if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
             raise ParameterError(f"min_match must be a whole number of 1 or more, got {min_match!r}")
         self.min_match = min_match
-        self._store = TokenStore(Path(store)) if store is not None else None
-        self._memory = SuffixAutomaton(self._store.read() if self._store else ()) if memory or store else None
+        self._remembers = memory or store is not None
+        self._path = Path(store) if store is not None else None
+        self._store: TokenStore | None = None
+        self._memories: dict[str, SuffixAutomaton] = {}
+        self._memory: SuffixAutomaton | None = None
+
+    def bind(self, target: LanguageModel) -> None:
+        """Choose the memory that was written in the target's tokens."""
+        if not self._remembers:
+            return
+        tokens = fingerprint(target)
+        if self._path is not None:
+            self._store = TokenStore(self._path, tokens)
+        if tokens not in self._memories:
+            self._memories[tokens] = SuffixAutomaton(self._store.read() if self._store else ())
+        self._memory = self._memories[tokens]
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         del context
@@ -98,4 +117,7 @@ class SuffixDrafter(Drafter):
         for token in row.tokens:
             self._memory.append(token)
         if self._store is not None:
-            self._store.append(row.tokens)
+            try:
+                self._store.append(row.tokens)
+            except CacheFolderError as error:
+                _log.warning("an output is not kept: %s", error)

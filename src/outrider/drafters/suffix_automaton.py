@@ -96,7 +96,8 @@ class SuffixAutomaton:
         """
         while state != ROOT and self._way(state, token) == _NONE:
             state = self._link[state]
-            length = self._length[state]
+            length = min(length, self._length[state])
+        length = min(length, self._length[state])  # a state may have been split since the match was made
         follower = self._way(state, token)
         return (follower, length + 1) if follower != _NONE else (ROOT, 0)
 

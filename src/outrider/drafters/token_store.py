@@ -9,40 +9,45 @@ import numpy as np
 
 from outrider.errors import CacheFolderError, ParameterError
 
-_MAGIC = b"outrider-tokens-1\n"
-LAST = 1_000_000  # tokens read back: a second or two to index
+_MAGIC = b"outrider-tokens-2 "
+LAST = 1_000_000  # tokens read back: a few seconds to index
 
 
 class TokenStore:
-    """Appends sequences of ids (uint32, little endian) after a line that names the format."""
+    """Appends sequences of ids (uint32, little endian) after a line that names the format and the tokenizer.
 
-    def __init__(self, path: Path) -> None:
+    tokenizer: its fingerprint (`models.compatibility`); a store that was written with another one is refused.
+    """
+
+    def __init__(self, path: Path, tokenizer: str) -> None:
         self.path = path.expanduser()
-        if not self.path.exists():
-            return
+        self._head = _MAGIC + tokenizer.encode() + b"\n"
         try:
-            with self.path.open("rb") as file:
-                head = file.read(len(_MAGIC))
+            if not self.path.exists():
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.write_bytes(self._head)
+            with self.path.open("r+b") as file:
+                head = file.read(len(self._head))
         except OSError as error:
-            raise CacheFolderError(f"store {path} can't be read ({error.strerror}): name another file") from None
-        if head != _MAGIC:
+            raise CacheFolderError(f"store {path} can't be used ({error.strerror}): name another file") from None
+        if not head.startswith(_MAGIC):
             raise ParameterError(f"store {path} is not a token store of outrider: name a new file")
+        if head != self._head:
+            raise ParameterError(f"store {path} was written with another tokenizer than the target's: name a new file")
 
     def read(self) -> list[int]:
         """The last tokens, at most `LAST` of them. A half-written last number is ignored."""
-        if not self.path.exists():
-            return []
-        data = self.path.read_bytes()[len(_MAGIC) :]
+        data = self.path.read_bytes()[len(self._head) :]
         ids = np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
         return ids[-LAST:].tolist()  # type: ignore[no-any-return]
 
     def append(self, tokens: Many[int]) -> None:
-        """Add a sequence at the end."""
+        """Add a sequence at the end, over a half-written number if there is one."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                if file.tell() == 0:
-                    file.write(_MAGIC)
+            with self.path.open("r+b") as file:
+                size = file.seek(0, 2) - len(self._head)
+                file.seek(len(self._head) + size // 4 * 4)
                 file.write(np.asarray(tokens, dtype="<u4").tobytes())
+                file.truncate()
         except OSError as error:
             raise CacheFolderError(f"store {self.path} can't be written ({error.strerror}): name another file") from None

@@ -32,14 +32,6 @@ class Sequence(Protocol):
 
 
 @runtime_checkable
-class Scrubs(Protocol):
-    """A sequence whose memory is used again: NaN left in it would spread, since 0 × NaN is NaN."""
-
-    def scrub(self) -> None:
-        """Overwrite all that it holds."""
-
-
-@runtime_checkable
 class LanguageModel(Protocol):
     """An autoregressive model. name: for messages. max_length: positions it has, None if unlimited."""
 
@@ -74,6 +66,11 @@ def check_truncate(length: int, current: int) -> None:
     """Shared by engines: truncation only shortens."""
     if not 0 <= length <= current:
         raise ParameterError(f"length must be in 0 … {current} to truncate, got {length}: a sequence can't grow this way")
+
+
+def known_tokens(tokens: list[int], vocab_size: int) -> list[int]:
+    """The tokens as a model of that many sees them: a padding entry that only another model has becomes token 0."""
+    return tokens if max(tokens, default=0) < vocab_size else [token if token < vocab_size else 0 for token in tokens]
 
 
 def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

@@ -120,6 +120,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.num_slots = 1
         self.capacity = MIN_CAPACITY
         self._placement: Placement | None = None
+        self._used: dict[int, int] = {}  # how far each slot was ever written
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
     @property
@@ -131,6 +132,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     @placement.setter
     def placement(self, value: Placement) -> None:
         self._placement = value
+        for slot, start in zip(value.slots, value.starts, strict=True):
+            self._used[slot] = max(self._used.get(slot, 0), start + value.positions.shape[1])
 
     @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
     def reserve(self, slots: int, capacity: int) -> None:
@@ -146,15 +149,17 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.resize(slots, capacity)
 
     @torch.inference_mode()
-    def zero(self, slot: int) -> None:
-        """Overwrite a slot, in every layer."""
-        for layer in self.layers:
+    def clear(self, slot: int) -> None:
+        """Overwrite what an earlier sequence wrote into a slot: a NaN left there would spread, since 0 × NaN is NaN."""
+        used = self._used.pop(slot, 0)
+        for layer in self.layers if used else ():
             for tensor in (layer.keys, layer.values):
                 if tensor is not None:
-                    tensor[slot].zero_()
+                    tensor[slot, :, :used].zero_()
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a sequence to another slot, in every layer."""
+        self._used[target] = max(self._used.get(target, 0), length)
         for layer in self.layers:
             layer.move(source, target, length)

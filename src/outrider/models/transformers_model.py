@@ -44,10 +44,6 @@ class SlotSequence:
     def close(self) -> None:
         self.model.release(self)
 
-    def scrub(self) -> None:
-        """Overwrite the slot: called when its values turned out to be no numbers."""
-        self.model.scrub(self)
-
 
 class TransformersModel:
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
@@ -100,6 +96,7 @@ class TransformersModel:
         sequence = SlotSequence(self, slot=len(self._open))
         self._open.append(sequence)
         self._cache.reserve(len(self._open), min(reserve, self._max_length or reserve))
+        self._cache.clear(sequence.slot)
         return sequence
 
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
@@ -115,10 +112,6 @@ class TransformersModel:
             self._cache.move(last.slot, sequence.slot, last.length)
             last.slot = sequence.slot
             self._open[last.slot] = last
-
-    def scrub(self, sequence: SlotSequence) -> None:
-        """Zero a sequence's slot."""
-        self._cache.zero(sequence.slot)
 
     @torch.inference_mode()
     def score(

@@ -7,6 +7,7 @@ decoding would see them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,13 +16,20 @@ from outrider.errors import ParameterError
 from outrider.sampling.settings import SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
 
+State = Literal["certain", "drafted", "unused"]
+
 
 @dataclass(frozen=True)
 class Context:
-    """The tokens before one position. tokens: int64 [T] on the model's device; the first `prompt_length` are prompt."""
+    """The tokens before one position. tokens: int64 [T] on the model's device; the first `prompt_length` are prompt.
+
+    state: "drafted" if the context is that of the row before plus a drafted token; "unused" if the position only fills up a
+    batch.
+    """
 
     tokens: Tensor
     prompt_length: int
+    state: State = "certain"
 
 
 def apply_context(logits: Tensor, context: Context, settings: SamplingSettings) -> Tensor:

@@ -32,10 +32,28 @@ def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[C
         if contexts is None or len(contexts) != len(logits):
             given = "none" if contexts is None else len(contexts)
             raise ParameterError(f"contexts must hold one entry for each of the {len(logits)} rows, got {given}")
-        rows = [apply_context(row, context, settings) for row, context in zip(logits, contexts, strict=True)]
+        rows = _along(logits, contexts, settings)
         logits = torch.stack(rows) if rows else logits
     probs = _one_hot(logits) if settings.greedy else _sampled(logits, settings)
     return probs.reshape(shape)
+
+
+def _along(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettings) -> list[Tensor]:
+    """Each row with its context. Processors are not shown what plain decoding never would: positions after a drafted token
+    that they themselves forbid are never reached, and some libraries raise there.
+    """
+    rows: list[Tensor] = []
+    reachable = True
+    for row, context in zip(logits, contexts, strict=True):
+        if context.state == "unused":
+            rows.append(row)
+            continue
+        if context.state == "certain":
+            reachable = True
+        elif settings.processors:
+            reachable = reachable and bool(rows[-1][context.tokens[-1]] > -torch.inf)
+        rows.append(apply_context(row, context, settings) if reachable else row)
+    return rows
 
 
 def _add_bias(logits: Tensor, settings: SamplingSettings) -> Tensor:

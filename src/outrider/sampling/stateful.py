@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-REMEMBERED = 256
+REMEMBERED = 256  # sequences
+COPIES = 1024  # positions
 
 
 class Matcher(Protocol):
@@ -83,12 +84,13 @@ class Constraint:
 class StatefulProcessor:
     """Any Hugging Face `LogitsProcessor` that keeps a state, called once per position and in order by its own lights.
 
-    make: a fresh one. Copies are kept by the tokens they have seen, so it must be possible to `copy.deepcopy` it.
+    make: a fresh one. Copies are kept by the tokens they have seen, so it must be possible to `copy.deepcopy` it, and its
+    state must follow from the tokens: positions that were forgotten are shown to it again with scores of 0.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self._after: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        self._after: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
 
     def apply(self, tokens: Tensor, prompt_length: int, scores: Tensor) -> Tensor:
         """Tokens int64 [T], the first `prompt_length` given, scores [V] → [V]"""
@@ -97,16 +99,16 @@ class StatefulProcessor:
         for length in range(known, len(ids)):  # positions that were never asked for: only their tokens matter
             processor(tokens[None, :length], torch.zeros_like(scores)[None])
         out: Tensor = processor(tokens.unsqueeze(0), scores.unsqueeze(0).clone())[0]
-        self._after[ids] = processor
-        self._after.move_to_end(ids)
-        while len(self._after) > REMEMBERED:
+        self._after[prompt_length, ids] = processor
+        self._after.move_to_end((prompt_length, ids))
+        while len(self._after) > COPIES:
             self._after.popitem(last=False)
         return out
 
     def _before(self, ids: tuple[int, ...], prompt_length: int) -> tuple[Any, int]:
         """A copy that has seen a beginning of the tokens, and how many of them come next."""
         for length in range(len(ids) - 1, prompt_length - 1, -1):
-            if (seen := self._after.get(ids[:length])) is not None:
+            if (seen := self._after.get((prompt_length, ids[:length]))) is not None:
                 return copy.deepcopy(seen), length + 1
         return self._make(), prompt_length
 
