@@ -200,20 +200,26 @@ def test_longrope_ends_where_its_frequencies_switch() -> None:
 
 
 def test_a_slot_is_clean_for_the_next_sequence() -> None:
-    """NaN left in a slot by one generation must not reach the next: 0 × NaN is NaN, masked or not."""
+    """NaN left in a slot by one generation must not reach the next: 0 × NaN is NaN, masked or not.
+
+    The long neighbour makes the pass read columns of the short sequence's slot that it has not written.
+    """
     model = TransformersModel(module("Llama"))
-    wanted = score(model, [sequence := model.open()], [[3, 4, 5, 6]])
+    long, first = model.open(), model.open()
+    score(model, [long, first], [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8]])
     for layer in model._cache.layers:
         with torch.inference_mode():
             for tensor in (layer.keys, layer.values):
                 assert isinstance(tensor, torch.Tensor)
-                tensor[0, :, :4] = torch.nan
-    sequence.close()
-    again = model.open()
-    score(model, [again], [[3, 4]])
-    got = score(model, [again], [[5, 6]])
-    again.close()
-    torch.testing.assert_close(got[0][:2], wanted[0][2:4])
+                tensor[1, :, :6] = torch.nan
+    first.close()
+    short = model.open()
+    got = score(model, [long, short], [[9], [3, 4]])[1]
+    long.close()
+    short.close()
+    alone = model.open()
+    torch.testing.assert_close(got[:2], score(model, [alone], [[3, 4]])[0][:2])
+    alone.close()
 
 
 def test_a_model_that_ignores_positions_is_refused() -> None:
