@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import transformers
 from torch import nn
 
 import outrider
-from outrider.costs import Costs, measured_costs
+from outrider.costs import Costs, forget_costs, measured_costs, review_costs
 from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
 from outrider.models.table import TableModel
 from tests.tiny_models import module
@@ -114,3 +115,29 @@ def test_costs_are_kept_on_disk(target_folder: Path, cache: Path) -> None:
     assert list((cache / "costs").glob("*.json"))
     module_of_costs._measured.clear()
     assert measured_costs(model) == first
+
+
+def test_a_table_that_real_passes_refute_is_forgotten(target_folder: Path, cache: Path, caplog: Any) -> None:
+    model = outrider.load(target_folder)
+    forget_costs(model)
+    said = measured_costs(model).verify(1, 10)
+    files = len(list((cache / "costs").glob("*.json")))
+    assert not review_costs(model, [(1, 10, 1.5 * said)] * 20)
+    assert not review_costs(model, [(1, 10, said + 1)] * 3)  # too few to tell
+    assert review_costs(model, [(1, 10, said + 1)] * 20)
+    assert "measured again" in caplog.text
+    assert len(list((cache / "costs").glob("*.json"))) == files - 1
+    assert measured_costs(model).verify(1, 10) < said + 0.5
+
+
+def test_a_table_measured_on_a_busy_machine_is_not_kept(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
+    import outrider.costs as module_of_costs
+
+    model = outrider.load(target_folder)
+    forget_costs(model)
+    before = set((cache / "costs").glob("*.json"))
+    found = iter([(Costs({1: 9.0}), 3.0), (Costs({1: 7.0}), 2.0), (Costs({1: 8.0}), 5.0)])
+    monkeypatch.setattr(module_of_costs, "_measure", lambda model: next(found))
+    assert measured_costs(model).verify_seconds == {1: 7.0}
+    assert set((cache / "costs").glob("*.json")) == before
+    forget_costs(model)

@@ -6,8 +6,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 from outrider.choices import make_drafter, make_length
+from outrider.costs import review_costs
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
+from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
 from outrider.models.transformers_model import TransformersModel
 from outrider.options import GenerateOptions, parse_options
@@ -147,6 +149,8 @@ class Generation:
             yield batch
         for tracker in self.trackers:
             tracker.finish()
+        if len(self.prompts) == 1:  # rows of a batch share their passes, which the tables are not about
+            review_costs(self.target, passes(self._rounds[0], len(self.prompts[0])))
 
     def results(self) -> list[Result]:
         """A result per prompt, with whatever has been generated so far."""

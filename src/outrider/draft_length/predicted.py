@@ -14,6 +14,15 @@ def _contexts(rounds: Iterable[Round], prompt_tokens: int) -> Iterator[tuple[Rou
         prompt_tokens += len(record.tokens)
 
 
+def passes(rounds: Iterable[Round], prompt_tokens: int) -> list[tuple[int, int, float]]:
+    """(tokens scored, context, seconds) of the target's pass of each round, the sampling after it included."""
+    return [
+        (record.drafted + 1, context, record.seconds["verify"] + record.seconds.get("sampling", 0.0))
+        for record, context in _contexts(rounds, prompt_tokens)
+        if "verify" in record.seconds
+    ]
+
+
 def predicted_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: Mapping[str, float], prompt_tokens: int) -> float:
     """Seconds of the rounds with the lengths that they had. step_seconds: of a token of each drafter."""
     return sum(
