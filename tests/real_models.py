@@ -7,14 +7,14 @@ from functools import cache
 
 from torch import nn
 
-import outrider
+from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 
 
 @cache
 def smollm2() -> TransformersModel:
     """SmolLM2-135M-Instruct in float32."""
-    return outrider.load(dtype="float32", device="cpu")
+    return load_transformers(dtype="float32", device="cpu")
 
 
 @cache

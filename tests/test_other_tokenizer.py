@@ -16,6 +16,7 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, IntersectionDrafter, ModelDrafter, TextDrafter
 from outrider.errors import VocabularyMismatchError
+from outrider.models.loading import load_transformers
 from outrider.models.token_bytes import token_bytes
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
@@ -30,12 +31,12 @@ KINDS: dict[str, type[IntersectionDrafter] | type[TextDrafter]] = {"intersection
 
 @pytest.fixture(scope="module")
 def target(target_folder: Path) -> TransformersModel:
-    return outrider.load(target_folder)
+    return load_transformers(target_folder)
 
 
 @pytest.fixture(scope="module")
 def foreign(foreign_folder: Path) -> TransformersModel:
-    return outrider.load(foreign_folder)
+    return load_transformers(foreign_folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import torch
 import outrider
 from outrider.drafters import IntersectionDrafter
 from outrider.errors import ParameterError
+from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.results import Result
 
@@ -18,12 +19,12 @@ PROMPT = "the quick brown fox jumps over the quick brown"
 
 @pytest.fixture(scope="module")
 def target(target_folder: Path) -> TransformersModel:
-    return outrider.load(target_folder, dtype="float64")
+    return load_transformers(target_folder, dtype="float64")
 
 
 @pytest.fixture(scope="module")
 def draft(draft_folder: Path) -> TransformersModel:
-    return outrider.load(draft_folder, dtype="float64")
+    return load_transformers(draft_folder, dtype="float64")
 
 
 def test_every_public_name_is_there() -> None:

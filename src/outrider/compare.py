@@ -11,7 +11,7 @@ from outrider.choices import make_drafter
 from outrider.costs import Costs, measured_costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.generation import Generation, Stream
-from outrider.models.transformers_model import TransformersModel
+from outrider.models.base import TextModel
 from outrider.prompts import Prompt, encode
 from outrider.results import Result
 
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def compare(
-    model: TransformersModel,
+    model: TextModel,
     prompt: Prompt,
     draft: Any,
     options: dict[str, Any],

@@ -11,7 +11,7 @@ from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
-from outrider.models.transformers_model import TransformersModel
+from outrider.models.base import TextModel
 from outrider.options import GenerateOptions, parse_options
 from outrider.prompts import Message, Prompt, encode, end_tokens
 from outrider.randomness import RandomStream
@@ -33,13 +33,13 @@ class Piece(str):
 
 @overload
 def generate(  # type: ignore[overload-overlap]
-    target: TransformersModel, prompt: str | Sequence[int] | Sequence[Message], **options: Unpack[GenerateOptions]
+    target: TextModel, prompt: str | Sequence[int] | Sequence[Message], **options: Unpack[GenerateOptions]
 ) -> Result: ...
 @overload
 def generate(
-    target: TransformersModel, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[GenerateOptions]
+    target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[GenerateOptions]
 ) -> list[Result]: ...
-def generate(target: TransformersModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
+def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
     """Generate with speculative decoding; the law of the output is that of `target` alone.
 
     prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then).
@@ -66,7 +66,7 @@ def generate(target: TransformersModel, prompt: Any, **options: Unpack[GenerateO
     return results if batch else results[0]
 
 
-def stream(target: TransformersModel, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
+def stream(target: TextModel, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
     """Iterate over the text as it is generated, by `Piece`s; options as in `generate`. `.result` holds the rest."""
     if _is_batch(prompt):
         raise ParameterError("prompt must be one prompt for stream, got a list: use generate for a batch")
@@ -108,7 +108,7 @@ class Generation:
 
     def __init__(
         self,
-        target: TransformersModel,
+        target: TextModel,
         prompts: Sequence[Prompt],
         **options: Unpack[GenerateOptions],
     ) -> None:

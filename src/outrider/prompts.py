@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.errors import ParameterError
-from outrider.models.transformers_model import TransformersModel
+from outrider.models.base import TextModel
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 """Text as it is, token ids, or chat messages ({"role": …, "content": …}) for the model's chat template."""
 
 
-def encode(target: TransformersModel, prompt: Prompt) -> list[int]:
+def encode(target: TextModel, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: chat messages through the chat template, text with the tokenizer's own special tokens."""
     tokenizer = target.tokenizer
     if isinstance(prompt, str):
@@ -30,10 +30,7 @@ def encode(target: TransformersModel, prompt: Prompt) -> list[int]:
     return [int(token) for token in items if isinstance(token, int)]
 
 
-def end_tokens(target: TransformersModel) -> frozenset[int]:
+def end_tokens(target: TextModel) -> frozenset[int]:
     """The tokens that end a sequence: the generation config's, and the tokenizer's (which chat templates rely on)."""
-    config = getattr(target.module, "generation_config", None)
-    listed = getattr(config, "eos_token_id", None)
-    listed = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
     own = getattr(target.tokenizer, "eos_token_id", None)
-    return frozenset(listed) | (frozenset() if own is None else {own})
+    return target.end_tokens | (frozenset() if own is None else {own})

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError
-from outrider.models.transformers_model import TransformersModel
+from outrider.models.base import TextModel
 from outrider.sampling.stateful import Constraint
 
 _KEPT_AS = "_outrider_guidance"
 
 
-def json_schema(model: TransformersModel, schema: Mapping[str, Any] | str) -> Constraint:
+def json_schema(model: TextModel, schema: Mapping[str, Any] | str) -> Constraint:
     """New text is JSON that fits the schema (a dictionary, or its text)."""
     text = schema if isinstance(schema, str) else json.dumps(schema)
     try:
@@ -30,17 +30,17 @@ def json_schema(model: TransformersModel, schema: Mapping[str, Any] | str) -> Co
     return _constraint(model, "json_schema", text)
 
 
-def regex(model: TransformersModel, pattern: str) -> Constraint:
+def regex(model: TextModel, pattern: str) -> Constraint:
     """New text matches the whole regular expression."""
     return _constraint(model, "regex", pattern)
 
 
-def grammar(model: TransformersModel, lark: str) -> Constraint:
+def grammar(model: TextModel, lark: str) -> Constraint:
     """New text follows a context-free grammar in llguidance's Lark notation."""
     return _constraint(model, "lark", lark)
 
 
-def _constraint(model: TransformersModel, kind: str, text: str) -> Constraint:
+def _constraint(model: TextModel, kind: str, text: str) -> Constraint:
     guidance = _library()
     tokenizer = _tokenizer(model)
     compiled = getattr(guidance.LLMatcher, f"grammar_from_{kind}")(text)
@@ -58,7 +58,7 @@ def _library() -> Any:
     return llguidance
 
 
-def _tokenizer(model: TransformersModel) -> Any:
+def _tokenizer(model: TextModel) -> Any:
     """Llguidance's view of the model's tokens, made once (it takes a second)."""
     made = model.__dict__.get(_KEPT_AS)
     if made is None:

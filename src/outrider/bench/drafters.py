@@ -19,7 +19,7 @@ from outrider.costs import measured_costs
 from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
 from outrider.drafters import Drafter
 from outrider.generation import generate
-from outrider.models.transformers_model import TransformersModel
+from outrider.models.base import TextModel
 
 FIXED = (2, 4, 8)
 
@@ -78,7 +78,7 @@ class Cell:
 
 
 def measure(
-    target: TransformersModel,
+    target: TextModel,
     drafters: dict[str, Drafter],
     texts: Sequence[Task],
     temperatures: Sequence[float],
@@ -115,7 +115,7 @@ def _turns(names: list[str], repetition: int) -> list[tuple[str, str]]:
 
 
 def _run(
-    target: TransformersModel, drafter: tuple[str, Drafter | None], text: Task, plan: tuple[float, str, int], tokens: int
+    target: TextModel, drafter: tuple[str, Drafter | None], text: Task, plan: tuple[float, str, int], tokens: int
 ) -> Run:
     """plan: temperature, policy, repetition."""
     temperature, policy, repetition = plan

@@ -93,7 +93,7 @@ def peers(
         if given["texts"] == "kinds":
             _print_by_text(runs)
     names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
-    about: dict[str, object] = {"bench": "peers", **names, "dtype": str(ours.target.dtype)}
+    about: dict[str, object] = {"bench": "peers", **names, "dtype": ours.target.dtype_name}
     about |= {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
     click.echo(json.dumps({**about, **machine()}))
 
@@ -130,7 +130,7 @@ def drafters_command(
         cells = summarise(list(track(steps, "Running", total=total, console=Console(stderr=True))))
     if not as_json:
         _print_cells(cells)
-    about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": str(model.dtype)}
+    about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}
     about |= {"max_new_tokens": given["max_new_tokens"], "repetitions": repetitions}
     rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
     click.echo(json.dumps({**about, "cells": rows, **machine()}))
@@ -155,6 +155,8 @@ def _load_pair(target: str | None, draft: tuple[str, ...], dtype: str, device: s
     from outrider.models.transformers_model import TransformersModel
 
     model = load_target(target, dtype, device, pack)
+    if not isinstance(model, TransformersModel):
+        raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {dtype!r}")
     drafter = load_draft(draft, model, dtype, device, pack)
     own = drafter.model if isinstance(drafter, ModelDrafter) else None
     return Pair(model, own if isinstance(own, TransformersModel) else None)

@@ -33,7 +33,7 @@ def demo(max_new_tokens: int) -> None:
 
     console = Console(highlight=False)
     model = load_target(None, "auto", "auto")
-    console.print(f"[bold]{model.name}[/bold], {model.dtype}; the draft is copied from the context.", soft_wrap=True)
+    console.print(f"[bold]{model.name}[/bold], {model.dtype_name}; the draft is copied from the context.", soft_wrap=True)
     console.print(legend(), soft_wrap=True)
     options = {"max_new_tokens": max_new_tokens, "seed": 0}
     for title, prompt in PROMPTS.items():

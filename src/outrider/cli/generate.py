@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outrider.compare import Comparison
     from outrider.draft_length import OptimalLength
     from outrider.generation import Stream
-    from outrider.models.transformers_model import TransformersModel
+    from outrider.models.base import TextModel
     from outrider.sampling.stateful import Constraint
 
 
@@ -87,7 +87,7 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     return text
 
 
-def as_prompt(model: TransformersModel, text: str, chat: bool | None) -> Any:
+def as_prompt(model: TextModel, text: str, chat: bool | None) -> Any:
     """The text, or chat messages if the model wants them."""
     if chat or (chat is None and getattr(model.tokenizer, "chat_template", None)):
         return [{"role": "user", "content": text}]
@@ -105,7 +105,7 @@ def _check(given: dict[str, Any]) -> None:
     parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
 
 
-def _constraints(model: TransformersModel, schema: Path | None, pattern: str | None) -> list[Constraint]:
+def _constraints(model: TextModel, schema: Path | None, pattern: str | None) -> list[Constraint]:
     from outrider import structured
 
     found = []
@@ -133,7 +133,7 @@ def parse_length(text: str) -> int | OptimalLength | None:
         raise ParameterError(f"num_draft_tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
 
 
-def _generate(model: TransformersModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
+def _generate(model: TextModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
     import outrider
     from outrider.cli.output import describe
 
@@ -174,7 +174,7 @@ def show(stream: Stream, quiet: bool = False) -> int:
     return 0
 
 
-def _compare(model: TransformersModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
+def _compare(model: TextModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
     from outrider.compare import compare
 
     comparison = compare(model, prompt, draft, options, lambda stream: show(stream, quiet=as_json))

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from outrider.drafters import Drafter
-    from outrider.models.transformers_model import TransformersModel
+    from outrider.models.base import TextModel
 
 _OPTIONS = (
     click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]"),
@@ -39,7 +39,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def load_target(target: str | None, dtype: str, device: str, pack: bool = True) -> TransformersModel:
+def load_target(target: str | None, dtype: str, device: str, pack: bool = True) -> TextModel:
     """The target, or the default model for None."""
     import outrider
 
@@ -54,13 +54,13 @@ def load_tokenizer(target: str | None) -> Any:
     return load_tokenizer(target)
 
 
-def load_draft(draft: Sequence[str], target: TransformersModel, dtype: str, device: str, pack: bool = True) -> Drafter:
+def load_draft(draft: Sequence[str], target: TextModel, dtype: str, device: str, pack: bool = True) -> Drafter:
     """The drafter that one or several --draft mean, models loaded."""
     import outrider
     from outrider.draft_specs import make_from_spec
     from outrider.drafters import ChoiceDrafter
 
-    def load(name: str) -> TransformersModel:
+    def load(name: str) -> TextModel:
         with click_status("Loading the draft …"):
             return outrider.load(name, dtype=dtype, device=device, pack=pack)
 

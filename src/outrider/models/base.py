@@ -7,7 +7,7 @@ absolute `length` and `truncate(length)`; it is never told how many tokens to dr
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -58,8 +58,23 @@ class LanguageModel(Protocol):
 
         tokens: int64 [R, N], row i's in the first lengths[i] ≥ 1 columns; the rest is ignored.
         Returns the logits after each token: [R, N, V] for "all" (row i valid in the first lengths[i]), [R, 1, V] after
-        each row's last token for "last", None for "none".
+        each row's last token for "last", None for "none". They may be overwritten by the model's next call.
         """
+
+
+@runtime_checkable
+class TextModel(LanguageModel, Protocol):
+    """A language model that comes with what the text interface needs. tokenizer: a transformers tokenizer, or None."""
+
+    tokenizer: Any
+
+    @property
+    def dtype_name(self) -> str:
+        """Of its weights: "bfloat16", "int8", …"""
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that its generation config names as ends of a text."""
 
 
 def check_truncate(length: int, current: int) -> None:

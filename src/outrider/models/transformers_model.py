@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.device_data import index as index_of
 from outrider.errors import ContextLengthError, ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_truncate
+from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.probe import probe
 from outrider.models.rollback import refuse_without_rollback
@@ -58,7 +59,7 @@ class TransformersModel:
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
         self._vocab_size = int(config.vocab_size)
-        self._max_length = _context_limit(config)
+        self._max_length = context_limit(config)
         self._pattern = attention_pattern(config, self._name)
         self._additive = model.dtype if config._attn_implementation == "eager" else None
         self._takes = set(inspect.signature(model.forward).parameters)
@@ -86,6 +87,16 @@ class TransformersModel:
     @property
     def dtype(self) -> torch.dtype:
         return self.module.dtype  # type: ignore[no-any-return]
+
+    @property
+    def dtype_name(self) -> str:
+        """Of its weights."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that the model's generation config names as ends."""
+        return end_tokens_of(self.module)
 
     @property
     def fingerprint(self) -> str:
@@ -201,30 +212,3 @@ def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int] | No
     if logits == "all" or width <= NARROW:
         return None
     return sorted({count - 1 for count in lengths})
-
-
-def _context_limit(config: Any) -> int | None:
-    """Positions the model has; with longrope, those before its frequencies change.
-
-    transformers picks the short or the long frequencies by the greatest position of the whole pass, so that a longer
-    neighbour or a draft would change what a row gets.
-    """
-    switch = _longrope_switch(config)
-    if switch is not None:
-        return switch
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        value = getattr(config, key, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
-
-
-def _longrope_switch(config: Any) -> int | None:
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    lengths = [
-        kind.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-        for kind in kinds
-        if "longrope" in (kind.get("rope_type"), kind.get("type"))
-    ]
-    return min((int(length) for length in lengths if length), default=None)

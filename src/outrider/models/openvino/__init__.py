@@ -1,0 +1,1 @@
+"""The OpenVINO engine: converting a model once (`convert`), and running it (`engine`)."""

@@ -1,0 +1,92 @@
+"""From a transformers folder to a quantised OpenVINO folder, once; kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openvino
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from outrider.errors import ModelError
+from outrider.models.cache_folder import build_once
+from outrider.models.limits import context_limit, end_tokens_of
+from outrider.models.openvino.engine import OpenVinoModel
+from outrider.models.openvino.quantize import quantize
+from outrider.models.openvino.saved import ABOUT, About, Saved, Weights
+from outrider.models.openvino.trace import REMEDY, AttentionLayer, trace
+
+# Root mean square allowed, relative to the spread of the logits: rounding gives half of it at most, other logits give 1.4.
+_TOLERANCE = {"float32": 0.01, "int8": 0.3, "int4": 0.8}
+FORMAT = 1  # raise it when the conversion changes, so that old conversions are made again
+
+
+def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, weights: Weights, bf16: bool) -> Saved:
+    """The converted model, made now if the cache has none.
+
+    module_of: loads (module in float32, tokenizer). source: identifies the model's files. bf16: activations and cache in
+    bfloat16, else float32.
+    """
+    precision = "bf16" if bf16 and weights != "float32" else "f32"
+    digest = hashlib.sha256(f"{FORMAT} {source} {weights} {precision}".encode()).hexdigest()[:16]
+    stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
+
+    def build(folder: Path) -> None:
+        console = Console(stderr=True)
+        with console.status(f"Converting {name} for OpenVINO, {weights} (once): loading …") as status:
+            module, tokenizer = module_of()
+            status.update(f"Converting {name} for OpenVINO, {weights} (once): tracing …")
+            graph, layers = trace(module.eval(), name)
+        if weights != "float32":
+            steps = quantize(graph, 8 if weights == "int8" else 4)
+            total = next(steps)
+            for _ in track(steps, f"Rounding weights to {weights}", total=total, console=console, transient=True):
+                pass
+        openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
+        (folder / ABOUT).write_text(_about(module, name, weights, precision, layers).to_json())
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        _check(module, folder)
+
+    return Saved(build_once(f"models/{stem}-{digest}-openvino-{weights}", build))
+
+
+@torch.inference_mode()
+def _check(module: Any, folder: Path) -> None:
+    """That the converted model says what the module says, for other tokens than those it was traced with.
+
+    A model that takes decisions in Python (which experts see a token) is frozen by tracing as the example went.
+    """
+    model = OpenVinoModel(Saved(folder))
+    kind = module.config.model_type
+    limit = min(model.vocab_size, 5000)
+    tokens = torch.tensor([[(1009 * i + 3) % limit for i in range(24)]])
+    wanted = module(input_ids=tokens, use_cache=False).logits[0].double()
+    try:
+        sequence = model.open()
+        model.score([sequence], tokens[:, :5], [5], "none")
+        out = model.score([sequence], tokens[:, 5:], [19], "all")
+        assert out is not None
+        off = float((out[0].double() - wanted[5:]).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
+        reason = f"its logits are off by {off:.2g} of their spread"
+    except RuntimeError as error:
+        off, reason = float("inf"), " ".join(str(error).split())[-160:]
+    if not off <= _TOLERANCE[model.dtype_name]:
+        raise ModelError(f"{model.name} ({kind}) can't be converted for OpenVINO: {reason}; {REMEDY}")
+
+
+def _about(module: Any, name: str, weights: Weights, precision: str, layers: list[AttentionLayer]) -> About:
+    config = module.config.get_text_config()
+    return About(
+        name=name,
+        vocab_size=int(config.vocab_size),
+        max_length=context_limit(config),
+        end_tokens=tuple(sorted(end_tokens_of(module))),
+        weights=weights,
+        precision=precision,
+        layers=tuple(layers),
+    )

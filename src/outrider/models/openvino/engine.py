@@ -1,0 +1,268 @@
+"""The OpenVINO engine: quantised weights on a CPU, several tokens scored for little more than one.
+
+A sequence is a list of blocks of the paged cache. Roll-back is a smaller length; sequences of any lengths share a call; the
+logits of prompts are not computed. The cache keeps its numbers as they are computed, never in 8 bits: OpenVINO scales
+8-bit keys by blocks of tokens, so that a rejected token would leave its mark on those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.models.base import Sequence, WhichLogits, check_truncate
+from outrider.models.openvino.blocks import Blocks
+from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
+from outrider.models.openvino.saved import Saved
+
+BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
+FIRST_BLOCKS = 64
+
+
+class PagedSequence:
+    """A sequence of tokens in blocks of the model's cache."""
+
+    def __init__(self, model: OpenVinoModel) -> None:
+        self.model = model
+        self.tokens: list[int] = []
+        self.blocks: list[int] = []
+        self.closed = False
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        check_truncate(length, len(self.tokens))
+        del self.tokens[length:]
+
+    def advance(self, count: int) -> None:
+        """Pretend to hold further tokens, so that long contexts are timed without reading one."""
+        self.model.extend(self, [0] * count)
+
+    def close(self) -> None:
+        self.model.release(self)
+
+
+class OpenVinoModel:
+    """A converted model, opened from its folder. Not safe for concurrent use by several threads.
+
+    The logits that `score` returns are overwritten by the next call.
+    """
+
+    def __init__(self, saved: Saved, threads: int | None = None) -> None:
+        import openvino as ov
+
+        self._about = saved.about
+        self.tokenizer = saved.tokenizer
+        self.threads = threads or torch.get_num_threads()
+        graph = ov.Core().read_model(saved.folder / "model.xml")
+        insert_paged_attention(graph, saved.about.layers)
+        compiled = ov.Core().compile_model(graph, "CPU", self._properties())
+        self._request = compiled.create_infer_request()
+        self._caches = {
+            port.any_name: (port.element_type, [int(d.get_length()) for d in list(port.partial_shape)[1:]])
+            for port in compiled.inputs
+            if "_cache." in port.any_name
+        }
+        self._held: dict[str, Any] = {}
+        self._blocks = Blocks(BLOCK, 0)
+        self._open: list[PagedSequence] = []
+        self._grow(FIRST_BLOCKS)
+
+    def _properties(self) -> dict[str, Any]:
+        precision = self._about.precision
+        return {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": self.threads,
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        }
+
+    @property
+    def name(self) -> str:
+        return self._about.name
+
+    @property
+    def vocab_size(self) -> int:
+        return self._about.vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        return self._about.max_length
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def dtype_name(self) -> str:
+        """Of its weights."""
+        return self._about.weights
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that the model's generation config names as ends."""
+        return frozenset(self._about.end_tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the costs of a pass depend on, the machine apart."""
+        return f"openvino {self.threads} {self._about.to_json()}"
+
+    def open(self, reserve: int = 0) -> PagedSequence:
+        sequence = PagedSequence(self)
+        self._open.append(sequence)
+        self._make_room(-(-reserve // BLOCK))
+        return sequence
+
+    def release(self, sequence: PagedSequence) -> None:
+        """Give a sequence's blocks back."""
+        if sequence in self._open:
+            self._open.remove(sequence)
+            for block in reversed(sequence.blocks):  # the oldest unused block is evicted first: let it be a last one
+                self._blocks.give(block)
+            sequence.blocks, sequence.closed = [], True
+
+    def score(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        rows = self._own(sequences, tokens, lengths)
+        new = [row[:count] for row, count in zip(tokens.tolist(), lengths, strict=True)]
+        if logits == "none":
+            new = [self._share(row, part) for row, part in zip(rows, new, strict=True)]
+            rows, new = [r for r, p in zip(rows, new, strict=True) if p], [p for p in new if p]
+            if not rows:
+                return None
+        width = tokens.shape[1]
+        keep = _kept([len(part) for part in new], width, logits)
+        out = self._infer(rows, new, keep)
+        if logits == "none":
+            for row in rows:
+                self._publish(row)
+            return None
+        return out.view(len(rows), -1, out.shape[-1])
+
+    def extend(self, row: PagedSequence, tokens: Many[int]) -> None:
+        """Append tokens, with blocks for them."""
+        self._own_blocks(row, len(row.tokens))
+        needed = -(-(len(row.tokens) + len(tokens)) // BLOCK) - len(row.blocks)
+        self._make_room(needed)
+        row.blocks += [self._blocks.take() for _ in range(needed)]
+        row.tokens += tokens
+
+    def _own_blocks(self, row: PagedSequence, start: int) -> None:
+        """Blocks that will be written from `start` on must be the sequence's own; those beyond its length go back."""
+        used = -(-start // BLOCK)
+        while len(row.blocks) > used:
+            self._blocks.give(row.blocks.pop())
+        if start % BLOCK and row.blocks and not self._blocks.retract(row.blocks[-1]):
+            shared = row.blocks[-1]
+            self._make_room(1)
+            row.blocks[-1] = self._blocks.take()
+            for name in self._caches:
+                self._held[name][row.blocks[-1]] = self._held[name][shared]
+            self._blocks.give(shared)
+
+    def _share(self, row: PagedSequence, tokens: list[int]) -> list[int]:
+        """Take over blocks that hold the tokens already. → those still to be scored"""
+        while len(row.tokens) % BLOCK == 0 and len(tokens) >= BLOCK:
+            self._own_blocks(row, len(row.tokens))
+            block = self._blocks.find(row.blocks[-1] if row.blocks else None, tokens[:BLOCK])
+            if block is None:
+                break
+            row.blocks.append(block)
+            row.tokens += tokens[:BLOCK]
+            tokens = tokens[BLOCK:]
+        return tokens
+
+    def _publish(self, row: PagedSequence) -> None:
+        for i in range(len(row.tokens) // BLOCK):
+            before = row.blocks[i - 1] if i else None
+            self._blocks.publish(row.blocks[i], before, row.tokens[i * BLOCK : (i + 1) * BLOCK])
+
+    def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[PagedSequence]:
+        rows = []
+        for sequence, count in zip(sequences, lengths, strict=True):
+            if not isinstance(sequence, PagedSequence) or sequence.model is not self or sequence.closed:
+                raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
+            if not 1 <= count <= tokens.shape[1]:
+                raise ParameterError(f"lengths must be in 1 … {tokens.shape[1]}, got {count}")
+            if self.max_length is not None and sequence.length + count > self.max_length:
+                raise ContextLengthError(
+                    f"{self.name} has {self.max_length} positions, {sequence.length + count} were asked for: "
+                    "shorten the prompt or lower max_new_tokens"
+                )
+            rows.append(sequence)
+        return rows
+
+    def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
+        past = [row.length for row in rows]
+        for row, part in zip(rows, new, strict=True):
+            self.extend(row, part)
+        flat = [token for part in new for token in part]
+        positions = [start + i for start, part in zip(past, new, strict=True) for i in range(len(part))]
+        self._set("input_ids", np.array([flat], np.int64))
+        self._set("position_ids", np.array([positions], np.int64))
+        self._set("keep", np.array(keep, np.int64))
+        indices = (
+            past,
+            _begins(len(part) for part in new),
+            [block for row in rows for block in row.blocks],
+            _begins(len(row.blocks) for row in rows),
+        )
+        for name, values in zip(INDICES, indices, strict=True):
+            self._set(name, np.array(values, np.int32))
+        self._set(LONGEST, np.array(max(row.length for row in rows), np.int32))
+        self._request.infer()
+        return torch.from_numpy(self._request.get_output_tensor(0).data)
+
+    def _set(self, name: str, values: Any) -> None:
+        import openvino as ov
+
+        self._request.set_tensor(name, ov.Tensor(values))
+
+    def _make_room(self, blocks: int) -> None:
+        if blocks > self._blocks.available:
+            self._grow(max(2 * self._blocks.count, self._blocks.count + blocks - self._blocks.available))
+
+    def _grow(self, count: int) -> None:
+        """Caches of more blocks. Fresh memory is only taken from the system once it is written."""
+        import openvino as ov
+
+        for name, (kind, shape) in self._caches.items():
+            fresh = np.zeros((count, *shape), _STORAGE[kind.get_size()])
+            if name in self._held:
+                fresh[: self._blocks.count] = self._held[name]
+            try:
+                self._request.set_tensor(name, ov.Tensor(fresh, [count, *shape], kind))
+            except RuntimeError as error:
+                raise ModelError(f"{self.name} can't be used: its cache is not taken ({error})") from error
+            self._held[name] = fresh
+        self._blocks.grow(count)
+
+
+_STORAGE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+def _begins(lengths: Any) -> list[int]:
+    ends = [0]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    return ends
+
+
+def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int]:
+    """Positions in the flat pass whose logits are computed: for "all" `width` of each row, its last one repeated."""
+    begins = _begins(lengths)
+    if logits == "none":
+        return [begins[-1] - 1]
+    if logits == "last":
+        return [end - 1 for end in begins[1:]]
+    return [begin + min(i, count - 1) for begin, count in zip(begins, lengths, strict=False) for i in range(width)]

@@ -1,0 +1,60 @@
+"""A converted model in its folder: graph, weights, tokenizer, and what the engine must know of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from outrider.errors import ModelError
+from outrider.models.openvino.trace import AttentionLayer
+
+ABOUT = "outrider.json"
+Weights = Literal["int8", "int4", "float32"]
+
+
+@dataclass(frozen=True)
+class About:
+    """precision: of activations and cache, "bf16" or "f32". weights: what they were rounded to."""
+
+    name: str
+    vocab_size: int
+    max_length: int | None
+    end_tokens: tuple[int, ...]
+    weights: Weights
+    precision: str
+    layers: tuple[AttentionLayer, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> About:
+        held = json.loads(text)
+        held["layers"] = tuple(AttentionLayer(**layer) for layer in held["layers"])
+        return About(**{**held, "end_tokens": tuple(held["end_tokens"])})
+
+
+class Saved:
+    """A folder that `convert` has made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def about(self) -> About:
+        try:
+            return About.from_json((self.folder / ABOUT).read_text())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"converted model {self.folder} can't be read: delete the folder, it is made again") from error
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """None if the model came without one."""
+        from transformers import AutoTokenizer
+
+        if not (self.folder / "tokenizer_config.json").exists():
+            return None
+        return AutoTokenizer.from_pretrained(self.folder)

@@ -1,0 +1,199 @@
+"""The OpenVINO engine gives the logits of the plain forward pass, however the tokens are fed; quantised, nearly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import outrider
+from outrider.device_data import pad_rows
+from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.models.loading import load_openvino
+from outrider.models.openvino.blocks import Blocks
+from outrider.models.openvino.convert import converted
+from outrider.models.openvino.engine import BLOCK, OpenVinoModel
+from outrider.models.openvino.saved import Weights
+from outrider.prefill import prefill
+from tests.tiny_models import CONFIGS, VOCABULARY, module
+
+CLOSE = 2e-3
+REFUSED = {"Gemma2", "GPTJ", "Mixtral"}
+
+
+def opened(architecture: str, weights: Weights = "float32", **overrides: Any) -> tuple[OpenVinoModel, Any]:
+    """The engine and the transformers module, in float32."""
+    settings = {"max_position_embeddings": 128, **overrides}
+
+    def make() -> Any:
+        return module(architecture, dtype=torch.float32, **settings)
+
+    saved = converted(lambda: (make(), None), f"{architecture} {settings}", architecture, weights, bf16=False)
+    return OpenVinoModel(saved), make()
+
+
+def some_tokens(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference(plain: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits
+    return logits[0]
+
+
+def score(model: OpenVinoModel, sequences: list[Any], rows: list[list[int]]) -> list[Tensor]:
+    tokens, lengths = pad_rows(rows, model.device)
+    out = model.score(sequences, tokens, lengths, "all")
+    assert out is not None
+    return [out[i, :n].clone() for i, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in REFUSED])
+def test_ragged_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architecture: str, cache: Path) -> None:
+    model, plain = opened(architecture)
+    lengths = (90, 70, 50)
+    rows = [some_tokens(n, n) for n in lengths]
+    wanted = [reference(plain, row) for row in rows]
+    sequences = [model.open() for _ in rows]
+    read = (64, 33, 11)  # on a block's edge, just past one, inside the first
+    prefill(model, sequences, [row[:n] for row, n in zip(rows, read, strict=True)])
+    score(model, sequences, [[4, 5, 6, 7], [8], some_tokens(30, 1)])  # rejected
+    for sequence, length in zip(sequences, read, strict=True):
+        sequence.truncate(length)
+    for start, width in ((0, 3), (3, 1), (4, 6)):
+        parts = [row[n + start : n + start + width] for row, n in zip(rows, read, strict=True)]
+        for got, want, n in zip(score(model, sequences, parts), wanted, read, strict=True):
+            torch.testing.assert_close(got, want[n + start : n + start + width], atol=CLOSE, rtol=0)
+    parted = score(model, [sequences[2], sequences[0]], [rows[2][21:26], rows[0][74:77]])
+    torch.testing.assert_close(parted[0], wanted[2][21:26], atol=CLOSE, rtol=0)
+    torch.testing.assert_close(parted[1], wanted[0][74:77], atol=CLOSE, rtol=0)
+    last = model.score(sequences[:2], *pad_rows([rows[0][77:79], rows[1][43:44]], model.device), "last")
+    assert last is not None
+    torch.testing.assert_close(last[1, 0], wanted[1][43], atol=CLOSE, rtol=0)
+    torch.testing.assert_close(last[0, 0], wanted[0][78], atol=CLOSE, rtol=0)
+
+
+def test_prompts_that_begin_alike_share_blocks_and_stay_right(cache: Path) -> None:
+    model, plain = opened("Llama")
+    common, ends = some_tokens(3 * BLOCK + 5, 0), [some_tokens(7, s) for s in (1, 2)]
+    first = model.open()
+    prefill(model, [first], [common])
+    second = model.open()
+    prefill(model, [second], [common])
+    assert first.blocks[:3] == second.blocks[:3]
+    assert first.blocks[3] != second.blocks[3]
+    for sequence, end in ((first, ends[0]), (second, ends[1])):
+        got = score(model, [sequence], [end])[0]
+        torch.testing.assert_close(got, reference(plain, common + end)[len(common) :], atol=CLOSE, rtol=0)
+    # Rolled back into a shared block: the one that writes gets its own copy, the other keeps what it had.
+    second.truncate(BLOCK + 3)
+    other = some_tokens(9, 5)
+    got = score(model, [second], [other])[0]
+    torch.testing.assert_close(got, reference(plain, common[: BLOCK + 3] + other)[BLOCK + 3 :], atol=CLOSE, rtol=0)
+    again = score(model, [first], [[5, 6]])[0]
+    torch.testing.assert_close(again, reference(plain, common + ends[0] + [5, 6])[-2:], atol=CLOSE, rtol=0)
+    # What ended is still known, until its place is needed.
+    blocks = first.blocks[:3]
+    first.close()
+    second.close()
+    third = model.open()
+    prefill(model, [third], [common])
+    assert third.blocks[:3] == blocks
+    got = score(model, [third], [ends[0]])[0]
+    torch.testing.assert_close(got, reference(plain, common + ends[0])[len(common) :], atol=CLOSE, rtol=0)
+
+
+def test_blocks_are_found_by_what_they_hold_and_never_when_it_is_gone() -> None:
+    """Against a plain model of what each block holds, under random use."""
+    random = np.random.default_rng(0)
+    blocks = Blocks(2, 6)
+    rows: list[tuple[list[int], list[int]]] = []  # blocks, tokens
+    holds: dict[int, tuple[int, ...]] = {}  # block → everything from the start to its end
+    for _ in range(3000):
+        if rows and (random.random() < 0.4 or blocks.available == 0):
+            named, _ = rows.pop(random.integers(len(rows)))
+            for block in reversed(named):
+                blocks.give(block)
+            continue
+        tokens = random.integers(0, 2, 2 * random.integers(1, 4)).tolist()
+        named, before = [], None
+        for at in range(0, len(tokens), 2):
+            found = blocks.find(before, tokens[at : at + 2])
+            if found is not None:
+                assert holds[found] == tuple(tokens[: at + 2])
+            elif blocks.available:
+                found = blocks.take()
+                assert not any(found in other for other, _ in rows)
+                assert found not in named
+                holds[found] = tuple(tokens[: at + 2])
+                blocks.publish(found, before, tokens[at : at + 2])
+            else:
+                break
+            named.append(found)
+            before = found
+        rows.append((named, tokens))
+        users = sum(len(named) for named, _ in rows)
+        assert sum(blocks._users.values()) == users
+    for named, _ in rows:
+        for block in reversed(named):
+            blocks.give(block)
+    assert blocks.available == 6
+
+
+@pytest.mark.parametrize(("weights", "off"), [("int8", 0.1), ("int4", 0.6)])
+def test_rounded_weights_stay_near(weights: Weights, off: float, cache: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model, plain = opened("Llama", weights, **sizes)
+    tokens = some_tokens(20, 3)
+    got, want = score(model, [model.open()], [tokens])[0], reference(plain, tokens)
+    relative = float((got - want).square().mean().sqrt() / want.std())
+    assert 1e-5 < relative < off
+
+
+def test_generation_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path, cache: Path) -> None:
+    target = outrider.load(target_folder, engine="openvino", dtype="float32")
+    assert isinstance(target, OpenVinoModel)
+    plain = outrider.generate(target, "the quick brown fox", draft=None, max_new_tokens=80, ignore_eos=True)
+    same = outrider.generate(outrider.load(target_folder), "the quick brown fox", max_new_tokens=80, ignore_eos=True)
+    assert plain.tokens == same.tokens
+    for draft in ("prompt-lookup", outrider.load(draft_folder), outrider.load(draft_folder, engine="openvino")):
+        result = outrider.generate(
+            target, "the quick brown fox", draft=draft, num_draft_tokens=4, max_new_tokens=80, ignore_eos=True
+        )
+        assert result.tokens == plain.tokens
+        assert result.stats.drafted
+    batch = outrider.generate(target, ["the quick brown fox", "a"], max_new_tokens=40, ignore_eos=True)
+    assert batch[0].tokens == plain.tokens[:40]
+
+
+def test_what_cannot_be_paged_is_refused_by_name(cache: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"Gemma2 \(gemma2\) can't be converted for OpenVINO.*softcap.*--engine transformers"
+    ):
+        opened("Gemma2")
+    with pytest.raises(ModelError, match=r"GPTJ.*its attention can't be replaced"):
+        opened("GPTJ")
+    with pytest.raises(ModelError, match=r"Mixtral \(mixtral\) can't be converted for OpenVINO"):
+        opened("Mixtral")
+
+
+def test_bad_input_is_named(target_folder: Path, cache: Path) -> None:
+    with pytest.raises(ParameterError, match="dtype must be auto, int8, int4 or float32"):
+        load_openvino(target_folder, "bfloat16")
+    with pytest.raises(ParameterError, match="needs the OpenVINO engine"):
+        outrider.load(target_folder, dtype="int8", engine="transformers")
+    with pytest.raises(ParameterError, match="engine must be"):
+        outrider.load(target_folder, engine="tpu")
+    model = outrider.load(target_folder, engine="openvino", dtype="float32")
+    sequence = model.open()
+    assert model.max_length is not None
+    with pytest.raises(ContextLengthError):
+        model.score([sequence], *pad_rows([[3] * (model.max_length + 1)], model.device))
+    sequence.close()
+    with pytest.raises(ParameterError, match="open sequences"):
+        model.score([sequence], *pad_rows([[3]], model.device))
