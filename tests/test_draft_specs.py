@@ -24,10 +24,12 @@ from tests.toys import table
 
 TARGET = table(1, 5)
 LOADED: list[str] = []
+OWN: dict[str, str] = {}
 
 
-def load(name: str) -> LanguageModel:
+def load(name: str, own: dict[str, str]) -> LanguageModel:
     LOADED.append(name)
+    OWN.update(own)
     return TableModel(table(2, 5)._probs, name=name)
 
 
@@ -51,6 +53,8 @@ def test_models_with_options_and_a_draft_of_their_own() -> None:
     assert warm._sampling is not None
     assert (warm._sampling.temperature, warm._sampling.top_k) == (0.5, 4)
     assert LOADED[-1] == "/some/dir:with/colon.gguf"
+    make_from_spec("org/draft:dtype=int4,top_k=4,engine=openvino", load, TARGET)
+    assert OWN == {"dtype": "int4", "engine": "openvino"}
     nested = make_from_spec("a:num_draft_tokens=3,draft=b:top_k=2,draft=prompt-lookup:max_ngram=3", load, TARGET)
     assert isinstance(nested, SpeculativeDrafter)
     assert nested.name == "a < b < prompt-lookup"

@@ -2,11 +2,11 @@
 
     prompt-lookup[:max_ngram=8,min_ngram=1]     suffix[:memory=yes,store=FILE,min_match=1]
     ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
-    MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,num_draft_tokens=N,draft=SPEC]
+    MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_draft_tokens=N,draft=SPEC]
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
 depth. A model with another tokenizer than the target's drafts text (`drafters.other_tokenizer`). A model's sampling options
-are the draft's own; by default it samples as the target does.
+are the draft's own; by default it samples as the target does. dtype and engine are those of `outrider.load`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from outrider.models.base import LanguageModel
 from outrider.models.compatibility import same_tokens
 from outrider.sampling import SamplingSettings
 
-LoadModel = Callable[[str], LanguageModel]
+LoadModel = Callable[[str, dict[str, str]], LanguageModel]
+"""Loads a model by its name, with options of `outrider.load`."""
 _FIRST_OPTION = re.compile(r":[a-z_]+=")
 _LAW = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
 
@@ -67,7 +68,14 @@ NAMED = {
     "early-exit": Named(EarlyExitDrafter, {"layers": int}),
     "random": Named(RandomDrafter, {}),
 }
-_MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {**_LAW, "vocabulary": str, "num_draft_tokens": int, "draft": str}
+_LOADING = ("dtype", "engine")
+_MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {
+    **_LAW,
+    "vocabulary": str,
+    **dict.fromkeys(_LOADING, str),
+    "num_draft_tokens": int,
+    "draft": str,
+}
 
 
 def is_named(spec: str) -> bool:
@@ -88,7 +96,8 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
         return make_named(spec)
     name, text = _split_model(spec)
     options = _parse(name, text, _MODEL_OPTIONS)
-    return make_model_drafter(load(name), target, options, lambda inner, model: make_from_spec(inner, load, model))
+    model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
+    return make_model_drafter(model, target, options, lambda inner, model: make_from_spec(inner, load, model))
 
 
 def make_model_drafter(

@@ -1,8 +1,10 @@
 """Texts × drafters × temperatures: adaptive drafting beside plain decoding, fixed lengths and the oracle.
 
 Each cell runs plain decoding, the adaptive policy and some fixed lengths in turn, several times, with the same seeds; a
-time is the median over the repetitions. The oracle knows beforehand how many drafted tokens will be accepted (Leviathan
-3.5): its time is worked out from a run of the longest fixed length and the measured costs.
+time is the median over the repetitions. When sampling, each policy gives a text of its own, so a cell takes several seeds;
+plain and adaptive one after the other, as they are timed, fixed lengths side by side, as only their rounds are of interest.
+The oracle knows beforehand how many drafted tokens will be accepted (Leviathan 3.5): its time is worked out from a run of the
+longest fixed length and the measured costs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from outrider.bench.tasks import Task
 from outrider.costs import measured_costs
@@ -84,9 +87,13 @@ def measure(
     temperatures: Sequence[float],
     max_new_tokens: int,
     repetitions: int,
+    seeds: int,
     log: Path,
 ) -> Iterator[Run]:
-    """Run what `log` (JSON lines) does not hold yet, append it there, and yield all runs."""
+    """Run what `log` (JSON lines) does not hold yet, append it there, and yield all runs.
+
+    seeds: texts of each cell when sampling.
+    """
     done = {_key(run): run for run in _read(log)}
     for text in texts:
         for temperature in temperatures:
@@ -95,7 +102,8 @@ def measure(
                     key = (text.name, drafter, temperature, policy, repetition)
                     if key not in done:
                         plan = (temperature, policy, repetition)
-                        run = _run(target, (drafter, drafters.get(drafter)), text, plan, max_new_tokens)
+                        made, count = drafters.get(drafter), seeds if temperature else 1
+                        run = _run(target, (drafter, made), text, plan, max_new_tokens, count)
                         done[key] = run
                         with log.open("a", encoding="utf-8") as file:
                             file.write(json.dumps(asdict(run)) + "\n")
@@ -115,41 +123,48 @@ def _turns(names: list[str], repetition: int) -> list[tuple[str, str]]:
 
 
 def _run(
-    target: TextModel, drafter: tuple[str, Drafter | None], text: Task, plan: tuple[float, str, int], tokens: int
+    target: TextModel,
+    drafter: tuple[str, Drafter | None],
+    text: Task,
+    plan: tuple[float, str, int],
+    tokens: int,
+    seeds: int,
 ) -> Run:
     """plan: temperature, policy, repetition."""
     temperature, policy, repetition = plan
     name, made = drafter
-    result = generate(
-        target,
-        text.prompt,
-        draft=made,
-        num_draft_tokens=None if policy in ("plain", "adaptive") else int(policy),
-        max_new_tokens=tokens,
-        temperature=temperature,
-        seed=repetition,
-        ignore_eos=True,
-    )
+    fixed = policy not in ("plain", "adaptive")
+    options: dict[str, Any] = {
+        "draft": made,
+        "num_draft_tokens": int(policy) if fixed else None,
+        "max_new_tokens": tokens,
+        "temperature": temperature,
+        "ignore_eos": True,
+    }
+    numbers = [repetition * seeds + i for i in range(seeds)]
     costs = measured_costs(target)
+    if fixed:
+        results = generate(target, [text.prompt] * seeds, seed=numbers, **options)
+    else:
+        results = [generate(target, text.prompt, seed=number, **options) for number in numbers]
     steps = {part.name: part.step_seconds for part in made.parts()} if made is not None else {}
-    stats = result.stats
+    step = made.step_seconds if made is not None else 0.0
+    every = [result.stats for result in results]
     return Run(
         text=text.name,
         drafter=name,
         temperature=temperature,
         policy=policy,
         repetition=repetition,
-        tokens=stats.tokens,
-        seconds=stats.decode_seconds,
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=stats.accepted,
-        tested=stats.tested,
-        lengths=dict(Counter(r.drafted for r in result.rounds)),
-        table_seconds=predicted_seconds(result.rounds, costs, steps, result.prompt_tokens),
-        oracle_seconds=oracle_seconds(
-            result.rounds, costs, made.step_seconds if made is not None else 0.0, result.prompt_tokens
-        ),
+        tokens=sum(stats.tokens for stats in every),
+        seconds=sum(stats.decode_seconds for stats in every),
+        rounds=sum(stats.rounds for stats in every),
+        drafted=sum(stats.drafted for stats in every),
+        accepted=sum(stats.accepted for stats in every),
+        tested=sum(stats.tested for stats in every),
+        lengths=dict(Counter(r.drafted for result in results for r in result.rounds)),
+        table_seconds=sum(predicted_seconds(r.rounds, costs, steps, r.prompt_tokens) for r in results),
+        oracle_seconds=sum(oracle_seconds(r.rounds, costs, step, r.prompt_tokens) for r in results),
     )
 
 

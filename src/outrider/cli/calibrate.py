@@ -6,19 +6,19 @@ import json
 
 import click
 
-from outrider.cli.models import load_draft, load_target, model_options
+from outrider.cli.models import ModelChoice, model_options
 
 
 @click.command()
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def calibrate(target: str | None, draft: tuple[str, ...], dtype: str, device: str, as_json: bool) -> None:
+def calibrate(models: ModelChoice, as_json: bool) -> None:
     """Measure the seconds to score n new tokens with the target, and to draft one."""
     from outrider.costs import forget_costs, measured_costs
     from outrider.drafters import ModelDrafter
 
-    model = load_target(target, dtype, device)
-    drafter = load_draft(draft, model, dtype, device)
+    model = models.load_target()
+    drafter = models.load_draft(model)
     forget_costs(model)
     drafter.bind(model)
     for part in drafter.parts():

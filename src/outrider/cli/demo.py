@@ -27,12 +27,12 @@ def demo(max_new_tokens: int) -> None:
     from rich.console import Console
 
     from outrider.cli.generate import as_prompt, report, show
-    from outrider.cli.models import load_target
+    from outrider.cli.models import ModelChoice
     from outrider.cli.output import legend
     from outrider.compare import compare
 
     console = Console(highlight=False)
-    model = load_target(None, "auto", "auto")
+    model = ModelChoice().load_target()
     console.print(f"[bold]{model.name}[/bold], {model.dtype_name}; the draft is copied from the context.", soft_wrap=True)
     console.print(legend(), soft_wrap=True)
     options = {"max_new_tokens": max_new_tokens, "seed": 0}

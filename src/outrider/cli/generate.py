@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.models import load_draft, load_target, model_options
+from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -46,15 +46,14 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--compare", is_flag=True, help="Run with and without the draft, and compare.")
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def generate(prompt: str | None, path: Path | None, target: str | None, draft: tuple[str, ...], **given: Any) -> int:
+def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given: Any) -> int:
     """Generate text after PROMPT (or --file, or standard input); the law is the target's alone."""
     if given["plain"] and given["compare"]:
         raise click.UsageError("--plain and --compare exclude each other: leave one out")
     text = read_prompt(prompt, path)
     _check(given)
-    dtype, device = given.pop("dtype"), given.pop("device")
-    model = load_target(target, dtype, device)
-    drafter = None if given["plain"] else load_draft(draft, model, dtype, device)
+    model = models.load_target()
+    drafter = None if given["plain"] else models.load_draft(model)
     compare, as_json, chat = given.pop("compare"), given.pop("as_json"), given.pop("chat")
     given.pop("plain")
     given["processors"] = _constraints(model, given.pop("json_schema"), given.pop("regex"))
@@ -101,7 +100,7 @@ def _check(given: dict[str, Any]) -> None:
     given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
     if given["max_new_tokens"] < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
-    own = ("num_draft_tokens", "plain", "compare", "chat", "as_json", "dtype", "device", "json_schema", "regex")
+    own = ("num_draft_tokens", "plain", "compare", "chat", "as_json", "json_schema", "regex")
     parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
 
 

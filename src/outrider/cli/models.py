@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +12,44 @@ import click
 if TYPE_CHECKING:
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """What the options say."""
+
+    target: str | None = None
+    draft: tuple[str, ...] = ()
+    dtype: str = "auto"
+    device: str = "auto"
+    engine: str = "auto"
+
+    def load_target(self, pack: bool = True) -> TextModel:
+        """The target, or the default model for None."""
+        import outrider
+
+        with click_status("Loading the target …", self):
+            return outrider.load(self.target, dtype=self.dtype, device=self.device, engine=self.engine, pack=pack)
+
+    def load_draft(self, target: TextModel, pack: bool = True) -> Drafter:
+        """The drafter that one or several --draft mean; models as the target is loaded, unless they say otherwise."""
+        from outrider.drafters import ChoiceDrafter
+
+        made = [self.load_one_draft(spec, target, pack) for spec in self.draft]
+        return made[0] if len(made) == 1 else ChoiceDrafter(made)
+
+    def load_one_draft(self, spec: str, target: TextModel, pack: bool = True) -> Drafter:
+        """The drafter that one --draft means."""
+        import outrider
+        from outrider.draft_specs import make_from_spec
+
+        def load(name: str, own: dict[str, str]) -> TextModel:
+            dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
+            with click_status("Loading the draft …", self):
+                return outrider.load(name, dtype=dtype, device=self.device, engine=engine, pack=pack)
+
+        return make_from_spec(spec, load, target)
+
 
 _OPTIONS = (
     click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]"),
@@ -26,25 +66,31 @@ _OPTIONS = (
         "--dtype",
         default="auto",
         show_default=True,
-        help="float32, bfloat16, float16 or float64; auto: the checkpoint's, or what the device is fast in.",
+        help="float32, bfloat16, float16 or float64; int8 or int4 on a CPU with OpenVINO; auto: the checkpoint's, or what "
+        "the device is fast in.",
     ),
     click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …"),
+    click.option(
+        "--engine",
+        default="auto",
+        show_default=True,
+        help="transformers, or openvino (CPU; int8, int4, float32); auto: the one that has the dtype.",
+    ),
 )
+_NAMES = ("target", "draft", "dtype", "device", "engine")
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --target, --draft, --dtype and --device."""
+    """Add --target, --draft, --dtype, --device and --engine; the command gets them as `models`."""
+
+    @wraps(command)
+    def with_choice(**given: Any) -> Any:
+        return command(models=ModelChoice(**{name: given.pop(name) for name in _NAMES}), **given)
+
+    wrapped: Callable[..., Any] = with_choice
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def load_target(target: str | None, dtype: str, device: str, pack: bool = True) -> TextModel:
-    """The target, or the default model for None."""
-    import outrider
-
-    with click_status("Loading the target …"):
-        return outrider.load(target, dtype=dtype, device=device, pack=pack)
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def load_tokenizer(target: str | None) -> Any:
@@ -54,22 +100,15 @@ def load_tokenizer(target: str | None) -> Any:
     return load_tokenizer(target)
 
 
-def load_draft(draft: Sequence[str], target: TextModel, dtype: str, device: str, pack: bool = True) -> Drafter:
-    """The drafter that one or several --draft mean, models loaded."""
-    import outrider
-    from outrider.draft_specs import make_from_spec
-    from outrider.drafters import ChoiceDrafter
+def click_status(message: str, models: ModelChoice | None = None) -> Any:
+    """A spinner on standard error while something takes its time; nothing where that is not a terminal.
 
-    def load(name: str) -> TextModel:
-        with click_status("Loading the draft …"):
-            return outrider.load(name, dtype=dtype, device=device, pack=pack)
+    Nothing either where a conversion may show a bar of its own, since only one of them can have the line.
+    """
+    from contextlib import nullcontext
 
-    made = [make_from_spec(spec, load, target) for spec in draft]
-    return made[0] if len(made) == 1 else ChoiceDrafter(made)
-
-
-def click_status(message: str) -> Any:
-    """A spinner on standard error while something takes its time; nothing where that is not a terminal."""
     from rich.console import Console
 
+    if models is not None and (models.engine == "openvino" or models.dtype in ("int8", "int4")):
+        return nullcontext()
     return Console(stderr=True).status(message)

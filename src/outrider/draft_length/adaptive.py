@@ -152,7 +152,11 @@ class _AdaptiveState(LengthState):
         return int(self._afford(about.step_seconds + max(0.0, self._verify(length + 2) - self._verify(length + 1))))
 
     def _afford(self, seconds: float) -> bool:
-        """Whether the account of the probes allows so many seconds; they are then spent."""
+        """Whether the account of the probes allows so many seconds; they are then spent.
+
+        Where a second token is free by the tables, a draft still costs what the margin is there for.
+        """
+        seconds = max(seconds, self._policy.margin * self._verify(1))
         if self._probed + seconds > self._policy.probe_share * self._elapsed:
             return False
         self._probed += seconds
