@@ -3,8 +3,8 @@
 Each cell runs plain decoding, the adaptive policy and some fixed lengths in turn, several times, with the same seeds; a
 time is the median over the repetitions. When sampling, each policy gives a text of its own, so a cell takes several seeds;
 plain and adaptive one after the other, as they are timed, fixed lengths side by side, as only their rounds are of interest.
-The oracle knows beforehand how many drafted tokens will be accepted (Leviathan 3.5): its time is worked out from a run of the
-longest fixed length and the measured costs.
+The oracle knows beforehand how many drafted tokens will be accepted (Leviathan 3.5): its time is worked out from a run of
+the longest fixed length and the measured costs.
 """
 
 from __future__ import annotations
