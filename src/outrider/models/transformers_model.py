@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.device_data import index as index_of
 from outrider.errors import ContextLengthError, ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_truncate
+from outrider.models.int8_linear import Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.probe import probe
@@ -56,6 +57,7 @@ class TransformersModel:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         refuse_without_rollback(model, self._name)
         self.module = model.eval()
+        self.rounded = any(isinstance(layer, Int8Linear) for layer in model.modules())
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
         self._vocab_size = int(config.vocab_size)
@@ -91,7 +93,7 @@ class TransformersModel:
     @property
     def dtype_name(self) -> str:
         """Of its weights."""
-        return str(self.dtype).removeprefix("torch.")
+        return "int8" if self.rounded else str(self.dtype).removeprefix("torch.")
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -101,7 +103,7 @@ class TransformersModel:
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        return f"{self.dtype} {self.module.config.to_json_string()}"
+        return f"{self.dtype_name} {self.module.config.to_json_string()}"
 
     def open(self, reserve: int = 0) -> SlotSequence:
         sequence = SlotSequence(self, slot=len(self._open))

@@ -22,17 +22,15 @@ from outrider.models.openvino.trace import REMEDY, AttentionLayer, trace
 
 # Root mean square allowed, relative to the spread of the logits: rounding gives half of it at most, other logits give 1.4.
 _TOLERANCE = {"float32": 0.01, "int8": 0.3, "int4": 0.8}
-FORMAT = 1  # raise it when the conversion changes, so that old conversions are made again
+FORMAT = 2  # raise it when the conversion changes, so that old conversions are made again
 
 
-def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, weights: Weights, bf16: bool) -> Saved:
+def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, weights: Weights) -> Saved:
     """The converted model, made now if the cache has none.
 
-    module_of: loads (module in float32, tokenizer). source: identifies the model's files. bf16: activations and cache in
-    bfloat16, else float32.
+    module_of: loads (module in float32, tokenizer). source: identifies the model's files.
     """
-    precision = "bf16" if bf16 and weights != "float32" else "f32"
-    digest = hashlib.sha256(f"{FORMAT} {source} {weights} {precision}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{FORMAT} {source} {weights}".encode()).hexdigest()[:16]
     stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
 
     def build(folder: Path) -> None:
@@ -47,7 +45,7 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
             for _ in track(steps, f"Rounding weights to {weights}", total=total, console=console, transient=True):
                 pass
         openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
-        (folder / ABOUT).write_text(_about(module, name, weights, precision, layers).to_json())
+        (folder / ABOUT).write_text(_about(module, name, weights, layers).to_json())
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         _check(module, folder)
@@ -79,7 +77,7 @@ def _check(module: Any, folder: Path) -> None:
         raise ModelError(f"{model.name} ({kind}) can't be converted for OpenVINO: {reason}; {REMEDY}")
 
 
-def _about(module: Any, name: str, weights: Weights, precision: str, layers: list[AttentionLayer]) -> About:
+def _about(module: Any, name: str, weights: Weights, layers: list[AttentionLayer]) -> About:
     config = module.config.get_text_config()
     return About(
         name=name,
@@ -87,6 +85,5 @@ def _about(module: Any, name: str, weights: Weights, precision: str, layers: lis
         max_length=context_limit(config),
         end_tokens=tuple(sorted(end_tokens_of(module))),
         weights=weights,
-        precision=precision,
         layers=tuple(layers),
     )

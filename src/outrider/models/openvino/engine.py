@@ -22,6 +22,8 @@ from outrider.models.openvino.saved import Saved
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
+ACTIVATION_GROUP = 128
+NARROWEST = 2  # a lone token would go through another kernel, which does not round activations: another model, in effect
 
 
 class PagedSequence:
@@ -76,13 +78,16 @@ class OpenVinoModel:
         self._grow(FIRST_BLOCKS)
 
     def _properties(self) -> dict[str, Any]:
-        precision = self._about.precision
+        """Float32 wherever nothing was rounded: there, the bits of a token's logits do not depend on the others in a pass.
+
+        Activations are rounded to 8 bits within groups of one token, as the integer kernels need.
+        """
         return {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": self.threads,
-            "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": precision,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if self._about.weights == "float32" else ACTIVATION_GROUP,
         }
 
     @property
@@ -204,6 +209,9 @@ class OpenVinoModel:
 
     def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
         past = [row.length for row in rows]
+        padding = NARROWEST - sum(len(part) for part in new)
+        if padding > 0:  # tokens behind the last one change nothing before them, and are taken back
+            new = [*new[:-1], new[-1] + [0] * padding]
         for row, part in zip(rows, new, strict=True):
             self.extend(row, part)
         flat = [token for part in new for token in part]
@@ -221,6 +229,8 @@ class OpenVinoModel:
             self._set(name, np.array(values, np.int32))
         self._set(LONGEST, np.array(max(row.length for row in rows), np.int32))
         self._request.infer()
+        if padding > 0:
+            rows[-1].truncate(rows[-1].length - padding)
         return torch.from_numpy(self._request.get_output_tensor(0).data)
 
     def _set(self, name: str, values: Any) -> None:

@@ -17,14 +17,13 @@ Weights = Literal["int8", "int4", "float32"]
 
 @dataclass(frozen=True)
 class About:
-    """precision: of activations and cache, "bf16" or "f32". weights: what they were rounded to."""
+    """weights: what they were rounded to."""
 
     name: str
     vocab_size: int
     max_length: int | None
     end_tokens: tuple[int, ...]
     weights: Weights
-    precision: str
     layers: tuple[AttentionLayer, ...]
 
     def to_json(self) -> str:

@@ -1,0 +1,132 @@
+"""Linear layers with 8-bit weights and activations, for CPUs: several tokens for the price of one, and the same for each.
+
+Weights are rounded once, with a scale per output. Activations are rounded in each call, with a scale per token: torch's
+kernel has one scale for a whole pass, which would make a token's logits depend on the drafted tokens beside it. So every row
+is divided by its own scale first and the kernel's is 1. The products are summed as integers: a row's result is the same to
+the bit however many rows there are, and what is greedy in one pass is greedy in a wider one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
+_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+
+
+class RowScale:
+    """The last input divided by its rows' scales: layers side by side (query, key, value; gate, up) share it."""
+
+    def __init__(self) -> None:
+        self._input: Tensor | None = None
+        self._rounded: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """X [.., in] → x / scale, scale [.., 1]; float32."""
+        if self._input is not x or self._rounded is None:
+            wide = x.float()
+            scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-30).div_(127.0)
+            self._input, self._rounded = x, (wide / scale, scale)
+        return self._rounded
+
+
+class Int8Linear(nn.Module):
+    """x → x · weightᵀ + bias, both rounded to 8 bits. [.., in] → [.., out], in x's type."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: RowScale) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / 127.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch announces another home for quantised tensors; the kernels stay
+            rounded = torch.quantize_per_channel(
+                weight.detach().float(), scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8
+            )
+            self._packed = torch.ops.quantized.linear_prepack(rounded, None)
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
+        self._rows = rows
+        self._dtype = weight.dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """Shape and type of the weight, without its values: some models look at the type."""
+        return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        divided, scale = self._rows(x)
+        out: Tensor = _multiply(divided, 1.0, ZERO, self._packed)
+        out = out.mul_(scale) if self.bias is None else torch.addcmul(self.bias, out, scale)
+        return out.to(x.dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Int8Linear:
+        """A copy shares the weight, which is never written again (and torch can't copy its layout)."""
+        copied = Int8Linear.__new__(Int8Linear)
+        memo[id(self)] = copied
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Int8Embedding(nn.Module):
+    """A table of rows in 8 bits, a scale per row. ids [..] → [.., size]"""
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = weight.shape
+        scale = weight.detach().float().abs().amax(1, keepdim=True).clamp_min(1e-30) / 127.0
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("rows", (weight.detach().float() / scale).round_().to(torch.int8), persistent=False)
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """Shape and type of the table, without its values."""
+        return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self._dtype, device="meta")
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows, scale = self.get_buffer("rows"), self.get_buffer("scale")
+        return (rows[ids].float() * scale[ids]).to(self._dtype)
+
+
+def can_round() -> bool:
+    """Whether this build of torch has the kernel, tried on a small layer."""
+    try:
+        layer = Int8Linear(torch.eye(16, 32), None, RowScale())
+        x = torch.arange(-32.0, 32.0).view(2, 32)
+        return torch.allclose(layer(x), x[:, :16], atol=0.5)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+def round_to_int8(module: nn.Module) -> int:
+    """Replace the linear layers and plain embedding tables of a loaded model in place; → how many.
+
+    Position tables stay as they are: they are small, and added to everything.
+    """
+    from outrider.models.packed_linear import plain_weight
+
+    rows, count = RowScale(), 0
+    table = _token_table(module)
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            weight = plain_weight(child)
+            if weight is not None:
+                bias: Any = child.bias
+                setattr(parent, name, Int8Linear(weight, bias, rows))
+            elif child is table:
+                setattr(parent, name, Int8Embedding(child.weight, child.weight.dtype))
+            else:
+                continue
+            count += 1
+    return count
+
+
+def _token_table(module: Any) -> nn.Embedding | None:
+    found = module.get_input_embeddings()
+    return found if type(found) is nn.Embedding else None

@@ -1,0 +1,102 @@
+"""8-bit linear layers: near the exact product, each token by itself, the same bits in any company."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import outrider
+from outrider.device_data import pad_rows
+from outrider.errors import ParameterError
+from outrider.models.int8_linear import Int8Embedding, Int8Linear, RowScale, can_round, round_to_int8
+from outrider.models.loading import load_transformers
+from outrider.models.transformers_model import TransformersModel
+from tests.tiny_models import module
+
+pytestmark = pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels")
+
+
+def layer(bias: bool) -> tuple[Int8Linear, nn.Linear]:
+    torch.manual_seed(0)
+    plain = nn.Linear(96, 64, bias=bias)
+    return Int8Linear(plain.weight, plain.bias, RowScale()), plain
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_very_different_size_are_all_near_the_product(bias: bool, dtype: torch.dtype) -> None:
+    rounded, plain = layer(bias)
+    x = (torch.randn(2, 5, 96) * torch.tensor([1.0, 1e-3, 1e3, 7.0, 0.0])[:, None]).to(dtype)
+    with torch.inference_mode():
+        got, want = rounded(x), plain(x.float())
+    assert got.dtype == dtype
+    error = (got.float() - want).square().mean(-1).sqrt()
+    spread = (want - (plain.bias if bias else 0.0)).square().mean(-1).sqrt()
+    assert (error <= 0.02 * spread + 0.01 * want.abs().mean(-1)).all()
+
+
+def test_a_rows_bits_do_not_depend_on_its_neighbours() -> None:
+    rounded, _ = layer(bias=True)
+    x = torch.randn(17, 96) * torch.rand(17, 1) * 100
+    with torch.inference_mode():
+        together = rounded(x)
+        for width in (1, 2, 3, 5, 8):
+            for at in range(0, 17, width):
+                assert torch.equal(rounded(x[at : at + width].clone()), together[at : at + width])
+
+
+def test_layers_side_by_side_share_the_rounded_input_and_never_a_stale_one() -> None:
+    rows = RowScale()
+    first, second = (Int8Linear(torch.randn(8, 32), None, rows) for _ in range(2))
+    alone = Int8Linear.__new__(Int8Linear)
+    alone.__dict__.update(copy.deepcopy(second).__dict__)
+    alone._rows = RowScale()
+    with torch.inference_mode():
+        for seed in range(3):
+            x = torch.randn(2, 32, generator=torch.Generator().manual_seed(seed))
+            first(x)
+            assert torch.equal(second(x), alone(x))
+
+
+def test_the_embedding_table_is_near() -> None:
+    weight = torch.randn(50, 32) * torch.rand(50, 1)
+    table = Int8Embedding(weight, torch.float32)
+    ids = torch.tensor([[0, 49], [7, 7]])
+    assert table(ids).shape == (2, 2, 32)
+    assert ((table(ids) - weight[ids]).abs() <= weight.abs().amax(1, keepdim=True)[ids] / 254 * 1.01).all()
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma3", "OPT"])
+def test_models_stay_near_and_logits_do_not_depend_on_the_width_of_the_pass(architecture: str) -> None:
+    plain = module(architecture, dtype=torch.float32)
+    rounded = copy.deepcopy(plain)
+    assert round_to_int8(rounded) > 6
+    model = TransformersModel(rounded)
+    assert model.dtype_name == "int8"
+    tokens = [(7 * i + 3) % 60 for i in range(24)]
+    with torch.inference_mode():
+        want = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    for width in (1, 3, 8):
+        sequence = model.open()
+        parts = [model.score([sequence], *pad_rows([tokens[at : at + width]], model.device)) for at in range(0, 24, width)]
+        got = torch.cat([part[0] for part in parts if part is not None])
+        assert float((got - want).square().mean().sqrt() / want.std()) < 0.15
+        sequence.close()
+
+
+def test_greedy_output_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path) -> None:
+    target, draft = (outrider.load(folder, dtype="int8") for folder in (target_folder, draft_folder))
+    prompt = "the quick brown fox jumps over the quick"
+    plain = outrider.generate(target, prompt, draft=None, max_new_tokens=80, ignore_eos=True)
+    for name in ("prompt-lookup", draft, "early-exit:layers=1"):
+        result = outrider.generate(target, prompt, draft=name, num_draft_tokens=4, max_new_tokens=80, ignore_eos=True)
+        assert result.tokens == plain.tokens
+
+
+def test_int8_needs_a_cpu(target_folder: Path) -> None:
+    with pytest.raises(ParameterError, match="cuda"):
+        load_transformers(target_folder, dtype="int8", device="cuda")
