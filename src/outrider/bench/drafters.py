@@ -53,7 +53,7 @@ class Cell:
 
     speedup, spread: plain time / adaptive time, per token, as measured: median, least and most over the repetitions.
     table, fixed, oracle: the same by the cost tables, which the noise of the machine can't touch: of the adaptive policy, of
-    each fixed length, and of the oracle.
+    each fixed length, and of the oracle. tokens_per_second: of the adaptive policy.
     """
 
     text: str
@@ -64,6 +64,7 @@ class Cell:
     table: float
     fixed: dict[int, float]
     oracle: float
+    tokens_per_second: float
     acceptance_rate: float | None
     tokens_per_round: float
     lengths: dict[int, int]
@@ -211,6 +212,7 @@ def _cell(runs: list[Run], plain: dict[tuple[str, float, int], Run]) -> Cell:
         table=by_table("adaptive"),
         fixed={length: by_table(str(length)) for length in FIXED},
         oracle=median(_per_token(base(r).table_seconds, base(r)) / _per_token(r.oracle_seconds, r) for r in longest),
+        tokens_per_second=median(run.tokens / run.seconds for run in adaptive),
         acceptance_rate=sum(run.accepted for run in adaptive) / tested if tested else None,
         tokens_per_round=sum(run.tokens for run in adaptive) / sum(run.rounds for run in adaptive),
         lengths=dict(sorted(lengths.items())),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.generate import read_prompt
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
@@ -58,6 +59,39 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
             click.echo(f"{name:16s} {cells['read']:8.2f}   {cells['round']}")
     out = {n: {k: asdict(v) if isinstance(v, Spread) else v for k, v in cells.items()} for n, cells in found.items()}
     click.echo(json.dumps({"bench": "copying", "context": context, "microseconds": out, **machine()}))
+
+
+@bench.command()
+@click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]")
+@click.option("--reference", default="auto", show_default=True, help="The dtype that the others are compared with.")
+@click.option("--dtype", multiple=True, default=("int8", "int4"), show_default=True)
+@click.option("--text", type=click.Path(path_type=Path), help="A text file  [default: ten problems of HumanEval, solved]")
+@click.option("--max-tokens", default=1024, show_default=True, help="Tokens of the text.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+def precision(
+    target: str | None, reference: str, dtype: tuple[str, ...], text: Path | None, max_tokens: int, as_json: bool
+) -> None:
+    """What rounding the weights does to the model: perplexity, greedy agreement, divergence."""
+    from outrider.bench.machine import machine
+    from outrider.bench.precision import compare_laws, default_text
+
+    if max_tokens < 2:
+        raise ParameterError(f"max_tokens must be 2 or more, got {max_tokens}")
+    words = default_text() if text is None else read_prompt(None, text)
+    base = ModelChoice(target, dtype=reference).load_target()
+    tokens = [int(token) for token in base.tokenizer.encode(words)][:max_tokens]
+    found = [compare_laws(base.dtype_name, base, base, tokens)]
+    for name in dtype:
+        found.append(compare_laws(name, base, ModelChoice(target, dtype=name).load_target(), tokens))
+    if not as_json:
+        click.echo(f"{base.name}, {found[0].tokens} tokens\n{'dtype':10s} perplexity  agreement  KL (nats)  Σ min")
+        for row in found:
+            cells = f"{row.perplexity:10.3f} {row.agreement:10.1%} {row.divergence:10.4f} {row.overlap:6.3f}"
+            click.echo(f"{row.name:10s} {cells}")
+    rows = [asdict(row) for row in found]
+    click.echo(
+        json.dumps({"bench": "precision", "target": base.name, "reference": base.dtype_name, "rows": rows, **machine()})
+    )
 
 
 @bench.command()
@@ -141,16 +175,19 @@ def drafters_command(models: ModelChoice, log: Path | None, as_json: bool, **giv
 
 
 def _print_cells(cells: list[Cell]) -> None:
-    head = f"{'text':16s} {'draft':28s}    T  measured (range)     by table: auto   γ=2   γ=4   γ=8  oracle  captured  alpha"
-    click.echo(head + "  tokens/round  lengths (rounds)")
+    head = (
+        f"{'text':16s} {'draft':24s}    T  tokens/s  measured (range)     by table: auto   γ=2   γ=4   γ=8  oracle  captured"
+    )
+    click.echo(head + "  alpha  tokens/round  lengths (rounds)")
     for cell in cells:
         fixed = " ".join(f"{value:5.2f}" for value in cell.fixed.values())
         alpha = "    —" if cell.acceptance_rate is None else f"{cell.acceptance_rate:5.2f}"
         captured = "       —" if cell.captured is None else f"{cell.captured:8.0%}"
         lengths = " ".join(f"{length}:{count}" for length, count in cell.lengths.items())
         spread = f"{cell.speedup:5.2f} ({cell.spread[0]:.2f} – {cell.spread[1]:.2f})"
-        line = f"{cell.text:16s} {cell.drafter:28.28s} {cell.temperature:4g}  {spread}          {cell.table:5.2f} {fixed}"
-        click.echo(f"{line}  {cell.oracle:6.2f}  {captured}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
+        line = f"{cell.text:16s} {cell.drafter:24.24s} {cell.temperature:4g} {cell.tokens_per_second:9.1f}  {spread}"
+        line += f"          {cell.table:5.2f} {fixed}  {cell.oracle:6.2f}  {captured}"
+        click.echo(f"{line}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
 
 
 def _load_pair(models: ModelChoice, pack: bool) -> Pair:
