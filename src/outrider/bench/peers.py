@@ -1,27 +1,16 @@
-"""Against transformers' own `generate`, on its own ground: the same weights, dtype, threads, prompts and token counter.
-
-Every contender answers every prompt; the order rotates from prompt to prompt. A rate is new tokens over wall time, reading
-the prompt included, since `generate` does not tell them apart.
-"""
+"""Against transformers' own `generate`, on its own ground: the same weights, dtype, threads, prompts and token counter."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from outrider.bench.statistics import Spread, paired_ratios, spread
-from outrider.bench.tasks import Task
-from outrider.generation import generate
+from outrider.bench.contest import Contender, Setting, ours
 from outrider.models.transformers_model import TransformersModel
 
 PEER_LOOKUP_TOKENS = 10  # what transformers' documentation uses for prompt_lookup_num_tokens
-WARM_UP_TOKENS = 16
 # Ours, and the peers it is compared with: the same drafting on both sides.
 PAIRS = {
     "outrider": ("generate",),
@@ -32,39 +21,6 @@ PAIRS = {
 
 
 @dataclass(frozen=True)
-class Run:
-    """One prompt answered by one contender. tokens_per_round: ours only."""
-
-    contender: str
-    setting: str
-    task: str
-    tokens: int
-    seconds: float
-    tokens_per_round: float | None = None
-    acceptance_rate: float | None = None
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How to sample."""
-
-    temperature: float
-    top_p: float
-
-    @property
-    def name(self) -> str:
-        return "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}, top-p {self.top_p:g}"
-
-
-Contender = Callable[[list[int], Setting, int, int], tuple[int, float | None, float | None]]
-"""(prompt, setting, max_new_tokens, seed) → new tokens, tokens per round, acceptance rate"""
-
-
-@dataclass(frozen=True)
 class Pair:
     """A target and perhaps a draft model."""
 
@@ -72,18 +28,18 @@ class Pair:
     draft: TransformersModel | None
 
 
-def contenders(ours: Pair, theirs: Pair) -> dict[str, Contender]:
-    """All that can be compared. theirs: the same models, loaded as transformers loads them."""
+def contenders(own: Pair, theirs: Pair) -> dict[str, Contender]:
+    """All that can be compared. own: for Outrider. theirs: the same models, loaded as transformers loads them."""
     found: dict[str, Contender] = {
         "generate": _peer(theirs.target),
-        "outrider": _ours(ours.target, None),
+        "outrider": ours(own.target, None),
         "generate + lookup": _peer(theirs.target, prompt_lookup_num_tokens=PEER_LOOKUP_TOKENS),
-        "outrider + lookup": _ours(ours.target, "prompt-lookup"),
-        "outrider + suffix": _ours(ours.target, "suffix"),
+        "outrider + lookup": ours(own.target, "prompt-lookup"),
+        "outrider + suffix": ours(own.target, "suffix"),
     }
-    if ours.draft is not None and theirs.draft is not None:
+    if own.draft is not None and theirs.draft is not None:
         found["generate + assistant"] = _peer(theirs.target, assistant_model=theirs.draft.module)
-        found["outrider + draft"] = _ours(ours.target, ours.draft)
+        found["outrider + draft"] = ours(own.target, own.draft)
     return found
 
 
@@ -104,100 +60,3 @@ def _peer(target: TransformersModel, **extra: Any) -> Contender:
         return out.shape[1] - len(prompt), None, None
 
     return run
-
-
-def _ours(target: TransformersModel, draft: Any) -> Contender:
-    def run(prompt: list[int], setting: Setting, tokens: int, seed: int) -> tuple[int, float, float | None]:
-        result = generate(
-            target,
-            prompt,
-            draft=draft,
-            max_new_tokens=tokens,
-            temperature=setting.temperature,
-            top_p=setting.top_p,
-            seed=seed,
-        )
-        return len(result.tokens), result.stats.mean_acceptance_length, result.stats.acceptance_rate
-
-    return run
-
-
-def measure(
-    ours: Pair,
-    theirs: Pair,
-    tasks: Sequence[Task],
-    settings: Sequence[Setting],
-    max_new_tokens: int,
-    log: Path,
-) -> Iterator[Run]:
-    """Run everything that `log` (JSON lines) does not hold yet, append it there, and yield all runs."""
-    done = {(run.contender, run.setting, run.task): run for run in _read(log)}
-    entries = list(contenders(ours, theirs).items())
-    warm: set[str] = set()
-    for number, task in enumerate(tasks):
-        prompt = [int(token) for token in ours.target.tokenizer.encode(task.prompt)]
-        turn = number % len(entries)
-        for setting in settings:
-            for name, contender in entries[turn:] + entries[:turn]:
-                key = (name, setting.name, task.name)
-                if key not in done:
-                    if name not in warm:
-                        contender(prompt, setting, WARM_UP_TOKENS, 0)
-                        warm.add(name)
-                    done[key] = _timed(name, contender, prompt, setting, task, max_new_tokens, number)
-                    with log.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(done[key])) + "\n")
-                yield done[key]
-
-
-def _timed(name: str, contender: Contender, prompt: list[int], setting: Setting, task: Task, tokens: int, seed: int) -> Run:
-    start = time.perf_counter()
-    count, per_round, rate = contender(prompt, setting, tokens, seed)
-    return Run(name, setting.name, task.name, count, time.perf_counter() - start, per_round, rate)
-
-
-def _read(log: Path) -> list[Run]:
-    if not log.exists():
-        return []
-    return [Run(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A contender's figures at one setting. against: {peer: our rate / its rate, prompt by prompt}."""
-
-    contender: str
-    setting: str
-    rate: Spread
-    tokens_per_round: float | None
-    acceptance_rate: float | None
-    against: dict[str, Spread]
-
-
-def summarise(runs: Sequence[Run]) -> list[Row]:
-    """A row per setting and contender."""
-    rows = []
-    for setting in dict.fromkeys(run.setting for run in runs):
-        by_name: dict[str, dict[str, Run]] = {}
-        for run in runs:
-            if run.setting == setting:
-                by_name.setdefault(run.contender, {})[run.task] = run
-        for name, mine in by_name.items():
-            against = {
-                peer: paired_ratios([mine[t].rate for t in mine], [by_name[peer][t].rate for t in mine])
-                for peer in PAIRS.get(name, ())
-                if peer in by_name and mine.keys() <= by_name[peer].keys()
-            }
-            lengths = [run.tokens_per_round for run in mine.values() if run.tokens_per_round is not None]
-            rates = [run.acceptance_rate for run in mine.values() if run.acceptance_rate is not None]
-            rows.append(
-                Row(
-                    name,
-                    setting,
-                    spread([run.rate for run in mine.values()]),
-                    sum(lengths) / len(lengths) if lengths else None,
-                    sum(rates) / len(rates) if rates else None,
-                    against,
-                )
-            )
-    return rows

@@ -1,0 +1,153 @@
+"""Contenders answering the same prompts in one run: the frame of every comparison of speed.
+
+Every contender answers every prompt; the order rotates from prompt to prompt. A rate is new tokens over wall time, reading
+the prompt included, since other projects do not tell them apart.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.statistics import Spread, paired_ratios, spread
+from outrider.bench.tasks import Task
+from outrider.generation import generate
+from outrider.models.base import TextModel
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt answered by one contender. tokens_per_round: ours only."""
+
+    contender: str
+    setting: str
+    task: str
+    tokens: int
+    seconds: float
+    tokens_per_round: float | None = None
+    acceptance_rate: float | None = None
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to sample."""
+
+    temperature: float
+    top_p: float
+
+    @property
+    def name(self) -> str:
+        return "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}, top-p {self.top_p:g}"
+
+
+Contender = Callable[[list[int], Setting, int, int], tuple[int, float | None, float | None]]
+"""(prompt, setting, max_new_tokens, seed) → new tokens, tokens per round, acceptance rate"""
+
+
+def ours(target: TextModel, draft: Any) -> Contender:
+    """Outrider, with this draft."""
+
+    def run(prompt: list[int], setting: Setting, tokens: int, seed: int) -> tuple[int, float, float | None]:
+        result = generate(
+            target,
+            prompt,
+            draft=draft,
+            max_new_tokens=tokens,
+            temperature=setting.temperature,
+            top_p=setting.top_p,
+            seed=seed,
+        )
+        return len(result.tokens), result.stats.mean_acceptance_length, result.stats.acceptance_rate
+
+    return run
+
+
+def measure(
+    contenders: Mapping[str, Contender],
+    encode: Callable[[str], Sequence[int]],
+    tasks: Sequence[Task],
+    settings: Sequence[Setting],
+    max_new_tokens: int,
+    log: Path,
+) -> Iterator[Run]:
+    """Run everything that `log` (JSON lines) does not hold yet, append it there, and yield all runs."""
+    done = {(run.contender, run.setting, run.task): run for run in _read(log)}
+    entries = list(contenders.items())
+    warm: set[str] = set()
+    for number, task in enumerate(tasks):
+        prompt = [int(token) for token in encode(task.prompt)]
+        turn = number % len(entries)
+        for setting in settings:
+            for name, contender in entries[turn:] + entries[:turn]:
+                key = (name, setting.name, task.name)
+                if key not in done:
+                    if name not in warm:
+                        contender(prompt, setting, WARM_UP_TOKENS, 0)
+                        warm.add(name)
+                    done[key] = _timed(name, contender, prompt, setting, task, max_new_tokens, number)
+                    with log.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(done[key])) + "\n")
+                yield done[key]
+
+
+def _timed(name: str, contender: Contender, prompt: list[int], setting: Setting, task: Task, tokens: int, seed: int) -> Run:
+    start = time.perf_counter()
+    count, per_round, rate = contender(prompt, setting, tokens, seed)
+    return Run(name, setting.name, task.name, count, time.perf_counter() - start, per_round, rate)
+
+
+def _read(log: Path) -> list[Run]:
+    if not log.exists():
+        return []
+    return [Run(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender's figures at one setting. against: {peer: our rate / its rate, prompt by prompt}."""
+
+    contender: str
+    setting: str
+    rate: Spread
+    tokens_per_round: float | None
+    acceptance_rate: float | None
+    against: dict[str, Spread]
+
+
+def summarise(runs: Sequence[Run], pairs: Mapping[str, Sequence[str]]) -> list[Row]:
+    """A row per setting and contender. pairs: whom each contender is compared with."""
+    rows = []
+    for setting in dict.fromkeys(run.setting for run in runs):
+        by_name: dict[str, dict[str, Run]] = {}
+        for run in runs:
+            if run.setting == setting:
+                by_name.setdefault(run.contender, {})[run.task] = run
+        for name, mine in by_name.items():
+            against = {
+                peer: paired_ratios([mine[t].rate for t in mine], [by_name[peer][t].rate for t in mine])
+                for peer in pairs.get(name, ())
+                if peer in by_name and mine.keys() <= by_name[peer].keys()
+            }
+            lengths = [run.tokens_per_round for run in mine.values() if run.tokens_per_round is not None]
+            rates = [run.acceptance_rate for run in mine.values() if run.acceptance_rate is not None]
+            rows.append(
+                Row(
+                    name,
+                    setting,
+                    spread([run.rate for run in mine.values()]),
+                    sum(lengths) / len(lengths) if lengths else None,
+                    sum(rates) / len(rates) if rates else None,
+                    against,
+                )
+            )
+    return rows

@@ -1,0 +1,18 @@
+"""`outrider bench`: measurements, each beside its baseline, ending in one JSON line."""
+
+from __future__ import annotations
+
+import click
+
+from outrider.cli.bench.compare import peers, setups
+from outrider.cli.bench.drafters import drafters
+from outrider.cli.bench.parts import copying, precision, sampling
+
+
+@click.group()
+def bench() -> None:
+    """Measurements, each beside its baseline."""
+
+
+for _command in (sampling, copying, precision, peers, setups, drafters):
+    bench.add_command(_command)

@@ -1,0 +1,75 @@
+"""`outrider bench drafters`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.models import ModelChoice, model_options
+
+if TYPE_CHECKING:
+    from outrider.bench.drafters import Cell
+
+
+@click.command()
+@model_options
+@click.option("--max-new-tokens", default=96, show_default=True)
+@click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
+@click.option("--repetitions", default=3, show_default=True)
+@click.option("--seeds", default=4, show_default=True, help="Texts of each cell where the temperature is not 0.")
+@click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
+    """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from outrider.bench.drafters import count_runs, measure, summarise
+    from outrider.bench.machine import machine
+    from outrider.bench.texts import kinds
+
+    model = models.load_target()
+    named = {drafter.name: drafter for drafter in (models.load_one_draft(spec, model) for spec in models.draft)}
+    texts = kinds(model.tokenizer)
+    temperatures, repetitions = given["temperature"], given["repetitions"]
+    total = count_runs(len(named), len(texts), len(temperatures), repetitions)
+    with TemporaryDirectory() as folder:
+        steps = measure(
+            model,
+            named,
+            texts,
+            temperatures,
+            given["max_new_tokens"],
+            repetitions,
+            given["seeds"],
+            log or Path(folder) / "runs.jsonl",
+        )
+        cells = summarise(list(track(steps, "Running", total=total, console=Console(stderr=True))))
+    if not as_json:
+        _print_cells(cells)
+    about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}
+    about |= {"max_new_tokens": given["max_new_tokens"], "repetitions": repetitions, "seeds": given["seeds"]}
+    rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
+    click.echo(json.dumps({**about, "cells": rows, **machine()}))
+
+
+def _print_cells(cells: list[Cell]) -> None:
+    head = (
+        f"{'text':16s} {'draft':24s}    T  tokens/s  measured (range)     by table: auto   γ=2   γ=4   γ=8  oracle  captured"
+    )
+    click.echo(head + "  alpha  tokens/round  lengths (rounds)")
+    for cell in cells:
+        fixed = " ".join(f"{value:5.2f}" for value in cell.fixed.values())
+        alpha = "    —" if cell.acceptance_rate is None else f"{cell.acceptance_rate:5.2f}"
+        captured = "       —" if cell.captured is None else f"{cell.captured:8.0%}"
+        lengths = " ".join(f"{length}:{count}" for length, count in cell.lengths.items())
+        spread = f"{cell.speedup:5.2f} ({cell.spread[0]:.2f} – {cell.spread[1]:.2f})"
+        line = f"{cell.text:16s} {cell.drafter:24.24s} {cell.temperature:4g} {cell.tokens_per_second:9.1f}  {spread}"
+        line += f"          {cell.table:5.2f} {fixed}  {cell.oracle:6.2f}  {captured}"
+        click.echo(f"{line}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")

@@ -1,0 +1,57 @@
+"""Contests of speed: what is parsed, what is run, what is kept in the log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from outrider.bench.setups import Setup, parse_setup
+from outrider.cli.main import cli
+from outrider.errors import ParameterError
+
+
+def test_setups_are_parsed() -> None:
+    assert parse_setup("int8") == Setup("int8", "int8", "auto", None)
+    assert parse_setup("int8@openvino + a/b:dtype=int4") == Setup(
+        "int8@openvino + a/b:dtype=int4", "int8", "openvino", "a/b:dtype=int4"
+    )
+    for bad in ("", "int8 +", "int8@ + suffix", "+ suffix"):
+        with pytest.raises(ParameterError, match="setup must be"):
+            parse_setup(bad)
+
+
+def test_setups_answer_the_same_prompts_and_resume_from_the_log(target_folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "runs.jsonl"
+    options = ["bench", "setups", "--target", str(target_folder), "--setup", "float32", "--setup", "int8 + prompt-lookup"]
+    options += ["--prompts", "0-3", "--every", "2", "--max-new-tokens", "6", "--temperature", "0", "--log", str(log), "--json"]
+    runner = CliRunner()
+    result = runner.invoke(cli, options)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["contender"] for row in rows] == ["float32", "int8 + prompt-lookup"]
+    assert rows[0]["against"] == {}
+    assert list(rows[1]["against"]) == ["float32"]
+    kept = log.read_text()
+    assert len(kept.splitlines()) == 4
+    assert json.loads(runner.invoke(cli, options).stdout)["rows"] == rows
+    assert log.read_text() == kept
+
+
+def test_peers_run_on_the_same_folder(target_folder: Path, draft_folder: Path) -> None:
+    options = ["bench", "peers", "--target", str(target_folder), "--draft", str(draft_folder), "--prompts", "0"]
+    options += ["--max-new-tokens", "6", "--temperature", "0.8", "--json"]
+    result = CliRunner().invoke(cli, options)
+    assert result.exit_code == 0, result.output
+    rows = {row["contender"]: row for row in json.loads(result.stdout)["rows"]}
+    assert {"generate", "generate + assistant", "generate + lookup", "outrider", "outrider + draft"} <= rows.keys()
+    assert set(rows["outrider + draft"]["against"]) == {"generate + assistant", "generate"}
+
+
+def test_peers_refuse_an_engine_that_transformers_has_not(target_folder: Path) -> None:
+    options = ["bench", "peers", "--target", str(target_folder), "--dtype", "int4"]
+    result = CliRunner().invoke(cli, options)
+    assert isinstance(result.exception, ParameterError)
+    assert "to compare with it" in str(result.exception)
