@@ -70,22 +70,39 @@ def test_the_embedding_table_is_near() -> None:
     assert ((table(ids) - weight[ids]).abs() <= weight.abs().amax(1, keepdim=True)[ids] / 254 * 1.01).all()
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma3", "OPT"])
-def test_models_stay_near_and_logits_do_not_depend_on_the_width_of_the_pass(architecture: str) -> None:
+@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma3", "OPT", "Qwen3"])
+def test_models_stay_near_and_logits_have_the_same_bits_in_any_pass(architecture: str) -> None:
     plain = module(architecture, dtype=torch.float32)
     rounded = copy.deepcopy(plain)
     assert round_to_int8(rounded) > 6
     model = TransformersModel(rounded)
     assert model.dtype_name == "int8"
-    tokens = [(7 * i + 3) % 60 for i in range(24)]
+    tokens = [(7 * i + 3) % 60 for i in range(48)]
     with torch.inference_mode():
         want = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-    for width in (1, 3, 8):
+    first: torch.Tensor | None = None
+    for width in (1, 3, 8, 48):
         sequence = model.open()
-        parts = [model.score([sequence], *pad_rows([tokens[at : at + width]], model.device)) for at in range(0, 24, width)]
+        parts = [model.score([sequence], *pad_rows([tokens[at : at + width]], model.device)) for at in range(0, 48, width)]
         got = torch.cat([part[0] for part in parts if part is not None])
+        first = got if first is None else first
+        assert torch.equal(got, first)
         assert float((got - want).square().mean().sqrt() / want.std()) < 0.15
         sequence.close()
+    beside, sequence = model.open(), model.open()
+    parts = [model.score([beside, sequence], *pad_rows([[5, 6], [token]], model.device)) for token in tokens]
+    assert first is not None
+    assert torch.equal(torch.stack([part[1, 0] for part in parts if part is not None]), first)
+
+
+def test_saturating_kernels_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a processor without VNNI computes for the largest values: sums of pairs cut at 32767."""
+
+    def saturating(x: torch.Tensor, scale: float, zero: int, packed: object) -> torch.Tensor:
+        return torch.full((*x.shape[:-1], 8), 32767.0 / 127)
+
+    monkeypatch.setattr("outrider.models.int8_linear._multiply", saturating)
+    assert not can_round()
 
 
 def test_greedy_output_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path) -> None:

@@ -157,8 +157,9 @@ def test_rounded_weights_stay_near(weights: Weights, off: float, cache: Path) ->
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_the_bits_of_a_tokens_logits_do_not_depend_on_the_width_of_the_pass(weights: Weights, cache: Path) -> None:
+    # Large enough for the head to be rounded, deep enough for a last bit to grow.
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model, _ = opened("Llama", weights, **sizes)
+    model, _ = opened("Llama", weights, **sizes, num_hidden_layers=6, vocab_size=1024, max_position_embeddings=256)
     tokens = some_tokens(52, 0)
     sequence, beside = model.open(), model.open()
     prefill(model, [sequence, beside], [tokens[:40], tokens[:33]])
@@ -168,9 +169,53 @@ def test_the_bits_of_a_tokens_logits_do_not_depend_on_the_width_of_the_pass(weig
         sequence.truncate(40)
         wanted = torch.cat(parts) if wanted is None else wanted
         assert torch.equal(torch.cat(parts), wanted)
-    parted = score(model, [beside, sequence], [[5, 6, 7], tokens[40:42]])[1]
     assert wanted is not None
-    assert torch.equal(parted, wanted[:2])
+    for company in ([5], [5, 6, 7], some_tokens(9, 9)):
+        for width in (1, 2, 4):
+            at = beside.length
+            parted = [score(model, [beside, sequence], [company, tokens[i : i + width]])[1] for i in range(40, 52, width)]
+            beside.truncate(at)
+            sequence.truncate(40)
+            assert torch.equal(torch.cat(parted), wanted)
+
+
+def test_what_was_pretended_is_never_shared(cache: Path) -> None:
+    model, plain = opened("Llama")
+    timed, real = model.open(), model.open()
+    timed.advance(BLOCK)
+    prefill(model, [timed], [[0] * (BLOCK + 2)])
+    prefill(model, [real], [[0] * (BLOCK + 2)])
+    got = score(model, [real], [[3]])[0]
+    torch.testing.assert_close(got, reference(plain, [0] * (BLOCK + 2) + [3])[-1:], atol=CLOSE, rtol=0)
+
+
+def test_a_cache_that_does_not_fit_is_an_error_and_leaves_the_engine_whole(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plain = opened("Llama", max_position_embeddings=8192)
+    sequence = model.open()
+    zeros = np.zeros
+
+    def full(shape: Any, *args: Any) -> Any:
+        if shape[0] > 64:
+            raise MemoryError
+        return zeros(shape, *args)
+
+    monkeypatch.setattr(np, "zeros", full)
+    with pytest.raises(ModelError, match=r"does not fit into memory: lower max_new_tokens"):
+        model.open(reserve=8000)
+    monkeypatch.setattr(np, "zeros", zeros)
+    tokens = some_tokens(3000, 0)
+    prefill(model, [sequence], [tokens])
+    torch.testing.assert_close(score(model, [sequence], [[4]])[0], reference(plain, [*tokens, 4])[-1:], atol=CLOSE, rtol=0)
+
+
+def test_a_damaged_conversion_is_named(target_folder: Path, cache: Path) -> None:
+    load_openvino(target_folder, "float32")
+    (folder,) = (cache / "models").iterdir()
+    (folder / "model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"can't be opened.*delete the folder"):
+        load_openvino(target_folder, "float32")
 
 
 def test_generation_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path, cache: Path) -> None:
@@ -213,5 +258,9 @@ def test_bad_input_is_named(target_folder: Path, cache: Path) -> None:
     with pytest.raises(ContextLengthError):
         model.score([sequence], *pad_rows([[3] * (model.max_length + 1)], model.device))
     sequence.close()
+    with pytest.raises(ParameterError, match="tokens must be in"):
+        model.score([model.open()], *pad_rows([[-1]], model.device))
+    with pytest.raises(ParameterError, match="different ones"):
+        model.score([twice := model.open(), twice], *pad_rows([[3], [3]], model.device))
     with pytest.raises(ParameterError, match="open sequences"):
         model.score([sequence], *pad_rows([[3]], model.device))

@@ -138,10 +138,11 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]])
     passes: (new tokens, context, seconds) of each. A table that was measured while the machine was busy would otherwise
     decide about drafting for ever. Returns whether the table was forgotten.
     """
-    costs = _measured.get(_key(model))
+    held = _measured.get(_key(model))
     passes = list(passes)
-    if costs is None or len(passes) < ENOUGH_ROUNDS:
+    if held is None or len(passes) < ENOUGH_ROUNDS:
         return False
+    costs = replace(held, padded=isinstance(model, PadsWidths))
     ratio = median(seconds / costs.verify(tokens, context) for tokens, context, seconds in passes)
     off = median(abs(seconds - costs.verify(tokens, context)) for tokens, context, seconds in passes)
     if 1 / REFUTED <= ratio <= REFUTED or off < WORTH_REVIEWING:

@@ -3,7 +3,10 @@
 Weights are rounded once, with a scale per output. Activations are rounded in each call, with a scale per token: torch's
 kernel has one scale for a whole pass, which would make a token's logits depend on the drafted tokens beside it. So every row
 is divided by its own scale first and the kernel's is 1. The products are summed as integers: a row's result is the same to
-the bit however many rows there are, and what is greedy in one pass is greedy in a wider one.
+the bit however many rows there are.
+
+Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: attention,
+whose kernels sum in other orders for other numbers of queries, is computed in float64 and its result rounded to float32.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+STEADY = "outrider_steady"
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
@@ -94,23 +98,46 @@ class Int8Embedding(nn.Module):
         return (rows[ids].float() * scale[ids]).to(self._dtype)
 
 
+def steady_attention(module: Any) -> None:
+    """Attention in float64 for a model of transformers, where it lets its attention be replaced."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(STEADY, _attend_in_double)
+    AttentionMaskInterface.register(STEADY, sdpa_mask)
+    module.set_attn_implementation(STEADY)
+
+
+def _attend_in_double(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    wide = (x.double() for x in (query, key, value))
+    out, _ = sdpa_attention_forward(module, *wide, attention_mask, **kwargs)
+    return out.to(query.dtype), None
+
+
 def can_round() -> bool:
-    """Whether this build of torch has the kernel, tried on a small layer."""
+    """Whether this build of torch and this processor have the kernel, and without saturation.
+
+    Processors without VNNI add pairs of products in 16 bits: the largest weights and activations together show it.
+    """
     try:
-        layer = Int8Linear(torch.eye(16, 32), None, RowScale())
-        x = torch.arange(-32.0, 32.0).view(2, 32)
-        return torch.allclose(layer(x), x[:, :16], atol=0.5)
+        largest = torch.ones(8, 256)
+        return torch.allclose(Int8Linear(largest, None, RowScale())(largest), torch.full((8, 8), 256.0), rtol=0.01)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
 
 
 def round_to_int8(module: nn.Module) -> int:
-    """Replace the linear layers and plain embedding tables of a loaded model in place; → how many.
+    """Replace the linear layers, the token table and the attention of a loaded model in place; → how many layers.
 
     Position tables stay as they are: they are small, and added to everything.
     """
     from outrider.models.packed_linear import plain_weight
 
+    steady_attention(module)
     rows, count = RowScale(), 0
     table = _token_table(module)
     for parent in list(module.modules()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import ModelError
+from outrider.models.int8_linear import STEADY
 
 
 def refuse_without_rollback(model: Any, name: str) -> None:
@@ -21,7 +22,7 @@ def refuse_without_rollback(model: Any, name: str) -> None:
         )
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ModelError(f"{name} ({kind}) can't be used: it has no language-model head; {remedy}")
-    if getattr(config, "_attn_implementation", "") not in ("sdpa", "eager"):
+    if getattr(config, "_attn_implementation", "") not in ("sdpa", "eager", STEADY):
         raise ModelError(
             f"{name} ({kind}) can't be used with attn_implementation={config._attn_implementation!r}: it takes no mask "
             "per row; load it with attn_implementation='sdpa'"

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from outrider.errors import ModelError
+from outrider.errors import CacheFolderError, ModelError
 from outrider.models.cache_folder import build_once
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.openvino.engine import OpenVinoModel
@@ -44,7 +44,10 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
             total = next(steps)
             for _ in track(steps, f"Rounding weights to {weights}", total=total, console=console, transient=True):
                 pass
-        openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
+        try:
+            openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
+        except RuntimeError as error:
+            raise CacheFolderError(f"converted model can't be written to {folder.parent}: free some space there") from error
         (folder / ABOUT).write_text(_about(module, name, weights, layers).to_json())
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -62,12 +65,13 @@ def _check(module: Any, folder: Path) -> None:
     model = OpenVinoModel(Saved(folder))
     kind = module.config.model_type
     limit = min(model.vocab_size, 5000)
-    tokens = torch.tensor([[(1009 * i + 3) % limit for i in range(24)]])
+    length = min(24, model.max_length or 24)
+    tokens = torch.tensor([[(1009 * i + 3) % limit for i in range(length)]])
     wanted = module(input_ids=tokens, use_cache=False).logits[0].double()
     try:
         sequence = model.open()
         model.score([sequence], tokens[:, :5], [5], "none")
-        out = model.score([sequence], tokens[:, 5:], [19], "all")
+        out = model.score([sequence], tokens[:, 5:], [length - 5], "all")
         assert out is not None
         off = float((out[0].double() - wanted[5:]).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
         reason = f"its logits are off by {off:.2g} of their spread"

@@ -23,7 +23,7 @@ from outrider.models.openvino.saved import Saved
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
 ACTIVATION_GROUP = 128
-NARROWEST = 2  # a lone token would go through another kernel, which does not round activations: another model, in effect
+NARROWEST = 2  # a row's lone token would go through other kernels, which round otherwise: another model, in effect
 
 
 class PagedSequence:
@@ -34,6 +34,7 @@ class PagedSequence:
         self.tokens: list[int] = []
         self.blocks: list[int] = []
         self.closed = False
+        self.pretended = False
 
     @property
     def length(self) -> int:
@@ -45,6 +46,7 @@ class PagedSequence:
 
     def advance(self, count: int) -> None:
         """Pretend to hold further tokens, so that long contexts are timed without reading one."""
+        self.pretended = True
         self.model.extend(self, [0] * count)
 
     def close(self) -> None:
@@ -63,9 +65,15 @@ class OpenVinoModel:
         self._about = saved.about
         self.tokenizer = saved.tokenizer
         self.threads = threads or torch.get_num_threads()
-        graph = ov.Core().read_model(saved.folder / "model.xml")
-        insert_paged_attention(graph, saved.about.layers)
-        compiled = ov.Core().compile_model(graph, "CPU", self._properties())
+        try:
+            graph = ov.Core().read_model(saved.folder / "model.xml")
+            insert_paged_attention(graph, saved.about.layers)
+            compiled = ov.Core().compile_model(graph, "CPU", self._properties())
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[-160:]
+            raise ModelError(
+                f"converted model {saved.folder} can't be opened ({reason}): delete the folder, it is made again"
+            ) from error
         self._request = compiled.create_infer_request()
         self._caches = {
             port.any_name: (port.element_type, [int(d.get_length()) for d in list(port.partial_shape)[1:]])
@@ -122,9 +130,10 @@ class OpenVinoModel:
         return f"openvino {self.threads} {self._about.to_json()}"
 
     def open(self, reserve: int = 0) -> PagedSequence:
+        longest = reserve if self.max_length is None else min(reserve, self.max_length)
+        self._make_room(-(-longest // BLOCK))
         sequence = PagedSequence(self)
         self._open.append(sequence)
-        self._make_room(-(-reserve // BLOCK))
         return sequence
 
     def release(self, sequence: PagedSequence) -> None:
@@ -145,9 +154,12 @@ class OpenVinoModel:
             rows, new = [r for r, p in zip(rows, new, strict=True) if p], [p for p in new if p]
             if not rows:
                 return None
-        width = tokens.shape[1]
-        keep = _kept([len(part) for part in new], width, logits)
-        out = self._infer(rows, new, keep)
+        counts = [len(part) for part in new]
+        padded = [part + [0] * (NARROWEST - len(part)) for part in new]  # behind the last token: it changes none before
+        starts = [row.length for row in rows]
+        out = self._infer(rows, padded, _kept(counts, [len(part) for part in padded], tokens.shape[1], logits))
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            row.truncate(start + count)
         if logits == "none":
             for row in rows:
                 self._publish(row)
@@ -188,11 +200,17 @@ class OpenVinoModel:
         return tokens
 
     def _publish(self, row: PagedSequence) -> None:
+        if row.pretended:
+            return
         for i in range(len(row.tokens) // BLOCK):
             before = row.blocks[i - 1] if i else None
             self._blocks.publish(row.blocks[i], before, row.tokens[i * BLOCK : (i + 1) * BLOCK])
 
     def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[PagedSequence]:
+        if not len(sequences) == len(set(map(id, sequences))) == len(lengths) == len(tokens):
+            raise ParameterError("sequences must be different ones, with a row of tokens and a length for each")
+        if bool((tokens < 0).any() | (tokens >= self.vocab_size).any()):
+            raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {tokens.min()} … {tokens.max()}")
         rows = []
         for sequence, count in zip(sequences, lengths, strict=True):
             if not isinstance(sequence, PagedSequence) or sequence.model is not self or sequence.closed:
@@ -209,9 +227,6 @@ class OpenVinoModel:
 
     def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
         past = [row.length for row in rows]
-        padding = NARROWEST - sum(len(part) for part in new)
-        if padding > 0:  # tokens behind the last one change nothing before them, and are taken back
-            new = [*new[:-1], new[-1] + [0] * padding]
         for row, part in zip(rows, new, strict=True):
             self.extend(row, part)
         flat = [token for part in new for token in part]
@@ -229,8 +244,6 @@ class OpenVinoModel:
             self._set(name, np.array(values, np.int32))
         self._set(LONGEST, np.array(max(row.length for row in rows), np.int32))
         self._request.infer()
-        if padding > 0:
-            rows[-1].truncate(rows[-1].length - padding)
         return torch.from_numpy(self._request.get_output_tensor(0).data)
 
     def _set(self, name: str, values: Any) -> None:
@@ -246,15 +259,20 @@ class OpenVinoModel:
         """Caches of more blocks. Fresh memory is only taken from the system once it is written."""
         import openvino as ov
 
+        try:
+            fresh = {
+                name: np.zeros((count, *shape), _STORAGE[kind.get_size()]) for name, (kind, shape) in self._caches.items()
+            }
+        except MemoryError:
+            raise ModelError(
+                f"{self.name}: a cache of {count * BLOCK} tokens does not fit into memory: lower max_new_tokens, or "
+                "generate fewer sequences at once"
+            ) from None
         for name, (kind, shape) in self._caches.items():
-            fresh = np.zeros((count, *shape), _STORAGE[kind.get_size()])
             if name in self._held:
-                fresh[: self._blocks.count] = self._held[name]
-            try:
-                self._request.set_tensor(name, ov.Tensor(fresh, [count, *shape], kind))
-            except RuntimeError as error:
-                raise ModelError(f"{self.name} can't be used: its cache is not taken ({error})") from error
-            self._held[name] = fresh
+                fresh[name][: self._blocks.count] = self._held[name]
+            self._request.set_tensor(name, ov.Tensor(fresh[name], [count, *shape], kind))
+        self._held = fresh
         self._blocks.grow(count)
 
 
@@ -268,11 +286,14 @@ def _begins(lengths: Any) -> list[int]:
     return ends
 
 
-def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int]:
-    """Positions in the flat pass whose logits are computed: for "all" `width` of each row, its last one repeated."""
-    begins = _begins(lengths)
+def _kept(counts: Many[int], padded: Many[int], width: int, logits: WhichLogits) -> list[int]:
+    """Positions in the flat pass whose logits are computed: for "all" `width` of each row, its last one repeated.
+
+    counts: tokens of each row. padded: with those behind them.
+    """
+    begins = _begins(padded)
     if logits == "none":
         return [begins[-1] - 1]
     if logits == "last":
-        return [end - 1 for end in begins[1:]]
-    return [begin + min(i, count - 1) for begin, count in zip(begins, lengths, strict=False) for i in range(width)]
+        return [begin + count - 1 for begin, count in zip(begins, counts, strict=False)]
+    return [begin + min(i, count - 1) for begin, count in zip(begins, counts, strict=False) for i in range(width)]

@@ -56,4 +56,8 @@ class Saved:
 
         if not (self.folder / "tokenizer_config.json").exists():
             return None
-        return AutoTokenizer.from_pretrained(self.folder)
+        try:
+            return AutoTokenizer.from_pretrained(self.folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"tokenizer of the converted model {self.folder} can't be read"
+            raise ModelError(f"{reason}: delete the folder, it is made again") from error

@@ -16,9 +16,13 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
+from outrider.models.limits import context_limit
+from outrider.models.masks import attention_pattern
 from outrider.models.openvino.attention import NAME, OPERATION, register
+from outrider.models.rollback import refuse_without_rollback
 
 MARK = "outrider.attention."
+LONGEST_CHECK = 1024  # windows up to this are checked beyond their end
 REMEDY = "use --engine transformers"
 _log = logging.getLogger(__name__)
 _TOLERANCE = 1e-3  # of the logits' spread, in float32: reordered sums give 1e-5, a mask or position overlooked 0.1 and more
@@ -42,6 +46,8 @@ def trace(module: Any, name: str) -> tuple[Any, list[AttentionLayer]]:
     module: in float32 on the CPU; left with another attention. Raises `ModelError`, naming the model, for one whose
     attention can't be marked, or which computes something else with it.
     """
+    refuse_without_rollback(module, name)
+    attention_pattern(module.config.get_text_config(), name)
     register()
     kind = module.config.model_type
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
@@ -60,13 +66,15 @@ def trace(module: Any, name: str) -> tuple[Any, list[AttentionLayer]]:
 @torch.inference_mode()
 def _check(module: Any) -> None:
     """That the marked attention is all there is: the same logits as the model's own, and a mark in every layer."""
-    limit = min(int(module.config.get_text_config().vocab_size), 50)
-    tokens = torch.tensor([[(7 * i + 3) % limit for i in range(24)]])
+    config = module.config.get_text_config()
+    limit, window = min(int(config.vocab_size), 50), getattr(config, "sliding_window", None) or 0
+    length = min(max(24, window + 8) if window <= LONGEST_CHECK else 24, context_limit(config) or 24)
+    tokens = torch.tensor([[(7 * i + 3) % limit for i in range(length)]])
     own = module(input_ids=tokens, use_cache=False).logits.double()
     module.set_attn_implementation(NAME)
     if module.config._attn_implementation != NAME:
         raise ModelError("its attention can't be replaced")
-    marked = module(input_ids=tokens, position_ids=torch.arange(24)[None], use_cache=False).logits.double()
+    marked = module(input_ids=tokens, position_ids=torch.arange(length)[None], use_cache=False).logits.double()
     off = float((marked - own).square().mean().sqrt() / own.std().clamp(min=1e-30))
     if not off <= _TOLERANCE:
         raise ModelError(f"with paged attention its logits would be off by {off:.2g} of their spread")
