@@ -5,8 +5,8 @@ kernel has one scale for a whole pass, which would make a token's logits depend 
 is divided by its own scale first and the kernel's is 1. The products are summed as integers: a row's result is the same to
 the bit however many rows there are.
 
-Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: attention,
-whose kernels sum in other orders for other numbers of queries, is computed in float64 and its result rounded to float32.
+Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: see
+`steady_attention`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-STEADY = "outrider_steady"
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
@@ -98,26 +97,6 @@ class Int8Embedding(nn.Module):
         return (rows[ids].float() * scale[ids]).to(self._dtype)
 
 
-def steady_attention(module: Any) -> None:
-    """Attention in float64 for a model of transformers, where it lets its attention be replaced."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    AttentionInterface.register(STEADY, _attend_in_double)
-    AttentionMaskInterface.register(STEADY, sdpa_mask)
-    module.set_attn_implementation(STEADY)
-
-
-def _attend_in_double(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    wide = (x.double() for x in (query, key, value))
-    out, _ = sdpa_attention_forward(module, *wide, attention_mask, **kwargs)
-    return out.to(query.dtype), None
-
-
 def can_round() -> bool:
     """Whether this build of torch and this processor have the kernel, and without saturation.
 
@@ -136,8 +115,9 @@ def round_to_int8(module: nn.Module) -> int:
     Position tables stay as they are: they are small, and added to everything.
     """
     from outrider.models.packed_linear import plain_weight
+    from outrider.models.steady_attention import use_steady_attention
 
-    steady_attention(module)
+    use_steady_attention(module)
     rows, count = RowScale(), 0
     table = _token_table(module)
     for parent in list(module.modules()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import ModelError
-from outrider.models.int8_linear import STEADY
+from outrider.models.steady_attention import STEADY
 
 
 def refuse_without_rollback(model: Any, name: str) -> None:
