@@ -86,9 +86,9 @@ def argmax(logits: Tensor) -> Tensor:
 def _sampled(logits: Tensor, settings: SamplingSettings) -> Tensor:
     if settings.temperature != 1.0:
         # Shifted first, so that a small temperature can't overflow.
-        logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)).div_(settings.temperature)
     probs = keep_top_k(logits, settings.top_k).softmax(-1)
     if settings.top_p >= 1.0 and settings.min_p == 0.0:
         return probs
     probs = keep_min_p(keep_top_p(probs, settings.top_p), settings.min_p)
-    return probs / probs.sum(-1, keepdim=True)
+    return probs.div_(probs.sum(-1, keepdim=True))  # in place: the filters have made it new
