@@ -16,13 +16,16 @@ from outrider.errors import CacheFolderError, ModelError
 from outrider.models.cache_folder import build_once
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.openvino.engine import OpenVinoModel
-from outrider.models.openvino.quantize import quantize
+from outrider.models.openvino.quantize import group_size, quantize
 from outrider.models.openvino.saved import ABOUT, About, Saved, Weights
 from outrider.models.openvino.trace import REMEDY, AttentionLayer, trace
 
 # Root mean square allowed, relative to the spread of the logits: rounding gives half of it at most, other logits give 1.4.
 _TOLERANCE = {"float32": 0.01, "int8": 0.3, "int4": 0.8}
-FORMAT = 2  # raise it when the conversion changes, so that old conversions are made again
+_TEXT = (
+    "The city council voted on Tuesday to close the old harbour bridge to cars from the first of May, and to open a ferry."
+)
+FORMAT = 3  # raise it when the conversion changes, so that old conversions are made again
 
 
 def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, weights: Weights) -> Saved:
@@ -39,8 +42,9 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
             module, tokenizer = module_of()
             status.update(f"Converting {name} for OpenVINO, {weights} (once): tracing …")
             graph, layers = trace(module.eval(), name)
+            group = group_size(graph)
         if weights != "float32":
-            steps = quantize(graph, 8 if weights == "int8" else 4)
+            steps = quantize(graph, 8 if weights == "int8" else 4, group)
             total = next(steps)
             for _ in track(steps, f"Rounding weights to {weights}", total=total, console=console, transient=True):
                 pass
@@ -48,16 +52,16 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
             openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
         except RuntimeError as error:
             raise CacheFolderError(f"converted model can't be written to {folder.parent}: free some space there") from error
-        (folder / ABOUT).write_text(_about(module, name, weights, layers).to_json())
+        (folder / ABOUT).write_text(_about(module, name, weights, layers, group).to_json())
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        _check(module, folder)
+        _check(module, tokenizer, folder)
 
     return Saved(build_once(f"models/{stem}-{digest}-openvino-{weights}", build))
 
 
 @torch.inference_mode()
-def _check(module: Any, folder: Path) -> None:
+def _check(module: Any, tokenizer: Any, folder: Path) -> None:
     """That the converted model says what the module says, for other tokens than those it was traced with.
 
     A model that takes decisions in Python (which experts see a token) is frozen by tracing as the example went.
@@ -65,8 +69,9 @@ def _check(module: Any, folder: Path) -> None:
     model = OpenVinoModel(Saved(folder))
     kind = module.config.model_type
     limit = min(model.vocab_size, 5000)
-    length = min(24, model.max_length or 24)
-    tokens = torch.tensor([[(1009 * i + 3) % limit for i in range(length)]])
+    text = [(1009 * i + 3) % limit for i in range(24)] if tokenizer is None else tokenizer.encode(_TEXT)
+    tokens = torch.tensor([text[: min(24, model.max_length or 24)]])
+    length = tokens.shape[1]
     wanted = module(input_ids=tokens, use_cache=False).logits[0].double()
     try:
         sequence = model.open()
@@ -81,7 +86,7 @@ def _check(module: Any, folder: Path) -> None:
         raise ModelError(f"{model.name} ({kind}) can't be converted for OpenVINO: {reason}; {REMEDY}")
 
 
-def _about(module: Any, name: str, weights: Weights, layers: list[AttentionLayer]) -> About:
+def _about(module: Any, name: str, weights: Weights, layers: list[AttentionLayer], group: int) -> About:
     config = module.config.get_text_config()
     return About(
         name=name,
@@ -89,5 +94,6 @@ def _about(module: Any, name: str, weights: Weights, layers: list[AttentionLayer
         max_length=context_limit(config),
         end_tokens=tuple(sorted(end_tokens_of(module))),
         weights=weights,
+        group=group,
         layers=tuple(layers),
     )

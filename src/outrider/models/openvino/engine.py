@@ -22,7 +22,6 @@ from outrider.models.openvino.saved import Saved
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
-ACTIVATION_GROUP = 128
 NARROWEST = 2  # a row's lone token would go through other kernels, which round otherwise: another model, in effect
 
 
@@ -95,7 +94,7 @@ class OpenVinoModel:
             "INFERENCE_NUM_THREADS": self.threads,
             "INFERENCE_PRECISION_HINT": "f32",
             "KV_CACHE_PRECISION": "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if self._about.weights == "float32" else ACTIVATION_GROUP,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if self._about.weights == "float32" else self._about.group,
         }
 
     @property

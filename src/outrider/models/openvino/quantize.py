@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits: rounded to the nearest, one scale per row (8) or per group of columns in a row (4).
+"""Weights in 8 or 4 bits: rounded to the nearest, a scale and a zero per row (8) or per group of columns in a row (4).
 
 Only matrices that multiply activations and the embedding table are rounded; OpenVINO multiplies them as they are. The head
 and the embeddings keep 8 bits in both, since every token passes through them. For 4 bits the scale of each group is the one
@@ -16,13 +16,28 @@ from numpy.typing import NDArray
 Bits = Literal[8, 4]
 Weights = NDArray[np.float32]
 SMALLEST = 1 << 16  # matrices of fewer elements stay as they are
-GROUPS = (128, 64, 32)
+GROUPS = (128, 32)
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _CHUNK = 1 << 24  # elements rounded at once, so that memory stays bounded
 
 
-def quantize(graph: Any, bits: Bits) -> Iterator[int]:
-    """Replace the matrices of an `openvino.Model`. Yields how many there are, then 1 after each."""
+def group_size(graph: Any) -> int:
+    """The largest size that divides the columns of all matrices, the smallest if none does.
+
+    One for all, because activations are rounded in groups of one size, which must not exceed that of the weights.
+    """
+    columns = []
+    for constant, readers, head in _matrices(graph):
+        shape = list(constant.get_output_shape(0))
+        columns += [] if head else [int(shape[0] if _untransposed(readers) else shape[1])]
+    return next((size for size in GROUPS if not any(count % size for count in columns)), GROUPS[-1])
+
+
+def quantize(graph: Any, bits: Bits, group: int) -> Iterator[int]:
+    """Replace the matrices of an `openvino.Model`. Yields how many there are, then 1 after each.
+
+    group: columns that share a scale, in 4 bits.
+    """
     found = list(_matrices(graph))
     yield len(found)
     for constant, inputs, head in found:
@@ -30,7 +45,7 @@ def quantize(graph: Any, bits: Bits) -> Iterator[int]:
         transposed = _untransposed(inputs)
         if transposed:
             weights = np.ascontiguousarray(weights.T)
-        new = _eight_bits(weights) if bits == 8 or head else _four_bits(weights)
+        new = _eight_bits(weights) if bits == 8 or head else _four_bits(weights, group)
         for reader in inputs:
             if transposed:
                 _transpose_b(reader)
@@ -82,46 +97,64 @@ def _eight_bits(weights: Weights) -> Any:
     return ops.multiply(plain, ops.constant(scale))
 
 
-def _four_bits(weights: Weights) -> Any:
-    """Weights [O, I] as 4-bit integers with a scale per group of columns; in 8 bits if no group size divides I."""
-    import openvino as ov
+def _four_bits(weights: Weights, size: int) -> Any:
+    """Weights [O, I] as 4-bit integers, a zero and a scale per group of `size` columns; in 8 bits where it does not fit."""
     from openvino import opset13 as ops
 
     rows, columns = weights.shape
-    size = next((g for g in GROUPS if columns % g == 0), None)
-    if size is None:
+    if columns % size:
         return _eight_bits(weights)
-    rounded = np.empty((rows, columns), np.int8)
-    scale = np.empty((rows, columns // size, 1), np.float32)
+    groups = columns // size
+    rounded = np.empty((rows, columns), np.uint8)
+    scale, zero = np.empty((rows, groups, 1), np.float32), np.empty((rows, groups, 1), np.uint8)
     step = max(1, _CHUNK // columns)
     for at in range(0, rows, step):
         part = slice(at, at + step)
-        groups = weights[part].reshape(-1, columns // size, size)
-        values, scale[part] = _round_groups(groups)
+        values, scale[part], zero[part] = _round_groups(weights[part].reshape(-1, groups, size))
         rounded[part] = values.reshape(-1, columns)
-    packed = np.ascontiguousarray(((rounded[:, 0::2] & 15) | ((rounded[:, 1::2] & 15) << 4)).view(np.uint8))
-    tensor = ov.Tensor(packed, [rows, columns // size, size], ov.Type.i4)
-    scaled = ops.multiply(_as_float(ops.constant(tensor, shared_memory=False)), ops.constant(scale))
+    values4 = _packed(rounded, [rows, groups, size])
+    zeros4 = _packed(zero, [rows, groups, 1])
+    plain = ops.subtract(_as_float(values4), _as_float(zeros4))
+    scaled = ops.multiply(plain, ops.constant(scale))
     return ops.reshape(scaled, np.array([rows, columns]), special_zero=False)
 
 
-def _round_groups(groups: Weights) -> tuple[NDArray[np.int8], Weights]:
-    """Groups [R, G, size] → integers in -8 … 7, scales [R, G, 1]. The largest value in magnitude is put at -8."""
-    peak = np.take_along_axis(groups, np.abs(groups).argmax(-1, keepdims=True), -1)
-    full = np.where(peak == 0.0, np.float32(1e-12), peak / np.float32(-8.0))
-    best: NDArray[np.int8] | None = None
+def _packed(values: NDArray[np.uint8], shape: list[int]) -> Any:
+    """Numbers of 0 … 15 as a constant of two a byte, the first in the lower half."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    flat = values.reshape(-1)
+    if len(flat) % 2:
+        flat = np.append(flat, np.uint8(0))
+    packed = np.ascontiguousarray(flat[0::2] | (flat[1::2] << 4))
+    return ops.constant(ov.Tensor(packed, shape, ov.Type.u4), shared_memory=False)
+
+
+def _round_groups(groups: Weights) -> tuple[NDArray[np.uint8], Weights, NDArray[np.uint8]]:
+    """Groups [R, G, size] → integers in 0 … 15, scale and zero [R, G, 1], of the candidate with the least squared error."""
+    low = np.minimum(groups.min(-1, keepdims=True), 0.0)
+    high = np.maximum(groups.max(-1, keepdims=True), 0.0)
+    full = np.maximum((high - low) / np.float32(15.0), np.float32(1e-12))
+    best: tuple[NDArray[np.uint8], Weights, NDArray[np.uint8]] | None = None
+    least = np.full_like(full, np.inf)
     for shrink in SHRINK:
         scale = full * np.float32(shrink)
-        values = np.clip(np.rint(groups / scale), -8, 7)
-        error = np.square(values * scale - groups).sum(-1, keepdims=True)
-        if best is None:
-            best, best_scale, least = values.astype(np.int8), scale, error
-            continue
+        zero = np.clip(np.rint(-low * np.float32(shrink) / scale), 0, 15)
+        values = np.clip(np.rint(groups / scale) + zero, 0, 15)
+        error = np.square((values - zero) * scale - groups).sum(-1, keepdims=True)
+        found = (values.astype(np.uint8), scale, zero.astype(np.uint8))
         better = error < least
-        best = np.where(better, values.astype(np.int8), best)
-        best_scale, least = np.where(better, scale, best_scale), np.minimum(error, least)
+        if best is not None:
+            found = (
+                np.where(better, found[0], best[0]),
+                np.where(better, scale, best[1]),
+                np.where(better, found[2], best[2]),
+            )
+        best = found
+        least = np.minimum(error, least)
     assert best is not None
-    return best, best_scale
+    return best
 
 
 def _as_float(constant: Any) -> Any:

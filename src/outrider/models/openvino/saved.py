@@ -17,13 +17,14 @@ Weights = Literal["int8", "int4", "float32"]
 
 @dataclass(frozen=True)
 class About:
-    """weights: what they were rounded to."""
+    """weights: what they were rounded to. group: columns that share a scale, of weights in 4 bits and of activations."""
 
     name: str
     vocab_size: int
     max_length: int | None
     end_tokens: tuple[int, ...]
     weights: Weights
+    group: int
     layers: tuple[AttentionLayer, ...]
 
     def to_json(self) -> str:
