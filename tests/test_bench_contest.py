@@ -25,13 +25,13 @@ def test_setups_are_parsed() -> None:
 
 def test_setups_answer_the_same_prompts_and_resume_from_the_log(target_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "runs.jsonl"
-    options = ["bench", "setups", "--target", str(target_folder), "--setup", "float32", "--setup", "int8 + prompt-lookup"]
+    options = ["bench", "setups", "--target", str(target_folder), "--setup", "float32", "--setup", "float64 + prompt-lookup"]
     options += ["--prompts", "23", "--max-new-tokens", "6", "--temperature", "0", "--log", str(log), "--json"]
     runner = CliRunner()
     result = runner.invoke(cli, options)
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
-    assert [row["contender"] for row in rows] == ["float32", "int8 + prompt-lookup"]
+    assert [row["contender"] for row in rows] == ["float32", "float64 + prompt-lookup"]
     assert rows[0]["against"] == {}
     assert list(rows[1]["against"]) == ["float32"]
     kept = log.read_text()

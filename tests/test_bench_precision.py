@@ -40,11 +40,11 @@ def test_a_model_is_its_own_equal() -> None:
 def test_the_command(target_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 3)
-    options = ["bench", "precision", "--target", str(target_folder), "--dtype", "int8", "--text", str(text), "--json"]
+    options = ["bench", "precision", "--target", str(target_folder), "--dtype", "bfloat16", "--text", str(text), "--json"]
     result = CliRunner().invoke(cli, options)
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
-    assert [row["name"] for row in rows] == ["float32", "int8"]
+    assert [row["name"] for row in rows] == ["float32", "bfloat16"]
     assert rows[0]["agreement"] == 1.0
     assert 0.5 < rows[1]["overlap"] < 1.0
 

@@ -95,14 +95,17 @@ def test_models_stay_near_and_logits_have_the_same_bits_in_any_pass(architecture
     assert torch.equal(torch.stack([part[1, 0] for part in parts if part is not None]), first)
 
 
-def test_saturating_kernels_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a processor without VNNI computes for the largest values: sums of pairs cut at 32767."""
+@pytest.mark.parametrize(("largest_sum", "usable"), [(32767, False), (1 << 30, True)])
+def test_kernels_that_saturate_are_noticed(largest_sum: int, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors without VNNI cut sums of two products at 32767. The trial's weights are all the largest, 127."""
 
-    def saturating(x: torch.Tensor, scale: float, zero: int, packed: object) -> torch.Tensor:
-        return torch.full((*x.shape[:-1], 8), 32767.0 / 127)
+    def multiply(x: torch.Tensor, scale: float, zero: int, packed: object) -> torch.Tensor:
+        pairs = ((x.round() + zero) * 127).view(*x.shape[:-1], -1, 2).sum(-1).clamp(max=largest_sum)
+        product = pairs.sum(-1, keepdim=True) - zero * 127 * x.shape[-1]
+        return (product * scale / 127).repeat(1, 8)
 
-    monkeypatch.setattr("outrider.models.int8_linear._multiply", saturating)
-    assert not can_round()
+    monkeypatch.setattr("outrider.models.int8_linear._multiply", multiply)
+    assert can_round() is usable
 
 
 def test_greedy_output_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path) -> None:

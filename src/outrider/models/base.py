@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.errors import ParameterError
+from outrider.errors import ContextLengthError, ParameterError
 
 WhichLogits = Literal["all", "last", "none"]
 
@@ -81,6 +81,18 @@ def check_truncate(length: int, current: int) -> None:
     """Shared by engines: truncation only shortens."""
     if not 0 <= length <= current:
         raise ParameterError(f"length must be in 0 … {current} to truncate, got {length}: a sequence can't grow this way")
+
+
+def check_score(name: str, max_length: int | None, sequences: Many[Sequence], lengths: Many[int], width: int) -> None:
+    """Shared by engines: every length fits into the tokens given, and every sequence with it into the model's context."""
+    for sequence, count in zip(sequences, lengths, strict=True):
+        if not 1 <= count <= width:
+            raise ParameterError(f"lengths must be in 1 … {width}, got {count}")
+        if max_length is not None and sequence.length + count > max_length:
+            raise ContextLengthError(
+                f"{name} has {max_length} positions, {sequence.length + count} were asked for: "
+                "shorten the prompt or lower max_new_tokens"
+            )
 
 
 def known_tokens(tokens: list[int], vocab_size: int) -> list[int]:

@@ -17,12 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.packed_linear import OpaqueLinear, plain_weight
+from outrider.models.steady_attention import use_steady_attention
+
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
 
 class RowScale:
-    """The last input divided by its rows' scales: layers side by side (query, key, value; gate, up) share it."""
+    """The last input divided by its rows' scales: layers side by side (query, key, value; gate, up) share it.
+
+    It is known by the tensor, not by its values: a model must not change the input of a layer in place and pass it again.
+    """
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
@@ -37,12 +43,11 @@ class RowScale:
         return self._rounded
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(OpaqueLinear):
     """x → x · weightᵀ + bias, both rounded to 8 bits. [.., in] → [.., out], in x's type."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: RowScale) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
+        super().__init__(weight, None if bias is None else bias.float())
         scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / 127.0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces another home for quantised tensors; the kernels stay
@@ -50,30 +55,13 @@ class Int8Linear(nn.Module):
                 weight.detach().float(), scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8
             )
             self._packed = torch.ops.quantized.linear_prepack(rounded, None)
-        self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._rows = rows
-        self._dtype = weight.dtype
-
-    @property
-    def weight(self) -> Tensor:
-        """Shape and type of the weight, without its values: some models look at the type."""
-        return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
         divided, scale = self._rows(x)
         out: Tensor = _multiply(divided, 1.0, ZERO, self._packed)
         out = out.mul_(scale) if self.bias is None else torch.addcmul(self.bias, out, scale)
         return out.to(x.dtype)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Int8Linear:
-        """A copy shares the weight, which is never written again (and torch can't copy its layout)."""
-        copied = Int8Linear.__new__(Int8Linear)
-        memo[id(self)] = copied
-        copied.__dict__.update(self.__dict__)
-        return copied
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class Int8Embedding(nn.Module):
@@ -114,9 +102,6 @@ def round_to_int8(module: nn.Module) -> int:
 
     Position tables stay as they are: they are small, and added to everything.
     """
-    from outrider.models.packed_linear import plain_weight
-    from outrider.models.steady_attention import use_steady_attention
-
     use_steady_attention(module)
     rows, count = RowScale(), 0
     table = _token_table(module)

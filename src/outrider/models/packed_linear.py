@@ -8,7 +8,7 @@ bit, those of float32 layers to rounding. Only models that Outrider has loaded i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,15 @@ ROWS_HINT = 4  # the layout that suited 1 … 16 rows best (EXPERIMENTS.md)
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
-class PackedLinear(nn.Module):
-    """x → x · weightᵀ + bias, the weight in oneDNN's own layout. [.., in] → [.., out]"""
+class OpaqueLinear(nn.Module):
+    """A linear layer whose weight is in a kernel's own layout, `_packed`: it can't be saved or moved; a copy shares it."""
+
+    _packed: Any
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Not a buffer: the layout is opaque, so it can be neither saved nor moved to another device.
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-
         self._dtype = weight.dtype
 
     @property
@@ -34,19 +33,27 @@ class PackedLinear(nn.Module):
         """Shape and type of the weight, without its values: some models look at the type."""
         return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return out
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy shares the weight, which is never written again (and torch can't copy its layout)."""
-        copied = PackedLinear.__new__(PackedLinear)
+        copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(self.__dict__)
         return copied
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class PackedLinear(OpaqueLinear):
+    """x → x · weightᵀ + bias, the weight in oneDNN's own layout. [.., in] → [.., out]"""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return out
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import index as index_of
-from outrider.errors import ContextLengthError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_truncate
+from outrider.errors import ParameterError
+from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
 from outrider.models.int8_linear import Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
@@ -140,17 +140,11 @@ class TransformersModel:
 
     def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[SlotSequence]:
         rows = []
-        for sequence, count in zip(sequences, lengths, strict=True):
+        for sequence in sequences:
             if not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
                 raise ParameterError(f"sequences must be open sequences of {self._name}, got {sequence!r}")
-            if not 1 <= count <= tokens.shape[1]:
-                raise ParameterError(f"lengths must be in 1 … {tokens.shape[1]}, got {count}")
-            if self._max_length is not None and sequence.length + count > self._max_length:
-                raise ContextLengthError(
-                    f"{self._name} has {self._max_length} positions, {sequence.length + count} were asked for: "
-                    "shorten the prompt or lower max_new_tokens"
-                )
             rows.append(sequence)
+        check_score(self._name, self._max_length, rows, lengths, tokens.shape[1])
         return rows
 
     def _is_open(self, sequence: Sequence) -> bool:

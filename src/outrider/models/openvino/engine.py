@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ContextLengthError, ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_truncate
+from outrider.errors import ModelError, ParameterError
+from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
 from outrider.models.openvino.saved import Saved
@@ -211,17 +211,11 @@ class OpenVinoModel:
         if bool((tokens < 0).any() | (tokens >= self.vocab_size).any()):
             raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {tokens.min()} … {tokens.max()}")
         rows = []
-        for sequence, count in zip(sequences, lengths, strict=True):
+        for sequence in sequences:
             if not isinstance(sequence, PagedSequence) or sequence.model is not self or sequence.closed:
                 raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
-            if not 1 <= count <= tokens.shape[1]:
-                raise ParameterError(f"lengths must be in 1 … {tokens.shape[1]}, got {count}")
-            if self.max_length is not None and sequence.length + count > self.max_length:
-                raise ContextLengthError(
-                    f"{self.name} has {self.max_length} positions, {sequence.length + count} were asked for: "
-                    "shorten the prompt or lower max_new_tokens"
-                )
             rows.append(sequence)
+        check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
         return rows
 
     def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
