@@ -5,6 +5,8 @@ The same computation, on rules with the bugs that others shipped, must see each 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,10 +14,12 @@ from torch import Tensor
 from outrider.audit.enumerate import Law, Rule, round_joint, target_joint
 from outrider.rules import verify_rejection
 from outrider.sampling import SamplingSettings, draw
+from outrider.sampling.draw import draw_on_device
 from outrider.verify import Uniforms, verify
 from tests.toys import SETTINGS, WRONG_RULES, law_of, table
 
 EXACT = 1e-12
+Draw = Callable[[Tensor, Tensor], Tensor]
 
 
 def distance(rule: Rule, target: Law, draft: Law | int | None, vocabulary: int, length: int) -> float:
@@ -127,15 +131,20 @@ def test_draw_has_the_law_of_its_weights(vocabulary: int) -> None:
     assert float(law[vocabulary // 2]) == 0.0
 
 
-@pytest.mark.parametrize("vocabulary", [1025, 1088, 5000, 151_936])
-def test_draw_by_blocks_is_draw_by_one_cumulative_sum(vocabulary: int) -> None:
-    """Large vocabularies are searched in two steps; the breakpoints are the same to rounding."""
+DRAWS = pytest.mark.parametrize("pick", [draw, draw_on_device], ids=["host", "device"])
+
+
+@pytest.mark.parametrize("vocabulary", [300, 1025, 1088, 5000, 151_936])
+@pytest.mark.parametrize("support", [0.01, 0.5])
+@DRAWS
+def test_draw_is_inversion_of_the_cumulative_sum(pick: Draw, support: float, vocabulary: int) -> None:
+    """Large vocabularies are searched in two steps, small supports picked out; the breakpoints are the same to rounding."""
     generator = torch.Generator().manual_seed(vocabulary)
     weights = torch.rand(vocabulary, generator=generator, dtype=torch.float64).pow(8)
-    weights[torch.rand(vocabulary, generator=generator) < 0.5] = 0.0
+    weights[torch.rand(vocabulary, generator=generator) >= support] = 0.0
     cumulative = weights.cumsum(-1)
     uniforms = torch.cat([torch.rand(2000, generator=generator, dtype=torch.float64), torch.tensor([0.0, 1.0 - 2.0**-53])])
-    drawn = draw(weights.expand(len(uniforms), -1), uniforms)
+    drawn = pick(weights.expand(len(uniforms), -1), uniforms)
     point = uniforms * cumulative[-1]
     above = cumulative[drawn]
     below = above - weights[drawn]
@@ -145,10 +154,11 @@ def test_draw_by_blocks_is_draw_by_one_cumulative_sum(vocabulary: int) -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-53])
-def test_draw_never_gives_a_token_of_weight_zero(uniform: float) -> None:
+@DRAWS
+def test_draw_never_gives_a_token_of_weight_zero(pick: Draw, uniform: float) -> None:
     for dtype in (torch.float32, torch.float64):
         weights = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0], [0.0, 0.0, 1e-30, 0.0, 0.0]], dtype=dtype)
-        drawn = draw(weights, torch.full((2,), uniform, dtype=torch.float64))
+        drawn = pick(weights, torch.full((2,), uniform, dtype=torch.float64))
         assert bool((weights.gather(-1, drawn.unsqueeze(-1)) > 0).all())
 
 
@@ -160,13 +170,15 @@ def test_draw_survives_a_scan_that_steps_up_over_zeros(vocabulary: int, monkeypa
     real = Tensor.cumsum
     monkeypatch.setattr(Tensor, "cumsum", lambda x, dim: real(x + torch.where(x == 0, 1e-3, 0.0), dim))
     uniforms = torch.linspace(0, 1 - 2**-53, 2000, dtype=torch.float64)
-    drawn = draw(weights.expand(len(uniforms), -1), uniforms)
+    drawn = draw_on_device(weights.expand(len(uniforms), -1), uniforms)
     assert bool((drawn >= 0).all())
     assert bool((drawn % 97 == 0).all())
 
 
-def test_draw_reports_what_is_no_distribution() -> None:
+@DRAWS
+def test_draw_reports_what_is_no_distribution(pick: Draw) -> None:
     rows = torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [0.5, 0.5]])
-    assert draw(rows, torch.full((4,), 0.4)).tolist() == [-1, -1, -1, 0]
+    uniforms = torch.full((4,), 0.4, dtype=torch.float64)
+    assert pick(rows, uniforms).tolist() == [-1, -1, -1, 0]
     wide = torch.nn.functional.pad(rows, (0, 4998))
-    assert draw(wide, torch.full((4,), 0.4)).tolist() == [-1, -1, -1, 0]
+    assert pick(wide, uniforms).tolist() == [-1, -1, -1, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.bench.sampling_cost import realistic_logits
 from outrider.errors import ParameterError
-from outrider.sampling import Context, SamplingSettings, draw, standardize
-from outrider.sampling.filters import nucleus_threshold_bisect, nucleus_threshold_select
+from outrider.sampling import Context, SamplingSettings, draw, standardize, truncate_device, truncate_host
 
 FOUR = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
 
@@ -129,29 +130,59 @@ def test_order_agrees_with_transformers() -> None:
         assert torch.allclose(ours, theirs.softmax(-1), atol=1e-9)
 
 
-def by_sorting(probs: Tensor, top_p: float) -> Tensor:
-    """The threshold by a full sort, for comparison."""
-    ordered = probs.sort(descending=True, dim=-1).values
-    reached = ordered.cumsum(-1, dtype=torch.float64) >= top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
-    first = reached.double().argmax(-1, keepdim=True)
-    return ordered.gather(-1, first)
+def by_sorting(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """The law of one row, filter by filter with full sorts, for comparison."""
+    ordered = logits.sort(descending=True).values
+    logits = logits.masked_fill(logits < ordered[min(top_k or len(logits), len(logits)) - 1], -math.inf)
+    probs = (logits / temperature).softmax(-1)
+    ordered = probs.sort(descending=True).values
+    edge = int((ordered.cumsum(-1) >= top_p).long().argmax()) if top_p < 1 else len(ordered) - 1
+    probs = probs.where(probs >= max(ordered[edge], min_p * ordered[0]), 0.0)
+    return probs / probs.sum()
 
 
-@given(st.integers(0, 10**6), st.sampled_from([0.01, 0.3, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999]), st.floats(0.0, 12.0))
-def test_partial_selection_and_bisection_find_what_sorting_finds(seed: int, top_p: float, sharpness: float) -> None:
+PATHS = pytest.mark.parametrize("path", [truncate_host, truncate_device], ids=["host", "device"])
+
+
+@PATHS
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([0, 1, 5, 40, 499, 500, 900]),
+    st.sampled_from([0.01, 0.3, 0.8, 0.95, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    st.floats(0.0, 12.0),
+)
+def test_truncation_finds_what_sorting_finds(
+    path: ModuleType, seed: int, top_k: int, top_p: float, min_p: float, sharpness: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    probs = (sharpness * torch.randn(3, 500, generator=generator, dtype=torch.float64)).softmax(-1)
-    wanted = by_sorting(probs, top_p)
-    assert torch.equal(nucleus_threshold_select(probs, top_p), wanted)
-    assert torch.equal(nucleus_threshold_bisect(probs, top_p), wanted)
+    logits = sharpness * torch.randn(3, 500, generator=generator, dtype=torch.float64)
+    logits[1, 20:] = -math.inf  # most excluded
+    logits[2] = logits[2].round()  # many ties
+    got = path.truncated(logits, 0.8, top_k, top_p, min_p)
+    wanted = torch.stack([by_sorting(row, 0.8, top_k, top_p, min_p) for row in logits])
+    assert bool(torch.equal(got > 0, wanted > 0))
+    assert torch.allclose(got, wanted, rtol=1e-12, atol=0)
 
 
+@PATHS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_both_searches_keep_ties_and_flat_rows_whole(dtype: torch.dtype) -> None:
+def test_truncation_keeps_ties_and_flat_rows_whole(path: ModuleType, dtype: torch.dtype) -> None:
     probs = torch.stack([torch.full((1000,), 1e-3), torch.tensor([0.25, 0.25, 0.25, 0.25] + [0.0] * 996)]).to(dtype)
-    for find in (nucleus_threshold_select, nucleus_threshold_bisect):
-        kept = probs >= find(probs, 0.4)
+    for top_k, top_p in ((0, 0.4), (2, 1.0), (3, 0.5)):
+        kept = path.truncated(probs.log(), 1.0, top_k, top_p, 0.0) > 0
         assert kept.sum(-1).tolist() == [1000, 4]
+
+
+@PATHS
+def test_truncation_of_a_real_vocabulary_in_float32(path: ModuleType) -> None:
+    logits = realistic_logits(4)
+    for temperature in (0.1, 0.8, 5.0):  # the last flat enough to lower the floors
+        for top_k, top_p, min_p in ((0, 0.95, 0.0), (50, 1.0, 0.0), (50, 0.9, 0.01), (0, 1.0, 0.1), (3000, 1.0, 0.0)):
+            got = path.truncated(logits, temperature, top_k, top_p, min_p)
+            wanted = torch.stack([by_sorting(row.double(), temperature, top_k, top_p, min_p) for row in logits])
+            assert torch.allclose(got.double(), wanted, rtol=1e-4, atol=3e-6)
+            assert got.double().sum(-1).tolist() == pytest.approx([1.0] * 4, abs=1e-6)
 
 
 def test_a_row_without_a_distribution_is_reported_by_the_draw() -> None:

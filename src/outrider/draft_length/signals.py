@@ -16,8 +16,7 @@ PRIORS = (0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98)
 
 def token_signals(logits: Tensor, tokens: Tensor) -> list[int]:
     """The class of each row's token. logits [R, V], tokens int64 [R] → R numbers in 0 … len(EDGES). Reads back."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    chosen = wide.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    probs = (chosen - wide.logsumexp(-1)).exp()
+    law = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    probs = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     edges = torch.tensor(EDGES, dtype=probs.dtype, device=probs.device)
     return torch.bucketize(probs, edges).tolist()

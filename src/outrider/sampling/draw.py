@@ -6,7 +6,12 @@ be made on the host and sent along, so that the same seed gives the same draws o
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _BLOCK = 64
@@ -22,8 +27,31 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     shape, vocabulary = weights.shape[:-1], weights.shape[-1]
     rows = weights.reshape(shape.numel(), vocabulary)
     point = uniforms.reshape(-1).double()
-    token = _draw_flat(rows, point) if vocabulary <= _FLAT else _draw_blocks(rows, point)
-    return token.reshape(shape)
+    if rows.device.type == "cpu":
+        pairs = zip(rows.detach().numpy(), point.tolist(), strict=True)
+        return torch.tensor([_draw_on_host(row, share) for row, share in pairs], dtype=torch.long).reshape(shape)
+    return draw_on_device(rows, point).reshape(shape)
+
+
+def _draw_on_host(weights: NDArray[Any], uniform: float) -> int:
+    """Row by row in NumPy, few operations: see `truncate_host`. [V] → the token, or -1"""
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
+    reached = np.cumsum(sums)
+    total = float(reached[-1])
+    if not 0.0 < total < math.inf:
+        return -1
+    point = min(uniform * total, math.nextafter(total, 0.0))
+    block = int(np.searchsorted(reached, point, side="right"))
+    inside = np.cumsum(weights[block * _BLOCK : (block + 1) * _BLOCK], dtype=np.float64)
+    rest = point - reached[block - 1] if block else point
+    # The rest may exceed the block's own sum by rounding.
+    rest = min(rest, math.nextafter(inside[-1], 0.0))
+    return block * _BLOCK + int(np.searchsorted(inside, rest, side="right"))
+
+
+def draw_on_device(rows: Tensor, uniforms: Tensor) -> Tensor:
+    """The same, with nothing read back. [N, V], float64 [N] → int64 [N]"""
+    return _draw_flat(rows, uniforms) if rows.shape[-1] <= _FLAT else _draw_blocks(rows, uniforms)
 
 
 def _draw_flat(rows: Tensor, uniforms: Tensor) -> Tensor:

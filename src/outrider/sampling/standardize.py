@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.device_data import index, to_device
 from outrider.errors import ParameterError
-from outrider.sampling.filters import keep_min_p, keep_top_k, keep_top_p
+from outrider.sampling import truncate_device, truncate_host
 from outrider.sampling.penalties import Context, apply_context
 from outrider.sampling.settings import SamplingSettings
 
@@ -84,11 +84,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def _sampled(logits: Tensor, settings: SamplingSettings) -> Tensor:
-    if settings.temperature != 1.0:
-        # Shifted first, so that a small temperature can't overflow.
-        logits = (logits - logits.amax(-1, keepdim=True)).div_(settings.temperature)
-    probs = keep_top_k(logits, settings.top_k).softmax(-1)
-    if settings.top_p >= 1.0 and settings.min_p == 0.0:
-        return probs
-    probs = keep_min_p(keep_top_p(probs, settings.top_p), settings.min_p)
-    return probs.div_(probs.sum(-1, keepdim=True))  # in place: the filters have made it new
+    if settings.top_k == 0 and settings.top_p == 1.0 and settings.min_p == 0.0:
+        return truncate_device.softmax(logits, settings.temperature)
+    truncated = truncate_host.truncated if logits.device.type == "cpu" else truncate_device.truncated
+    return truncated(logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
