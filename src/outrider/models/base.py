@@ -77,6 +77,15 @@ class TextModel(LanguageModel, Protocol):
         """The tokens that its generation config names as ends of a text."""
 
 
+@runtime_checkable
+class ReadsWeights(Protocol):
+    """A model that knows what it reads."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass of one token reads: all but tables of which it looks up a row."""
+
+
 def check_truncate(length: int, current: int) -> None:
     """Shared by engines: truncation only shortens."""
     if not 0 <= length <= current:

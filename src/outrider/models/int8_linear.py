@@ -56,6 +56,7 @@ class Int8Linear(OpaqueLinear):
             )
             self._packed = torch.ops.quantized.linear_prepack(rounded, None)
         self._rows = rows
+        self.bytes_per_weight = 1
 
     def forward(self, x: Tensor) -> Tensor:
         divided, scale = self._rows(x)

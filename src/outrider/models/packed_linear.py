@@ -21,12 +21,14 @@ class OpaqueLinear(nn.Module):
     """A linear layer whose weight is in a kernel's own layout, `_packed`: it can't be saved or moved; a copy shares it."""
 
     _packed: Any
+    bytes_per_weight: int
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self._dtype = weight.dtype
+        self.bytes_per_weight = weight.element_size()
 
     @property
     def weight(self) -> Tensor:

@@ -13,9 +13,10 @@ from torch import Tensor
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
-from outrider.models.int8_linear import Int8Linear
+from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
+from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.probe import probe
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.slot_cache import Placement, SlotCache
@@ -104,6 +105,17 @@ class TransformersModel:
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
         return f"{self.dtype_name} {self.module.config.to_json_string()}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass of one token reads, embedding tables left out unless they are the head, too."""
+        total = 0
+        for layer in self.module.modules():
+            if isinstance(layer, OpaqueLinear):
+                total += layer.out_features * layer.in_features * layer.bytes_per_weight
+            elif not isinstance(layer, torch.nn.Embedding | Int8Embedding):
+                total += sum(p.numel() * p.element_size() for p in layer.parameters(recurse=False))
+        return total
 
     def open(self, reserve: int = 0) -> SlotSequence:
         sequence = SlotSequence(self, slot=len(self._open))

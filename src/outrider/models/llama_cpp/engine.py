@@ -109,6 +109,14 @@ class LlamaCppModel:
 
         return f"llama.cpp {llama_cpp.__version__} {fingerprint(self._path)} {self.threads}"
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass of one token reads: the table of embeddings only if it is the head, too."""
+        from gguf import GGUFReader
+
+        sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(self._path).tensors}
+        return sum(sizes.values()) - (sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0)
+
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
         """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""
         self._width = width

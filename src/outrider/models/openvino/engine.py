@@ -18,7 +18,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
-from outrider.models.openvino.saved import Saved
+from outrider.models.openvino.saved import Saved, read_bytes
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
@@ -66,6 +66,7 @@ class OpenVinoModel:
         self.threads = threads or torch.get_num_threads()
         try:
             graph = ov.Core().read_model(saved.folder / "model.xml")
+            self.weight_bytes = read_bytes(graph)
             insert_paged_attention(graph, saved.about.layers)
             compiled = ov.Core().compile_model(graph, "CPU", self._properties())
         except RuntimeError as error:

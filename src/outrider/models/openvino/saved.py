@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,3 +63,31 @@ class Saved:
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"tokenizer of the converted model {self.folder} can't be read"
             raise ModelError(f"{reason}: delete the folder, it is made again") from error
+
+
+_UNPACKING = {"Convert", "Multiply", "Subtract", "Reshape"}  # between a rounded constant and its reader
+
+
+def read_bytes(graph: Any) -> int:
+    """Bytes of constants that a pass of one token reads whole: all but tables of which it only looks up a row."""
+    read: dict[str, Any] = {}
+    for op in graph.get_ops():
+        kind = op.get_type_name()
+        if kind not in _UNPACKING:
+            whole = op.input_values()[1:] if kind == "Gather" else op.input_values()
+            for value in whole:
+                _constants(value.get_node(), read)
+    return sum(_bytes(node) for node in read.values())
+
+
+def _constants(node: Any, found: dict[str, Any]) -> None:
+    """Add the constants that a node unpacks."""
+    if node.get_type_name() == "Constant":
+        found[node.get_friendly_name()] = node
+    elif node.get_type_name() in _UNPACKING:
+        for value in node.input_values():
+            _constants(value.get_node(), found)
+
+
+def _bytes(constant: Any) -> int:
+    return prod(int(size) for size in constant.get_output_shape(0)) * int(constant.get_output_element_type(0).bitwidth) // 8
