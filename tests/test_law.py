@@ -5,17 +5,20 @@ The same computation, on rules with the bugs that others shipped, must see each 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.audit.enumerate import Law, Rule, round_joint, target_joint
 from outrider.rules import verify_rejection
-from outrider.sampling import SamplingSettings, draw
+from outrider.sampling import SamplingSettings, draw, truncate_device
 from outrider.sampling.draw import draw_on_device
-from outrider.verify import Uniforms, verify
+from outrider.verify import Uniforms, _next_on_host, next_on_device, verify
 from tests.toys import SETTINGS, WRONG_RULES, law_of, table
 
 EXACT = 1e-12
@@ -173,6 +176,37 @@ def test_draw_survives_a_scan_that_steps_up_over_zeros(vocabulary: int, monkeypa
     drawn = draw_on_device(weights.expand(len(uniforms), -1), uniforms)
     assert bool((drawn >= 0).all())
     assert bool((drawn % 97 == 0).all())
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 3), st.booleans())
+def test_the_token_after_is_the_same_on_host_and_device(seed: int, vocabulary: int, length: int, point_mass: bool) -> None:
+    """Sparse laws, so that disjoint and equal supports and residuals of nothing are among them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def laws(*shape: int) -> Tensor:
+        weights = torch.rand(*shape, vocabulary, generator=generator, dtype=torch.float64).pow(6).round(decimals=2)
+        weights[..., 0] += (weights.sum(-1) == 0).double()
+        return weights / weights.sum(-1, keepdim=True)
+
+    rows = 4
+    target, draft = laws(rows, length + 1), laws(rows, length)
+    draft[0] = target[0, :length]
+    tokens = draw(draft, torch.rand(rows, length, generator=generator, dtype=torch.float64))
+    accepted = torch.randint(length + 1, (rows,), generator=generator)
+    offered = torch.maximum(accepted, torch.randint(length + 1, (rows,), generator=generator))
+    uniforms = torch.rand(rows, generator=generator, dtype=torch.float64)
+    given_draft = None if point_mass else draft
+    host = _next_on_host(target, given_draft, tokens, accepted, offered, uniforms)
+    assert host.tolist() == next_on_device(target, given_draft, tokens, accepted, offered, uniforms).tolist()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_law_on_a_device_is_the_targets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's path, run here."""
+    monkeypatch.setattr("outrider.verify._next_on_host", next_on_device)
+    monkeypatch.setattr(sys.modules["outrider.sampling.standardize"], "truncate_host", truncate_device)
+    target, draft = table(1, 3), table(2, 3)
+    assert distance(verify, law_of(target, SETTINGS[name]), law_of(draft, SETTINGS[name]), 3, 2) < EXACT
 
 
 @DRAWS

@@ -67,8 +67,8 @@ def verify(
     accepted = _accepted(target, draft, tokens, randomness.accept.reshape(batch, length))
     accepted = accepted & (torch.arange(length, device=tokens.device) < offered.unsqueeze(-1))
     num_accepted = accepted.long().cumprod(-1).sum(-1)
-    weights = _next_weights(target, draft, tokens, num_accepted, offered)
-    next_token = draw(weights, randomness.next_token.reshape(batch))
+    follow = _next_on_host if target.device.type == "cpu" else next_on_device
+    next_token = follow(target, draft, tokens, num_accepted, offered, randomness.next_token.reshape(batch))
     return Verdict(num_accepted.reshape(shape), next_token.reshape(shape))
 
 
@@ -80,6 +80,32 @@ def _accepted(target: Tensor, draft: Tensor | None, tokens: Tensor, uniforms: Te
         return uniforms < target_mass
     draft_mass = draft.gather(-1, index).squeeze(-1).double()
     return uniforms.to(draft_mass) * draft_mass < target_mass
+
+
+def _next_on_host(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor, uniforms: Tensor
+) -> Tensor:
+    """The token after the accepted ones, row by row: nothing of the size of a vocabulary is made but a residual. → [B]"""
+    following = []
+    for i, (accepted, drafted) in enumerate(zip(num_accepted.tolist(), offered.tolist(), strict=True)):
+        law, uniform = target[i, accepted], uniforms[i]
+        token = -1
+        if accepted < drafted:
+            if draft is None:
+                residual = law.clone()
+                residual[tokens[i, accepted]] = 0.0
+            else:
+                residual = (law - draft[i, accepted]).clamp_(min=0.0)
+            token = int(draw(residual, uniform))
+        following.append(token if token >= 0 else int(draw(law, uniform)))  # nothing left but rounding: see below
+    return torch.tensor(following, dtype=torch.long)
+
+
+def next_on_device(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor, uniforms: Tensor
+) -> Tensor:
+    """The same without reading anything back. → [B]"""
+    return draw(_next_weights(target, draft, tokens, num_accepted, offered), uniforms)
 
 
 def _next_weights(target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ product of the acceptance rates learned for such signals. One more token is draf
 tokens than the same seconds would give at the planned rate: the marginal gain against the marginal cost.
 
 What isn't tried isn't learned, so now and then a prospect is probed with one token, or a draft is made one token longer; all
-probes together may cost a small share of the time spent, by the cost tables: a bound on the loss where drafting is useless.
+probes together may cost a small share of the time spent, by the cost tables. What drafts have lost against plain decoding is
+kept account of, too, and bounded: where every drafted token costs a pass, a few wrong first guesses would be a loss.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class AdaptiveLength(DraftLength):
     costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
     several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
     probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
-    tables are not exact and a round with a draft does a little more than they know.
+    tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: once drafts
+    have lost more than so many passes and this share of the time against plain decoding, only probes are made until they
+    have won it back.
     """
 
     costs: Costs
@@ -40,6 +43,8 @@ class AdaptiveLength(DraftLength):
     memory: float = 40.0
     probe_share: float = 0.02
     margin: float = 0.05
+    loss_passes: float = 1.0
+    loss_share: float = 0.01
 
     def start(self) -> LengthState:
         return _AdaptiveState(self)
@@ -100,6 +105,7 @@ class _AdaptiveState(LengthState):
         self._context = 0
         self._elapsed = 0.0
         self._probed = 0.0
+        self._saved = 0.0  # seconds, against plain decoding
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         self._context = context
@@ -107,6 +113,8 @@ class _AdaptiveState(LengthState):
         chosen = self._probe(prospects, best, room)
         if chosen is not None:
             return SimplePlan(chosen, 1)
+        if best.length and self._policy.only is None and self._in_debt():
+            best = _Best(best.rate, best.prospect, 0)
         if best.length == 0 or self._policy.only is not None:
             return SimplePlan(best.prospect, best.length)
         about = prospects[best.prospect]
@@ -151,6 +159,11 @@ class _AdaptiveState(LengthState):
             return 0
         return int(self._afford(about.step_seconds + max(0.0, self._verify(length + 2) - self._verify(length + 1))))
 
+    def _in_debt(self) -> bool:
+        """Whether drafts have lost more against plain decoding than they may."""
+        allowed = self._policy.loss_passes * self._verify(1) + self._policy.loss_share * self._elapsed
+        return self._saved < -allowed
+
     def _afford(self, seconds: float) -> bool:
         """Whether the account of the probes allows so many seconds; they are then spent.
 
@@ -180,7 +193,9 @@ class _AdaptiveState(LengthState):
         self._elapsed += self._verify(outcome.drafted + 1)
         if prospect is None or outcome.drafted == 0:
             return
-        self._elapsed += prospect.start_seconds + outcome.drafted * prospect.step_seconds
+        drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
+        self._elapsed += drafting
+        self._saved += (outcome.accepted + 1) * self._verify(1) - self._verify(outcome.drafted + 1) - drafting
         key = (prospect.drafter, prospect.kind)
         self._tries[key] = self._tries.get(key, 0) + 1
         first, later = self._of(prospect)

@@ -6,6 +6,7 @@ import click
 
 from outrider.cli.bench.compare import peers, setups
 from outrider.cli.bench.drafters import drafters
+from outrider.cli.bench.lengths import lengths
 from outrider.cli.bench.parts import copying, precision, sampling
 
 
@@ -14,5 +15,5 @@ def bench() -> None:
     """Measurements, each beside its baseline."""
 
 
-for _command in (sampling, copying, precision, peers, setups, drafters):
+for _command in (sampling, copying, precision, peers, setups, drafters, lengths):
     bench.add_command(_command)

@@ -1,0 +1,132 @@
+"""Draft-length policies on recorded greedy texts: what each would have cost by the cost tables, free of all noise.
+
+At temperature 0 the text does not depend on the policy, so it is generated once; then a replay stands in for the target, and
+every policy meets the same text with the same drafter, in a fraction of the time. The best fixed length is chosen in
+hindsight, and the oracle (Leviathan 3.5) knows how much of each draft will be accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.bench.tasks import Task
+from outrider.costs import Costs
+from outrider.decode import Decoder, Request
+from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
+from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
+from outrider.drafters import Drafter
+from outrider.generation import generate
+from outrider.models.base import Sequence as ModelSequence
+from outrider.models.base import TextModel, WhichLogits
+from outrider.models.table import TableSequence
+from outrider.randomness import RandomStream
+from outrider.records import Round
+from outrider.sampling import SamplingSettings
+
+FIXED = (1, 2, 3, 4, 6, 8)
+LONGEST = 16
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A greedy text. tokens: prompt and output."""
+
+    name: str
+    tokens: list[int]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Speed-ups over plain decoding by the table: adaptive, each fixed length, oracle."""
+
+    text: str
+    drafter: str
+    adaptive: float
+    fixed: dict[int, float]
+    oracle: float
+    tokens_per_round: float
+
+    @property
+    def best_fixed(self) -> int:
+        """The best length in hindsight, 0 among them."""
+        best = max(self.fixed, key=lambda length: self.fixed[length])
+        return best if self.fixed[best] > 1.0 else 0
+
+    @property
+    def against_best_fixed(self) -> float:
+        """Adaptive over the best fixed length."""
+        return self.adaptive / max(1.0, *self.fixed.values())
+
+
+class Replay:
+    """A `TextModel` that says what was recorded: all mass on the next token of the text."""
+
+    name = "the recorded text"
+    max_length = None
+    device = torch.device("cpu")
+    dtype_name = "recorded"
+    end_tokens: frozenset[int] = frozenset()
+
+    def __init__(self, target: TextModel, tokens: list[int]) -> None:
+        self.tokenizer: Any = target.tokenizer
+        self.vocab_size = target.vocab_size
+        self._tokens = tokens
+
+    def open(self, reserve: int = 0) -> TableSequence:
+        del reserve
+        return TableSequence()
+
+    def score(
+        self, sequences: Sequence[ModelSequence], tokens: Tensor, lengths: Sequence[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        (sequence,), (row,), (count,) = sequences, tokens.tolist(), lengths
+        assert isinstance(sequence, TableSequence)
+        sequence.tokens += row[:count]
+        if logits == "none":
+            return None
+        start = sequence.length - count
+        out = torch.zeros(1, count, self.vocab_size)
+        for i in range(count):
+            out[0, i, self._tokens[min(start + i + 1, len(self._tokens) - 1)]] = 1.0
+        return out if logits == "all" else out[:, -1:]
+
+
+def record(target: TextModel, tasks: Sequence[Task], max_new_tokens: int) -> Iterator[Recorded]:
+    """Greedy continuations, one after the other."""
+    for task in tasks:
+        prompt = target.tokenizer.encode(task.prompt)
+        result = generate(target, prompt, draft=None, max_new_tokens=max_new_tokens, ignore_eos=True)
+        yield Recorded(task.name, prompt + result.tokens, len(prompt))
+
+
+def replay(target: TextModel, text: Recorded, drafter: Drafter, costs: Costs) -> Cell:
+    """One text with one drafter under every policy."""
+
+    def run(policy: DraftLength) -> list[Round]:
+        model = Replay(target, text.tokens)
+        request = Request(text.tokens[: text.prompt_tokens], len(text.tokens) - text.prompt_tokens, RandomStream(0))
+        decoder = Decoder(model, [request], SamplingSettings(), drafter, policy)
+        return [made for batch in decoder.rounds() for _, made in batch]
+
+    def speedup(rounds: list[Round]) -> float:
+        taken = predicted_seconds(rounds, costs, steps, text.prompt_tokens)
+        return plain_seconds(rounds, costs, text.prompt_tokens) / taken
+
+    adaptive = run(AdaptiveLength(costs))
+    steps = {part.name: part.step_seconds for part in drafter.parts()}
+    longest = run(FixedLength(LONGEST))
+    plain = plain_seconds(longest, costs, text.prompt_tokens)
+    return Cell(
+        text=text.name,
+        drafter=drafter.name,
+        adaptive=speedup(adaptive),
+        fixed={length: speedup(run(FixedLength(length))) for length in FIXED},
+        oracle=plain / oracle_seconds(longest, costs, drafter.step_seconds, text.prompt_tokens),
+        tokens_per_round=sum(len(r.tokens) for r in adaptive) / len(adaptive),
+    )
