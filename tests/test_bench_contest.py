@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import outrider
+from outrider.bench.lengths import record, replay
 from outrider.bench.setups import Setup, parse_setup
+from outrider.bench.tasks import Task
 from outrider.cli.main import cli
+from outrider.costs import Costs
+from outrider.draft_length.predicted import plain_seconds, predicted_seconds
+from outrider.drafters import PromptLookupDrafter
 from outrider.errors import ParameterError
 
 
@@ -55,3 +61,26 @@ def test_peers_refuse_an_engine_that_transformers_has_not(target_folder: Path) -
     result = CliRunner().invoke(cli, options)
     assert isinstance(result.exception, ParameterError)
     assert "to compare with it" in str(result.exception)
+
+
+def test_policies_are_replayed_on_what_the_model_wrote(target_folder: Path, flat_costs: Costs) -> None:
+    """The replayed rounds are those of the model itself, and no length beats the oracle where passes cost much the same."""
+    model = outrider.load(target_folder, dtype="float64")
+    tasks = [Task("words", "the quick brown fox"), Task("digits", "0123 0123 0123")]
+    for text in record(model, tasks, 60):
+        live = outrider.generate(
+            model,
+            text.tokens[: text.prompt_tokens],
+            draft="prompt-lookup",
+            num_draft_tokens=4,
+            max_new_tokens=60,
+            ignore_eos=True,
+        )
+        cell = replay(model, text, PromptLookupDrafter(), flat_costs)
+        assert text.tokens[text.prompt_tokens :] == live.tokens
+        costs, plain = flat_costs, plain_seconds(live.rounds, flat_costs, text.prompt_tokens)
+        assert cell.fixed[4] == pytest.approx(plain / predicted_seconds(live.rounds, costs, {}, text.prompt_tokens))
+        assert cell.against_best_fixed == pytest.approx(cell.adaptive / max(1.0, *cell.fixed.values()))
+        assert cell.oracle > 0.9 * max(cell.fixed.values())
+    refused = CliRunner().invoke(cli, ["bench", "lengths", "--humaneval", "99"])
+    assert refused.exit_code != 0

@@ -127,6 +127,21 @@ def test_the_loss_to_useless_drafts_is_bounded(costs: Costs, step: float) -> Non
     assert spent < 1.04 * rounds * costs.verify(1)
 
 
+def test_a_few_wrong_first_guesses_lose_no_more_than_a_pass_and_a_draft() -> None:
+    """Every token of a draft costs a pass, and every kind of match promises much and keeps nothing."""
+    costs = LINEAR
+    state = AdaptiveLength(costs).start()
+    spent, worst, rounds = 0.0, 0.0, 200
+    for i in range(rounds):
+        about = Prospect("copy", kind=i % 8, first=0.93, later=0.95)
+        drafted = state.plan([about], 64, 0).limit
+        spent += costs.verify(drafted + 1)
+        worst = max(worst, costs.verify(drafted + 1) - costs.verify(1))
+        state.update(Trial(about if drafted else None, drafted, min(1, drafted), 0))
+    assert worst > 0
+    assert spent - rounds * costs.verify(1) < costs.verify(1) + worst + 0.04 * spent
+
+
 def test_a_fixed_length_with_several_prospects_is_kept() -> None:
     policy = AdaptiveLength(LINEAR, only=3)
     assert plan_of(policy, Prospect("a", first=0.2, later=0.2), Prospect("b")) == (1, 3)

@@ -210,6 +210,13 @@ def test_the_law_on_a_device_is_the_targets(name: str, monkeypatch: pytest.Monke
 
 
 @DRAWS
+def test_draw_takes_every_kind_of_number(pick: Draw) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        weights = torch.tensor([[0.25, 0.25, 0.5]], dtype=dtype)
+        assert pick(weights, torch.tensor([0.6], dtype=torch.float64)).tolist() == [2]
+
+
+@DRAWS
 def test_draw_reports_what_is_no_distribution(pick: Draw) -> None:
     rows = torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [0.5, 0.5]])
     uniforms = torch.full((4,), 0.4, dtype=torch.float64)

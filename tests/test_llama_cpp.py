@@ -5,6 +5,7 @@ Skipped where llama-cpp-python is not installed, since it compiles for ten minut
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from functools import cache
 from pathlib import Path
@@ -18,8 +19,8 @@ from outrider.audit.greedy import first_divergence
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.gguf import gguf_tokenizer
-from outrider.models.llama_cpp.engine import FIRST_CELLS, LlamaCppModel
-from outrider.models.llama_cpp.library import OUTPUTS
+from outrider.models.llama_cpp.engine import FIRST_CELLS, SPARE, LlamaCppModel
+from outrider.models.llama_cpp.library import OUTPUTS, Context
 from outrider.models.loading import default_model, load_llama_cpp
 from outrider.prefill import prefill
 from tests.real_models import smollm2
@@ -109,6 +110,77 @@ def test_more_outputs_than_a_pass_takes_and_a_cache_that_grows() -> None:
     assert torch.equal(again[0], before[0, OUTPUTS:])
 
 
+@pytest.mark.parametrize("context", [100, 255, 300, 600])
+def test_the_width_of_a_pass_does_not_change_the_bits(context: int) -> None:
+    """Attention has other kernels for a lone token after 256 and for 64 tokens, unless it is kept from them."""
+    row = some_tokens(context + 70, 9)
+    sequence = model().open()
+    model().score([sequence], torch.tensor([row[:context]]), [context], "none")
+    wanted = score([sequence], [row[context:]])[0]
+    for width in (1, 2, 3, 8, 63, 64):
+        sequence.truncate(context)
+        assert torch.equal(score([sequence], [row[context : context + width]])[0], wanted[:width]), width
+    sequence.close()
+    parts = model().open()
+    for i in range(0, context, 50):
+        model().score([parts], torch.tensor([row[i : min(i + 50, context)]]), [min(50, context - i)], "none")
+    assert torch.equal(score([parts], [row[context : context + 3]])[0], wanted[:3])
+    parts.close()
+
+
+def test_a_sequence_opened_beside_one_that_holds_tokens_changes_nothing() -> None:
+    row = some_tokens(30, 2)
+    first = model().open()
+    wanted = score([first], [row])[0]
+    first.truncate(20)
+    others = [model().open() for _ in range(5)]
+    score(list(others), [some_tokens(9, i) for i in range(5)])
+    assert torch.equal(score([first], [row[20:]])[0], wanted[20:])
+    for sequence in [first, *others]:
+        sequence.close()
+
+
+def test_an_interrupted_growth_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = some_tokens(40, 2)
+    sequence = model().open()
+    wanted = score([sequence], [row])[0]
+    sequence.truncate(30)
+
+    def interrupted(self: Context, source: Context) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "take_over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model().score([sequence], torch.ones(1, FIRST_CELLS, dtype=torch.long), [FIRST_CELLS], "none")
+    assert torch.equal(score([sequence], [row[30:]])[0], wanted[30:])
+    sequence.close()
+
+
+def test_weights_are_freed_after_the_contexts_that_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llama_cpp
+
+    freed: list[str] = []
+    free_model, free_context = llama_cpp.llama_model_free, llama_cpp.llama_free
+
+    def count_model(pointer: object) -> None:
+        freed.append("model")
+        free_model(pointer)
+
+    def count_context(pointer: object) -> None:
+        freed.append("context")
+        free_context(pointer)
+
+    monkeypatch.setattr(llama_cpp, "llama_model_free", count_model)
+    monkeypatch.setattr(llama_cpp, "llama_free", count_context)
+    own = LlamaCppModel(default_model(), None)
+    sequence = own.open()
+    own.score([sequence], torch.tensor([[1, 2, 3]]), [3], "none")
+    del own, sequence
+    gc.collect()
+    assert freed == ["context", "model"]
+
+
 def test_speculation_writes_what_plain_decoding_writes_with_drafts_of_any_engine() -> None:
     plain = outrider.generate(model(), PROMPT, max_new_tokens=64)
     for draft, least in (("prompt-lookup", 0.05), (smollm2(), 0.6)):
@@ -132,7 +204,7 @@ def test_a_row_of_a_batch_is_what_it_is_alone_and_its_cells_are_given_back() -> 
     rows = outrider.generate(model(), prompts, max_new_tokens=12, draft="prompt-lookup")
     for prompt, row in zip(prompts, rows, strict=True):
         assert outrider.generate(model(), prompt, max_new_tokens=12).tokens == row.tokens
-    assert not model()._open
+    assert len(model()._spare) <= SPARE
 
 
 def test_bad_calls_are_refused_in_words(tmp_path: Path, target_folder: Path) -> None:

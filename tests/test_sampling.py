@@ -185,6 +185,14 @@ def test_truncation_of_a_real_vocabulary_in_float32(path: ModuleType) -> None:
             assert got.double().sum(-1).tolist() == pytest.approx([1.0] * 4, abs=1e-6)
 
 
+@PATHS
+def test_the_least_number_there_is_excludes_quietly(path: ModuleType) -> None:
+    """What some processors set instead of -inf."""
+    logits = torch.tensor([[0.0, 1.0, torch.finfo(torch.float32).min]])
+    got = path.truncated(logits, 0.5, 0, 0.9999, 0.0)
+    assert got[0].tolist() == pytest.approx([1 / (1 + math.exp(2)), 1 / (1 + math.exp(-2)), 0.0])
+
+
 def test_a_row_without_a_distribution_is_reported_by_the_draw() -> None:
     rows = torch.stack([torch.full((4,), math.nan), torch.full((4,), -math.inf), torch.zeros(4)])
     for settings in (

@@ -28,15 +28,18 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     rows = weights.reshape(shape.numel(), vocabulary)
     point = uniforms.reshape(-1).double()
     if rows.device.type == "cpu":
-        pairs = zip(rows.detach().numpy(), point.tolist(), strict=True)
+        rows = rows.detach()
+        rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # NumPy has none
+        pairs = zip(rows.numpy(), point.tolist(), strict=True)
         return torch.tensor([_draw_on_host(row, share) for row, share in pairs], dtype=torch.long).reshape(shape)
     return draw_on_device(rows, point).reshape(shape)
 
 
 def _draw_on_host(weights: NDArray[Any], uniform: float) -> int:
     """Row by row in NumPy, few operations: see `truncate_host`. [V] → the token, or -1"""
-    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
-    reached = np.cumsum(sums)
+    with np.errstate(over="ignore"):
+        sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
+        reached = np.cumsum(sums)
     total = float(reached[-1])
     if not 0.0 < total < math.inf:
         return -1

@@ -23,6 +23,12 @@ _BELOW = (7.0, 14.0, np.inf)  # floors for top-k, below the best logit
 def truncated(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
     """The sampled law of logits that are on a CPU. float32 or float64 [N, V] → [N, V]; NaN for a row without a law."""
     laws = torch.zeros_like(logits)
+    with np.errstate(over="ignore"):  # logits that some processors set to the least number there is
+        _fill(laws, logits, temperature, top_k, top_p, min_p)
+    return laws
+
+
+def _fill(laws: Tensor, logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     for row, law in zip(logits.detach().numpy(), laws.numpy(), strict=True):
         best = row.max()
         if not np.isfinite(best):
@@ -39,7 +45,6 @@ def truncated(logits: Tensor, temperature: float, top_k: int, top_p: float, min_
             likely = chosen >= min_p  # the most likely token has weight 1
             kept, chosen = kept[likely], chosen[likely]
         law[kept if among is None else among[kept]] = chosen / chosen.sum(dtype=np.float64)
-    return laws
 
 
 def _largest(row: Array, best: float, count: int) -> Array:

@@ -1,7 +1,7 @@
-"""llama.cpp as a `LanguageModel`: several sequences in one pass, roll-back by position, logits that are not copied.
+"""llama.cpp as a `LanguageModel`: a context for every sequence, roll-back by position, logits that are not copied.
 
-Weights stay quantised as the file has them. A pass of n tokens costs nearly n passes of one, but not evenly, so single
-sequences are padded to the widths that measure well (`costs`).
+Weights stay quantised as the file has them. A pass of n tokens costs nearly n passes of one, so rows are scored one after
+the other, at little loss; but not evenly, so they are padded to the widths that measure well (`costs`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,29 +18,20 @@ from torch import Tensor
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
 from outrider.models.gguf import fingerprint
-from outrider.models.llama_cpp.library import BATCH, MOST_SEQUENCES, OUTPUTS, Context, Weights
+from outrider.models.llama_cpp.library import BATCH, OUTPUTS, Context, Weights
 
 FIRST_CELLS = 1024
-
-
-class _Place(NamedTuple):
-    """A token of a pass: where it stands, whose it is, and whether the logits after it are wanted."""
-
-    token: int
-    position: int
-    slot: int
-    keep: bool
+SPARE = 2  # contexts kept for sequences to come
 
 
 class LlamaSequence:
-    """A sequence of tokens in the model's cache. The cells of tokens taken back are freed by the next pass."""
+    """A sequence of tokens in a context of its own. The cells of tokens taken back are freed by the next pass."""
 
-    def __init__(self, model: LlamaCppModel, slot: int, reserve: int) -> None:
+    def __init__(self, model: LlamaCppModel, context: Context) -> None:
         self.model = model
-        self.slot = slot
-        self.reserve = reserve
+        self.context = context
         self.length = 0
-        self.held = 0  # cells in use: more than `length` until the next pass
+        self.closed = False
 
     def truncate(self, length: int) -> None:
         check_truncate(length, self.length)
@@ -69,8 +60,7 @@ class LlamaCppModel:
             )
         self.tokenizer = tokenizer
         self.threads = threads or torch.get_num_threads()
-        self._context = Context(self._weights, min(FIRST_CELLS, self.max_length), 1, self.threads)
-        self._open: dict[int, LlamaSequence] = {}
+        self._spare: list[Context] = [Context(self._weights, min(FIRST_CELLS, self.max_length), self.threads)]
         self._width: Callable[[int, int], int] = lambda tokens, context: tokens  # noqa: ARG005
 
     @property
@@ -122,85 +112,62 @@ class LlamaCppModel:
         self._width = width
 
     def open(self, reserve: int = 0) -> LlamaSequence:
-        free = (slot for slot in range(MOST_SEQUENCES) if slot not in self._open)
-        slot = next(free, None)
-        if slot is None:
-            raise ModelError(f"{self.name}: llama.cpp holds {MOST_SEQUENCES} sequences at most: generate fewer at once")
-        sequence = LlamaSequence(self, slot, min(reserve, self.max_length))
-        self._reserve(sequence.reserve, slot + 1)
-        self._open[slot] = sequence
-        return sequence
+        cells = min(max(reserve, FIRST_CELLS), self.max_length)
+        fitting = [context for context in self._spare if context.cells >= cells]
+        if not fitting:
+            return LlamaSequence(self, Context(self._weights, cells, self.threads))
+        self._spare.remove(fitting[0])
+        fitting[0].cut(0)
+        return LlamaSequence(self, fitting[0])
 
     def release(self, sequence: LlamaSequence) -> None:
-        """Free a sequence's cells."""
-        if self._open.get(sequence.slot) is sequence:
-            self._cut(sequence, 0)
-            del self._open[sequence.slot]
+        """Keep a sequence's context for another one, or give it back."""
+        if not sequence.closed:
+            sequence.closed = True
+            self._spare = [*self._spare, sequence.context][-SPARE:]
 
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
         rows = self._own(sequences, tokens, lengths)
-        new = [row[:count] for row, count in zip(tokens.tolist(), lengths, strict=True)]
-        if len(rows) == 1:  # rows side by side are wide already
-            width = min(self._width(len(new[0]), rows[0].length), self.max_length - rows[0].length)
-            new[0] += [0] * (width - len(new[0]))
-        for row in rows:
-            self._cut(row, row.length)
-        self._reserve(max(row.length + len(part) for row, part in zip(rows, new, strict=True)))
-        flat = [
-            _Place(
-                token, row.length + i, row.slot, (i < count) if logits == "all" else (logits == "last" and i == count - 1)
-            )
-            for row, part, count in zip(rows, new, lengths, strict=True)
-            for i, token in enumerate(part)
-        ]
-        for row, part in zip(rows, new, strict=True):
-            row.held += len(part)
-        found = self._passes(flat)
-        for row, count in zip(rows, lengths, strict=True):
-            row.length += count
+        found = [self._score(row, part[:n], logits) for row, part, n in zip(rows, tokens.tolist(), lengths, strict=True)]
         if logits == "none":
             return None
-        if logits == "last":
-            return found.unsqueeze(1)
-        if set(lengths) == {tokens.shape[1]}:
-            return found.view(len(rows), tokens.shape[1], -1)
-        return _spread(found, lengths, tokens.shape[1])
+        if len(found) == 1:
+            return _padded(found[0], tokens.shape[1] if logits == "all" else 1).unsqueeze(0)
+        return torch.stack([_padded(one, tokens.shape[1] if logits == "all" else 1) for one in found])
 
-    def _passes(self, flat: list[_Place]) -> Tensor:
-        """All tokens, in as many passes as they need. → [kept, V]"""
-        parts = _parts(flat)
-        found = []
-        for part in parts:
-            logits = self._context.decode(*zip(*part, strict=True))
-            found.append(logits if len(parts) == 1 else logits.copy())
+    def _score(self, row: LlamaSequence, tokens: list[int], logits: WhichLogits) -> Tensor:
+        """Score one row, as wide as is quickest. → [kept, V]"""
+        count = len(tokens)
+        width = min(self._width(count, row.length), self.max_length - row.length)
+        row.context.cut(row.length)
+        self._reserve(row, row.length + width)
+        keep = [logits == "all" or (logits == "last" and i == count - 1) for i in range(count)] + [False] * (width - count)
+        found, start = [], 0
+        tokens = tokens + [0] * (width - count)
+        while start < width:
+            end = min(width, start + (OUTPUTS if logits == "all" else BATCH))
+            made = row.context.decode(tokens[start:end], row.length + start, keep[start:end])
+            found.append(made if end == width else made.copy())
+            start = end
+        row.length += count
         return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
 
-    def _cut(self, row: LlamaSequence, length: int, context: Context | None = None) -> None:
-        if row.held > length:
-            (context or self._context).cut(row.slot, length)
-            row.held = length
-
-    def _reserve(self, cells: int, sequences: int = 1) -> None:
-        """A cache of that many tokens for each of that many sequences, at least; what the old one holds is moved along."""
-        old = self._context
-        if cells <= old.cells and sequences <= old.sequences:
-            return
-        cells = old.cells if cells <= old.cells else min(max(cells, 2 * old.cells), self.max_length)
-        sequences = old.sequences if sequences <= old.sequences else min(2 * sequences, MOST_SEQUENCES)
-        self._context = Context(self._weights, cells, sequences, self.threads)
-        for row in self._open.values():
-            self._cut(row, row.length, old)
+    def _reserve(self, row: LlamaSequence, cells: int) -> None:
+        """A context of at least that many cells, into which the old one's are moved."""
+        if cells > row.context.cells:
+            larger = Context(self._weights, min(max(cells, 2 * row.context.cells), self.max_length), self.threads)
             if row.length:
-                self._context.copy_sequence(old, row.slot)
+                larger.take_over(row.context)
+            row.context = larger
 
     def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[LlamaSequence]:
         if not len(sequences) == len(set(map(id, sequences))) == len(lengths) == len(tokens):
             raise ParameterError("sequences must be different ones, with a row of tokens and a length for each")
         rows = []
         for sequence in sequences:
-            if not isinstance(sequence, LlamaSequence) or self._open.get(sequence.slot) is not sequence:
+            if not isinstance(sequence, LlamaSequence) or sequence.model is not self or sequence.closed:
                 raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
             rows.append(sequence)
         check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
@@ -211,22 +178,7 @@ class LlamaCppModel:
         return rows
 
 
-def _parts(flat: list[_Place]) -> list[list[_Place]]:
-    """Cut into passes that llama.cpp takes."""
-    parts: list[list[_Place]] = [[]]
-    kept = 0
-    for place in flat:
-        if len(parts[-1]) == BATCH or (place.keep and kept == OUTPUTS):
-            parts.append([])
-            kept = 0
-        parts[-1].append(place)
-        kept += place.keep
-    return parts
-
-
-def _spread(found: Tensor, lengths: Many[int], width: int) -> Tensor:
-    """The rows' logits side by side. [Σ lengths, V] → [R, N, V]"""
-    out = found.new_zeros(len(lengths), width, found.shape[-1])
-    for row, part in zip(out, torch.split(found, list(lengths)), strict=True):
-        row[: len(part)] = part
-    return out
+def _padded(found: Tensor, width: int) -> Tensor:
+    """Rows of zeros behind those that were kept. [kept, V] → [width, V]"""
+    short = width - len(found)
+    return found if short <= 0 else torch.nn.functional.pad(found, (0, 0, 0, short))

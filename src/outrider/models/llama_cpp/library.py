@@ -21,8 +21,10 @@ from outrider.errors import ModelError
 
 BATCH = 512  # tokens a pass at most
 OUTPUTS = 64  # of them with logits: llama.cpp reserves memory for as many rows of the vocabulary
-MOST_SEQUENCES = OUTPUTS  # llama.cpp wants an output for each
-_FLASH = 1  # the only attention whose bits do not depend on the width of a pass
+_FLASH = 1
+# Keys in float16 and values in bfloat16: if both had one type, attention would go through other kernels for a lone token and
+# for 64 and more, which add up otherwise; values are then added in float32, too.
+_KEYS, _VALUES = 1, 30
 _messages: deque[str] = deque(maxlen=8)  # llama.cpp's last complaints
 _ERROR_LEVEL = 4
 _log_callback: Any = None  # kept: llama.cpp holds a bare pointer to it
@@ -100,55 +102,62 @@ class Weights:
         return buffer.value.decode(errors="replace") if found >= 0 else ""
 
 
-class Context:
-    """A cache of `cells` tokens for each of `sequences` sequences, and passes that fill it. Freed with the object.
+def _free_context(free: Any, pointer: Any, weights: Weights) -> None:
+    """Called when a context is collected; holds the weights until then, since llama.cpp wants them freed after it."""
+    del weights
+    free(pointer)
 
-    Each sequence has cells of its own: in a cache shared by all, the order in which a token's keys are added up, and so its
-    logits, would depend on the neighbours.
+
+class Context:
+    """A cache of `cells` tokens of one sequence, and passes that fill it. Freed with the object.
+
+    One for each sequence: in a cache of many, the order in which keys are added up, and the kernels that are chosen,
+    depend on the neighbours.
     """
 
-    def __init__(self, weights: Weights, cells: int, sequences: int, threads: int) -> None:
+    def __init__(self, weights: Weights, cells: int, threads: int) -> None:
         self._c = c = require_library()
-        self._weights = weights  # must outlive the context
+        self._weights = weights
         parameters = c.llama_context_default_params()
-        parameters.n_ctx = cells * sequences
+        parameters.n_ctx = cells
         parameters.n_batch = parameters.n_ubatch = BATCH
         parameters.n_outputs_max = OUTPUTS
-        parameters.n_seq_max = sequences
+        parameters.n_seq_max = 1
         parameters.n_threads = parameters.n_threads_batch = threads
-        parameters.kv_unified = False
         parameters.flash_attn_type = _FLASH
+        parameters.type_k, parameters.type_v = _KEYS, _VALUES
         parameters.swa_full = True  # sliding windows keep all cells, or nothing could be taken back
         parameters.no_perf = True
         _messages.clear()
         self._pointer = c.llama_init_from_model(weights.pointer, parameters)
         if not self._pointer:
-            raise ModelError(
-                f"llama.cpp has no memory for a cache of {sequences} × {cells} tokens ({_reason()}): lower max_new_tokens"
-            )
-        weakref.finalize(self, c.llama_free, self._pointer)
+            raise ModelError(f"llama.cpp has no memory for a cache of {cells} tokens ({_reason()}): lower max_new_tokens")
+        weakref.finalize(self, _free_context, c.llama_free, self._pointer, weights)
         self._memory = c.llama_get_memory(self._pointer)
-        self.cells, self.sequences = int(c.llama_n_ctx_seq(self._pointer)), sequences
+        self.cells = int(c.llama_n_ctx(self._pointer))
 
-    def cut(self, sequence: int, length: int) -> None:
-        """Forget a sequence's tokens from position `length` on."""
-        if not self._c.llama_memory_seq_rm(self._memory, sequence, length, -1):
+    def cut(self, length: int) -> None:
+        """Forget the tokens from position `length` on."""
+        if not self._c.llama_memory_seq_rm(self._memory, 0, length, -1):
             raise ModelError("llama.cpp can't take back tokens of this model: use --engine transformers")
 
-    def decode(self, tokens: Many[int], positions: Many[int], sequences: Many[int], keep: Many[bool]) -> NDArray[Any]:
+    @property
+    def length(self) -> int:
+        """Tokens that the cache holds."""
+        return int(self._c.llama_memory_seq_pos_max(self._memory, 0)) + 1
+
+    def decode(self, tokens: Many[int], start: int, keep: Many[bool]) -> NDArray[Any]:
         """One pass over at most `BATCH` tokens, `OUTPUTS` kept. → float32 [kept, V], llama.cpp's own until the next pass"""
+        if self.length != start:
+            raise ModelError(f"llama.cpp holds {self.length} tokens where {start} were expected: open the sequence again")
         count = len(tokens)
-        owners = (ctypes.c_int32 * count)(*sequences)
-        start, step = ctypes.addressof(owners), ctypes.sizeof(ctypes.c_int32)
+        owner = ctypes.c_int32(0)
         batch = self._c.llama_batch(
             n_tokens=count,
             token=(ctypes.c_int32 * count)(*tokens),
-            pos=(ctypes.c_int32 * count)(*positions),
+            pos=(ctypes.c_int32 * count)(*range(start, start + count)),
             n_seq_id=(ctypes.c_int32 * count)(*[1] * count),
-            seq_id=ctypes.cast(
-                (ctypes.c_void_p * count)(*range(start, start + count * step, step)),
-                ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)),
-            ),
+            seq_id=(ctypes.POINTER(ctypes.c_int32) * count)(*[ctypes.pointer(owner)] * count),
             logits=(ctypes.c_int8 * count)(*keep),
         )
         _messages.clear()
@@ -164,10 +173,11 @@ class Context:
         logits: NDArray[Any] = np.frombuffer(values, np.float32)
         return logits.reshape(rows, width)
 
-    def copy_sequence(self, source: Context, sequence: int) -> None:
-        """Take over what another context holds of a sequence."""
-        size = self._c.llama_state_seq_get_size(source._pointer, sequence)
+    def take_over(self, source: Context) -> None:
+        """Hold what another context holds."""
+        size = self._c.llama_state_seq_get_size(source._pointer, 0)
         data = (ctypes.c_uint8 * size)()
-        written = self._c.llama_state_seq_get_data(source._pointer, data, size, sequence)
-        if written != size or self._c.llama_state_seq_set_data(self._pointer, data, size, sequence) == 0:
-            raise ModelError("llama.cpp could not move a sequence into a larger cache: lower max_new_tokens")
+        written = self._c.llama_state_seq_get_data(source._pointer, data, size, 0)
+        _messages.clear()
+        if written != size or self._c.llama_state_seq_set_data(self._pointer, data, size, 0) == 0:
+            raise ModelError(f"llama.cpp could not move a sequence into a larger cache ({_reason()}): lower max_new_tokens")
