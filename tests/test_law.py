@@ -5,7 +5,6 @@ The same computation, on rules with the bugs that others shipped, must see each 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from outrider.audit.enumerate import Law, Rule, round_joint, target_joint
 from outrider.rules import verify_rejection
-from outrider.sampling import SamplingSettings, draw, truncate_device
+from outrider.sampling import SamplingSettings, draw
 from outrider.sampling.draw import draw_on_device
 from outrider.verify import Uniforms, _next_on_host, next_on_device, verify
 from tests.toys import SETTINGS, WRONG_RULES, law_of, table
@@ -134,7 +133,14 @@ def test_draw_has_the_law_of_its_weights(vocabulary: int) -> None:
     assert float(law[vocabulary // 2]) == 0.0
 
 
-DRAWS = pytest.mark.parametrize("pick", [draw, draw_on_device], ids=["host", "device"])
+def draw_on_host(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Row by row whatever the vocabulary."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.device_data.ROW_BY_ROW_FROM", 0)
+        return draw(weights, uniforms)
+
+
+DRAWS = pytest.mark.parametrize("pick", [draw_on_host, draw_on_device], ids=["host", "device"])
 
 
 @pytest.mark.parametrize("vocabulary", [300, 1025, 1088, 5000, 151_936])
@@ -146,7 +152,7 @@ def test_draw_is_inversion_of_the_cumulative_sum(pick: Draw, support: float, voc
     weights = torch.rand(vocabulary, generator=generator, dtype=torch.float64).pow(8)
     weights[torch.rand(vocabulary, generator=generator) >= support] = 0.0
     cumulative = weights.cumsum(-1)
-    uniforms = torch.cat([torch.rand(2000, generator=generator, dtype=torch.float64), torch.tensor([0.0, 1.0 - 2.0**-53])])
+    uniforms = torch.cat([torch.rand(400, generator=generator, dtype=torch.float64), torch.tensor([0.0, 1.0 - 2.0**-53])])
     drawn = pick(weights.expand(len(uniforms), -1), uniforms)
     point = uniforms * cumulative[-1]
     above = cumulative[drawn]
@@ -200,13 +206,14 @@ def test_the_token_after_is_the_same_on_host_and_device(seed: int, vocabulary: i
     assert host.tolist() == next_on_device(target, given_draft, tokens, accepted, offered, uniforms).tolist()
 
 
+@pytest.mark.parametrize("point_mass", [False, True], ids=["model draft", "point mass"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_law_on_a_device_is_the_targets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's path, run here."""
-    monkeypatch.setattr("outrider.verify._next_on_host", next_on_device)
-    monkeypatch.setattr(sys.modules["outrider.sampling.standardize"], "truncate_host", truncate_device)
+def test_the_law_is_the_targets_row_by_row(name: str, point_mass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a real vocabulary on a CPU, which is not that of the toys above."""
+    monkeypatch.setattr("outrider.device_data.ROW_BY_ROW_FROM", 0)
     target, draft = table(1, 3), table(2, 3)
-    assert distance(verify, law_of(target, SETTINGS[name]), law_of(draft, SETTINGS[name]), 3, 2) < EXACT
+    proposed = 1 if point_mass else law_of(draft, SETTINGS[name])
+    assert distance(verify, law_of(target, SETTINGS[name]), proposed, 3, 2) < EXACT
 
 
 @DRAWS

@@ -26,3 +26,11 @@ def pad_rows(rows: Many[Many[int]], device: torch.device) -> tuple[Tensor, list[
     lengths = [len(row) for row in rows]
     width = max(lengths)
     return to_device([list(row) + [0] * (width - len(row)) for row in rows], device, torch.long), lengths
+
+
+ROW_BY_ROW_FROM = 1024  # entries
+
+
+def row_by_row(values: Tensor) -> bool:
+    """Whether few operations a row beat one operation over all rows: on a CPU, at the vocabulary of a real model."""
+    return values.device.type == "cpu" and values.shape[-1] > ROW_BY_ROW_FROM

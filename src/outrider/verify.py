@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.device_data import row_by_row
 from outrider.errors import ParameterError
 from outrider.sampling.draw import draw
 
@@ -67,7 +68,7 @@ def verify(
     accepted = _accepted(target, draft, tokens, randomness.accept.reshape(batch, length))
     accepted = accepted & (torch.arange(length, device=tokens.device) < offered.unsqueeze(-1))
     num_accepted = accepted.long().cumprod(-1).sum(-1)
-    follow = _next_on_host if target.device.type == "cpu" else next_on_device
+    follow = _next_on_host if row_by_row(target) else next_on_device
     next_token = follow(target, draft, tokens, num_accepted, offered, randomness.next_token.reshape(batch))
     return Verdict(num_accepted.reshape(shape), next_token.reshape(shape))
 

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.device_data import row_by_row
+
 _BLOCK = 64
 _FLAT = 1024  # entries up to which one cumulative sum is quicker than two
 
@@ -27,7 +29,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     shape, vocabulary = weights.shape[:-1], weights.shape[-1]
     rows = weights.reshape(shape.numel(), vocabulary)
     point = uniforms.reshape(-1).double()
-    if rows.device.type == "cpu":
+    if row_by_row(rows):
         rows = rows.detach()
         rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # NumPy has none
         pairs = zip(rows.numpy(), point.tolist(), strict=True)

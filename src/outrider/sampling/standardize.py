@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.device_data import index, to_device
+from outrider.device_data import index, row_by_row, to_device
 from outrider.errors import ParameterError
 from outrider.sampling import truncate_device, truncate_host
 from outrider.sampling.penalties import Context, apply_context
@@ -86,5 +86,5 @@ def argmax(logits: Tensor) -> Tensor:
 def _sampled(logits: Tensor, settings: SamplingSettings) -> Tensor:
     if settings.top_k == 0 and settings.top_p == 1.0 and settings.min_p == 0.0:
         return truncate_device.softmax(logits, settings.temperature)
-    truncated = truncate_host.truncated if logits.device.type == "cpu" else truncate_device.truncated
+    truncated = truncate_host.truncated if row_by_row(logits) else truncate_device.truncated
     return truncated(logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
