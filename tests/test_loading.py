@@ -107,9 +107,10 @@ def test_costs_see_what_a_model_takes() -> None:
     assert measured_costs(quick).verify(1) < costs.verify(1)
 
 
-def test_costs_are_kept_on_disk(target_folder: Path, cache: Path) -> None:
+def test_costs_are_kept_on_disk(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
     import outrider.costs as module_of_costs
 
+    monkeypatch.setattr(module_of_costs, "UNSETTLED", float("inf"))  # however busy the machine is
     model = outrider.load(target_folder)
     module_of_costs._measured.clear()
     first = measured_costs(model)
@@ -118,7 +119,10 @@ def test_costs_are_kept_on_disk(target_folder: Path, cache: Path) -> None:
     assert measured_costs(model) == first
 
 
-def test_a_table_that_real_passes_refute_is_forgotten(target_folder: Path, cache: Path, caplog: Any) -> None:
+def test_a_table_that_real_passes_refute_is_forgotten(
+    target_folder: Path, cache: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("outrider.costs.UNSETTLED", float("inf"))  # however busy the machine is
     model = outrider.load(target_folder)
     forget_costs(model)
     said = measured_costs(model).verify(1, 10)
