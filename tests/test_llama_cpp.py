@@ -1,6 +1,6 @@
 """The llama.cpp engine on the default model's own file: roll-back, ragged passes, growth, and engines mixed.
 
-Skipped where llama-cpp-python is not installed, since it compiles for ten minutes: `make test-gguf` installs it.
+Skipped where llama-cpp-python is not installed, since it compiles for some minutes: `make test-gguf` installs it.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
 
 
 def _can_pretend(model: LanguageModel) -> bool:
-    """Whether long contexts can be timed. Reading one takes longer than all else (llama.cpp: half a minute of 38 s for 2,048
-    tokens), and attention adds much the same share to passes of all sizes.
+    """Whether long contexts can be timed. Reading one of 2,048 tokens can take longer than all else that is timed,
+    and attention adds much the same share to passes of all sizes.
     """
     sequence = model.open()
     try:

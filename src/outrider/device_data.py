@@ -1,4 +1,6 @@
-"""Small host data on its way to the device, without waiting for the device."""
+"""Between host and device: small host data on its way to the device without waiting for it, and where rows are better
+sampled one by one on the host than side by side on the device.
+"""
 
 from __future__ import annotations
 

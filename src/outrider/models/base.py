@@ -104,6 +104,17 @@ def check_score(name: str, max_length: int | None, sequences: Many[Sequence], le
             )
 
 
+def new_tokens(sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], vocab_size: int) -> list[list[int]]:
+    """Shared by engines on the CPU: the tokens that each sequence gets, checked. int64 [R, N] → R lists of lengths[i]"""
+    if not len(sequences) == len(set(map(id, sequences))) == len(lengths) == len(tokens):
+        raise ParameterError("sequences must be different ones, with a row of tokens and a length for each")
+    rows = [row[:count] for row, count in zip(tokens.tolist(), lengths, strict=True)]
+    for row in rows:
+        if row and not 0 <= min(row) <= max(row) < vocab_size:
+            raise ParameterError(f"tokens must be in 0 … {vocab_size - 1}, got {min(row)} … {max(row)}")
+    return rows
+
+
 def known_tokens(tokens: list[int], vocab_size: int) -> list[int]:
     """The tokens as a model of that many sees them: a padding entry that only another model has becomes token 0."""
     return tokens if max(tokens, default=0) < vocab_size else [token if token < vocab_size else 0 for token in tokens]

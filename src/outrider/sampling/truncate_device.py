@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p on a GPU: no sort of the vocabulary, and nothing read back to the host.
+"""Top-k, top-p and min-p on a GPU, and on a CPU at small vocabularies: no sort, and nothing read back to the host.
 
 Each filter finds a *threshold* and keeps every token at or above it, so that equal tokens share one fate and the result
 does not depend on the order in which a kernel happens to list ties (bfloat16 logits tie often).

@@ -1,4 +1,6 @@
-"""Top-k, top-p and min-p on a CPU: exponentials of the whole row, and everything after them on the few tokens that may stay.
+"""Top-k, top-p and min-p on a CPU, at the vocabulary of a real model.
+
+Exponentials of the whole row, and everything after them on the few tokens that may stay.
 
 Any token less likely than (1 - top_p) / V lies outside the nucleus for certain, since all such tokens together weigh less
 than 1 - top_p. A higher floor is tried first, which leaves about a hundred tokens of real text to sort, and lowered if

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
+from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate, new_tokens
 from outrider.models.gguf import fingerprint
 from outrider.models.llama_cpp.library import BATCH, OUTPUTS, Context, Weights
 
@@ -129,8 +129,9 @@ class LlamaCppModel:
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
-        rows = self._own(sequences, tokens, lengths)
-        found = [self._score(row, part[:n], logits) for row, part, n in zip(rows, tokens.tolist(), lengths, strict=True)]
+        new = new_tokens(sequences, tokens, lengths, self.vocab_size)
+        rows = self._own(sequences, lengths, tokens.shape[1])
+        found = [self._score(row, part, logits) for row, part in zip(rows, new, strict=True)]
         if logits == "none":
             return None
         if len(found) == 1:
@@ -162,19 +163,13 @@ class LlamaCppModel:
                 larger.take_over(row.context)
             row.context = larger
 
-    def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[LlamaSequence]:
-        if not len(sequences) == len(set(map(id, sequences))) == len(lengths) == len(tokens):
-            raise ParameterError("sequences must be different ones, with a row of tokens and a length for each")
+    def _own(self, sequences: Many[Sequence], lengths: Many[int], width: int) -> list[LlamaSequence]:
         rows = []
         for sequence in sequences:
             if not isinstance(sequence, LlamaSequence) or sequence.model is not self or sequence.closed:
                 raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
             rows.append(sequence)
-        check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
-        for row, count in zip(tokens, lengths, strict=True):
-            low, high = int(row[:count].min()), int(row[:count].max())
-            if low < 0 or high >= self.vocab_size:
-                raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {low} … {high}")
+        check_score(self.name, self.max_length, rows, lengths, width)
         return rows
 
 

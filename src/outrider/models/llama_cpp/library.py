@@ -35,7 +35,7 @@ def require_library() -> Any:
     global _log_callback  # noqa: PLW0603 - one log for the process, as in llama.cpp
     if importlib.util.find_spec("llama_cpp") is None:
         raise ModelError(
-            "the llama.cpp engine is not installed: run `pip install llama-cpp-python` (it compiles for ten minutes), or "
+            "the llama.cpp engine is not installed: run `pip install llama-cpp-python` (it compiles for some minutes), or "
             "use --engine transformers"
         )
     import llama_cpp

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
+from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate, new_tokens
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
 from outrider.models.openvino.saved import Saved, read_bytes
@@ -147,8 +147,8 @@ class OpenVinoModel:
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
-        rows = self._own(sequences, tokens, lengths)
-        new = [row[:count] for row, count in zip(tokens.tolist(), lengths, strict=True)]
+        new = new_tokens(sequences, tokens, lengths, self.vocab_size)
+        rows = self._own(sequences, lengths, tokens.shape[1])
         if logits == "none":
             new = [self._share(row, part) for row, part in zip(rows, new, strict=True)]
             rows, new = [r for r, p in zip(rows, new, strict=True) if p], [p for p in new if p]
@@ -206,17 +206,13 @@ class OpenVinoModel:
             before = row.blocks[i - 1] if i else None
             self._blocks.publish(row.blocks[i], before, row.tokens[i * BLOCK : (i + 1) * BLOCK])
 
-    def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[PagedSequence]:
-        if not len(sequences) == len(set(map(id, sequences))) == len(lengths) == len(tokens):
-            raise ParameterError("sequences must be different ones, with a row of tokens and a length for each")
-        if bool((tokens < 0).any() | (tokens >= self.vocab_size).any()):
-            raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {tokens.min()} … {tokens.max()}")
+    def _own(self, sequences: Many[Sequence], lengths: Many[int], width: int) -> list[PagedSequence]:
         rows = []
         for sequence in sequences:
             if not isinstance(sequence, PagedSequence) or sequence.model is not self or sequence.closed:
                 raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
             rows.append(sequence)
-        check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
+        check_score(self.name, self.max_length, rows, lengths, width)
         return rows
 
     def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
