@@ -47,11 +47,11 @@ def test_names_and_options() -> None:
 def test_models_with_options_and_a_draft_of_their_own() -> None:
     plain = make_from_spec("org/draft", load, TARGET)
     assert isinstance(plain, ModelDrafter)
-    assert plain._sampling is None
+    assert plain.sampling is None
     warm = make_from_spec("/some/dir:with/colon.gguf:temperature=0.5,top_k=4", load, TARGET)
     assert isinstance(warm, ModelDrafter)
-    assert warm._sampling is not None
-    assert (warm._sampling.temperature, warm._sampling.top_k) == (0.5, 4)
+    assert warm.sampling is not None
+    assert (warm.sampling.temperature, warm.sampling.top_k) == (0.5, 4)
     assert LOADED[-1] == "/some/dir:with/colon.gguf"
     make_from_spec("org/draft:dtype=int4,top_k=4,engine=openvino", load, TARGET)
     assert OWN == {"dtype": "int4", "engine": "openvino"}

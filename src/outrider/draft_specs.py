@@ -2,6 +2,7 @@
 
     prompt-lookup[:max_ngram=8,min_ngram=1]     suffix[:memory=yes,store=FILE,min_match=1]
     ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
+    self[:temperature=T,top_k=K,top_p=P,min_p=M]
     MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_draft_tokens=N,draft=SPEC]
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
@@ -26,6 +27,7 @@ from outrider.drafters import (
     NgramDrafter,
     PromptLookupDrafter,
     RandomDrafter,
+    SelfDrafter,
     SpeculativeDrafter,
     SuffixDrafter,
     TextDrafter,
@@ -38,7 +40,7 @@ from outrider.sampling import SamplingSettings
 LoadModel = Callable[[str, dict[str, str]], LanguageModel]
 """Loads a model by its name, with options of `outrider.load`."""
 _FIRST_OPTION = re.compile(r":[a-z_]+=")
-_LAW = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
+_LAW: dict[str, Callable[[str], Any]] = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ NAMED = {
     "ngram": Named(_ngram, {"table": str, "order": int}),
     "early-exit": Named(EarlyExitDrafter, {"layers": int}),
     "random": Named(RandomDrafter, {}),
+    "self": Named(SelfDrafter, _LAW),
 }
 _LOADING = ("dtype", "engine")
 _MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {

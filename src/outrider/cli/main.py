@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 import outrider
+from outrider.cli.audit import audit
 from outrider.cli.bench import bench
 from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
@@ -28,7 +29,7 @@ def cli() -> None:
     """Lossless speculative decoding: a cheap draft rides ahead, the target's distribution is kept."""
 
 
-for command in (generate, demo, calibrate, train_ngram, bench):
+for command in (generate, demo, audit, calibrate, train_ngram, bench):
     cli.add_command(command)
 
 

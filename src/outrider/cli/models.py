@@ -51,17 +51,17 @@ class ModelChoice:
         return make_from_spec(spec, load, target)
 
 
-_OPTIONS = (
-    click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]"),
-    click.option(
-        "--draft",
-        multiple=True,
-        default=("prompt-lookup",),
-        show_default=True,
-        metavar="NAME[:OPTION=VALUE,…]",
-        help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, early-exit, random, or a model; given several times, "
-        "the best at each point (docs/drafters.md).",
-    ),
+_TARGET = click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]")
+_DRAFT = click.option(
+    "--draft",
+    multiple=True,
+    default=("prompt-lookup",),
+    show_default=True,
+    metavar="NAME[:OPTION=VALUE,…]",
+    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, early-exit, self, random, or a model; given several times, "
+    "the best at each point (docs/drafters.md).",
+)
+_HOW = (
     click.option(
         "--dtype",
         default="auto",
@@ -83,13 +83,21 @@ _NAMES = ("target", "draft", "dtype", "device", "engine")
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --target, --draft, --dtype, --device and --engine; the command gets them as `models`."""
+    return _with(command, (_TARGET, _DRAFT, *_HOW))
 
+
+def model_options_without_draft(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same but for --draft, for a command whose default is another: `--draft`, multiple, is left to it."""
+    return _with(command, (_TARGET, *_HOW))
+
+
+def _with(command: Callable[..., Any], options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
     @wraps(command)
     def with_choice(**given: Any) -> Any:
         return command(models=ModelChoice(**{name: given.pop(name) for name in _NAMES}), **given)
 
     wrapped: Callable[..., Any] = with_choice
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped
 

@@ -6,6 +6,7 @@ from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.other_tokenizer import IntersectionDrafter, TextDrafter
+from outrider.drafters.own_model import SelfDrafter
 from outrider.drafters.prompt_lookup import PromptLookupDrafter
 from outrider.drafters.speculative import SpeculativeDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -20,6 +21,7 @@ __all__ = [
     "NgramDrafter",
     "PromptLookupDrafter",
     "RandomDrafter",
+    "SelfDrafter",
     "SpeculativeDrafter",
     "SuffixDrafter",
     "TextDrafter",

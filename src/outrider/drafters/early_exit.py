@@ -32,7 +32,7 @@ class EarlyExitDrafter(ModelDrafter):
             raise ParameterError(f"layers must be a whole number of 1 or more, got {layers!r}")
         self._layers = layers
         self._target: LanguageModel | None = None
-        self._sampling = None
+        self.sampling = None
         self._costs = None
         self.name = "early-exit"
 

@@ -36,7 +36,7 @@ class ModelDrafter(Drafter):
     ) -> None:
         self.model = model
         self.name = model.name
-        self._sampling = sampling
+        self.sampling = sampling
         self._costs = Costs({1: step_seconds}) if step_seconds is not None else None
 
     def bind(self, target: LanguageModel) -> None:
@@ -128,7 +128,7 @@ class ModelDrafter(Drafter):
         self, logits: Tensor, rows: list[DraftRow], drafted: list[Tensor], active: list[int], context: DraftContext
     ) -> Tensor:
         fitted = self._fit(logits[:, 0], context.vocab_size)
-        sampling = self._sampling or context.sampling
+        sampling = self.sampling or context.sampling
         contexts = None
         if sampling.needs_context:
             contexts = [

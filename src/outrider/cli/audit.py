@@ -1,0 +1,188 @@
+"""`outrider audit`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.audit.sampled import Text
+    from outrider.audit.verdict import Report
+    from outrider.drafters import Drafter
+    from outrider.models.base import TextModel
+    from outrider.sampling import SamplingSettings
+
+OWN_DRAFT = "self:temperature=1.5"  # rejected often enough to show every fault, whatever the target
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the command line asks for besides models and settings."""
+
+    tokens: int
+    length: str
+    outputs: Path | None
+    endpoint: str | None
+    extra: str | None
+    save: Path | None
+    rounding: float | None
+    seed: int
+
+    @property
+    def own(self) -> bool:
+        """Whether Outrider itself is audited."""
+        return self.outputs is None and self.endpoint is None
+
+
+_DRAFT = (
+    "Who drafts, as for generate; for others' outputs, who drafted if that is known  [default: " + OWN_DRAFT + "; unknown]"
+)
+_OUTPUTS = 'Audit these outputs of any engine: JSON lines of {"prompt": text or ids, "tokens": ids}.'
+_TOKENS = "How many to generate at least, for each temperature."
+
+
+@click.command()
+@model_options_without_draft
+@click.option("--draft", multiple=True, metavar="NAME[:OPTION=VALUE,…]", help=_DRAFT)
+@click.option("--num-draft-tokens", "length", metavar="N|auto|optimal:ALPHA", default="4", show_default=True)
+@click.option(
+    "--temperature", multiple=True, type=float, default=(1.0,), show_default=True, help="May be given several times."
+)
+@click.option("--top-k", type=int, default=0, help="0: no limit.")
+@click.option("--top-p", type=float, default=1.0, help="1: no limit.")
+@click.option("--min-p", type=float, default=0.0, help="0: no limit.")
+@click.option("--tokens", type=int, default=5000, show_default=True, help=_TOKENS)
+@click.option("--outputs", type=click.Path(path_type=Path), metavar="FILE", help=_OUTPUTS)
+@click.option("--endpoint", metavar="URL", help="Audit a server with OpenAI's completions: http://localhost:8080/v1 say.")
+@click.option("--extra", metavar="JSON", help="Further fields of the requests to the server.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the texts here, and resume from them.")
+@click.option("--rounding", type=float, help="By how much the engine's logits may differ from these  [default: measured]")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the histograms of the transform.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -> int:
+    """Is a sampler exact? Ours, or any engine's whose weights --target names.
+
+    Exit code: 0 exact, 1 not exact, 2 could not tell.
+    """
+    from outrider.cli.audit_report import as_object, draw, show
+
+    settings = _settings(given)
+    wanted = _Wanted(**given)
+    _check(wanted, settings, plot)
+    model = models.load_target()
+    drafter = _drafter(models, model, wanted)
+    reports = []
+    for one in settings:
+        reports.append(_audit(model, drafter, one, wanted))
+        if not as_json:
+            show(reports[-1])
+    if plot is not None:
+        draw(reports, plot)
+    if as_json:
+        click.echo(json.dumps(as_object(reports, model, drafter)))
+    codes = {report.exit_code for report in reports}
+    return 1 if 1 in codes else max(codes)
+
+
+def _settings(given: dict[str, Any]) -> list[SamplingSettings]:
+    from outrider.sampling import SamplingSettings
+
+    rest = {name: given.pop(name) for name in ("top_k", "top_p", "min_p")}
+    return [SamplingSettings(temperature=temperature, **rest) for temperature in given.pop("temperature")]
+
+
+def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None) -> None:
+    """Refuse what can't work before a model is loaded."""
+    from outrider.audit.endpoint import parse_extra
+    from outrider.cli.generate import parse_length
+    from outrider.randomness import check_seed
+
+    if wanted.outputs is not None and wanted.endpoint is not None:
+        raise click.UsageError("--outputs and --endpoint exclude each other: leave one out")
+    if wanted.outputs is not None and wanted.save is not None:
+        raise click.UsageError("--save keeps what is generated, --outputs is there already: leave one out")
+    if len(settings) > 1 and not wanted.own:
+        raise click.UsageError("--temperature must be given once for an engine's outputs: they were made at one")
+    if len(settings) > 1 and wanted.save is not None:
+        raise click.UsageError("--save holds texts of one temperature: give --temperature once")
+    if wanted.tokens < 1:
+        raise ParameterError(f"tokens must be 1 or more, got {wanted.tokens}: 5000 show most faults")
+    if wanted.rounding is not None and not 0 <= wanted.rounding < 100:
+        raise ParameterError(f"rounding must be in [0, 100), got {wanted.rounding}: it is a difference of logits")
+    for path in (wanted.save, plot):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
+    parse_extra(wanted.extra)
+    parse_length(wanted.length)
+    check_seed(wanted.seed)
+
+
+def _drafter(models: ModelChoice, model: TextModel, wanted: _Wanted) -> Drafter | None:
+    from dataclasses import replace
+
+    specs = models.draft or ((OWN_DRAFT,) if wanted.own else ())
+    if not specs:
+        return None
+    drafter = replace(models, draft=specs).load_draft(model)
+    drafter.bind(model)
+    return drafter
+
+
+def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted) -> Report:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from outrider.audit.sampled import TextAudit
+    from outrider.audit.sources import name_of
+    from outrider.audit.verdict import judge
+
+    audit = TextAudit(model, drafter, sampling, wanted.rounding, wanted.seed)
+    count = 0
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("Generating and scoring", total=wanted.tokens)
+        for text in _texts(model, drafter, sampling, wanted):
+            count += 1
+            audit.add(text)
+            progress.update(bar, completed=min(audit.count, wanted.tokens))
+        progress.update(bar, completed=wanted.tokens)
+    return judge(audit, name_of(sampling), count)
+
+
+def _texts(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted) -> Iterator[Text]:
+    """The texts of a file, or those saved before and fresh ones after them."""
+    from outrider.audit.sources import read_texts, to_json
+
+    if wanted.outputs is not None:
+        yield from read_texts(wanted.outputs, model, sampling)
+        return
+    saved = read_texts(wanted.save, model, sampling) if wanted.save is not None and wanted.save.exists() else []
+    yield from saved
+    missing = wanted.tokens - sum(len(text.tokens) - text.prompt_length for text in saved)
+    for text in _fresh(model, drafter, sampling, wanted, missing, len(saved)):
+        if wanted.save is not None:
+            with wanted.save.open("a", encoding="utf-8") as file:
+                file.write(to_json(text, sampling) + "\n")
+        yield text
+
+
+def _fresh(
+    model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted, tokens: int, done: int
+) -> Iterator[Text]:
+    from outrider.audit.endpoint import endpoint_texts, parse_extra
+    from outrider.audit.sources import own_texts
+    from outrider.cli.generate import parse_length
+
+    if wanted.endpoint is not None:
+        extra = parse_extra(wanted.extra)
+        return endpoint_texts(wanted.endpoint, model, sampling, tokens, extra, seed=wanted.seed, done=done)
+    length = parse_length(wanted.length)
+    return own_texts(model, drafter, sampling, tokens, length, seed=wanted.seed, done=done)
