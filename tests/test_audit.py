@@ -210,7 +210,7 @@ def test_a_faults_law_is_what_the_faulty_rule_gives(rule: str) -> None:
     assert torch.allclose(joint.sum(1), law[0], atol=1e-9)
 
 
-def uniform(count: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def uniform(count: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     noise = np.random.default_rng(seed)
     return noise.random(count), np.arange(count) // 100, np.arange(count) % 4
 
@@ -235,7 +235,7 @@ def test_the_batterys_false_alarms_are_as_stated() -> None:
     ],
     ids=["bent", "bent at one place", "dependent", "jagged within bins"],
 )
-def test_the_battery_sees(bend: Callable[..., np.ndarray], part: str) -> None:  # type: ignore[type-arg]
+def test_the_battery_sees(bend: Callable[..., np.ndarray], part: str) -> None:
     u, texts, places = uniform()
     bent = run_battery({"a": np.clip(bend(u, texts, places), 0, 1)}, texts, places)
     if part:
