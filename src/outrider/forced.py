@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from outrider.drafters.base import DraftContext
 from outrider.models.base import LanguageModel, fit_vocabulary, known_tokens
 from outrider.models.table import TableSequence
 from outrider.prefill import prefill
-from outrider.proposal import DraftRow
+from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
 
@@ -68,30 +69,60 @@ def draft_laws_along(
         chunks = (fit_vocabulary(part, target.vocab_size) for part in logits_along(drafter.model, tokens, prompt_length))
         yield from standardized_along(chunks, tokens, prompt_length, prompt_length, drafter.sampling or sampling)
         return
+    with _walk(drafter, target, tokens, prompt_length, sampling) as (row, context):
+        for first in range(prompt_length, len(tokens), CHUNK):
+            laws = []
+            for token in tokens[first : first + CHUNK]:
+                laws.append(_law(_propose(drafter, row, context, 1), context))
+                _go_on(drafter, row, token)
+            yield torch.stack(laws)
+
+
+def point_drafts_along(
+    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings, longest: int
+) -> list[list[int]] | None:
+    """What a deterministic drafter would propose before each new token; None if it draws from laws."""
+    drafts: list[list[int]] = []
+    with _walk(drafter, target, tokens, prompt_length, sampling) as (row, context):
+        for token in tokens[prompt_length:]:
+            proposal = _propose(drafter, row, context, longest)
+            if proposal.probs is not None:
+                return None
+            drafts.append([int(drafted) for drafted in proposal.tokens[0, : proposal.lengths[0]]])
+            _go_on(drafter, row, token)
+    return drafts
+
+
+@contextmanager
+def _walk(
+    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+) -> Iterator[tuple[DraftRow, DraftContext]]:
+    """A row that holds the prompt, for a drafter that is asked token by token."""
     context = DraftContext(sampling, target, target.vocab_size)
     row = DraftRow(list(tokens[:prompt_length]), prompt_length, RandomStream(0), TableSequence())
     try:
         drafter.begin([row], context)
-        for first in range(prompt_length, len(tokens), CHUNK):
-            laws = []
-            for token in tokens[first : first + CHUNK]:
-                laws.append(_proposed(drafter, row, context, token))
-            yield torch.stack(laws)
+        yield row, context
     finally:
         drafter.end(row)
 
 
-def _proposed(drafter: Drafter, row: DraftRow, context: DraftContext, token: int) -> Tensor:
-    """The law of one drafted token after the row, which is then told that the text went on with `token`. → [V]"""
-    plan = FixedLength(1).start().plan(drafter.prospects(row), 1, len(row.tokens))
-    proposal = drafter.propose([row], [plan], context)
-    offered = proposal.lengths[0]
+def _propose(drafter: Drafter, row: DraftRow, context: DraftContext, longest: int) -> Proposal:
+    plan = FixedLength(longest).start().plan(drafter.prospects(row), longest, len(row.tokens))
+    return drafter.propose([row], [plan], context)
+
+
+def _law(proposal: Proposal, context: DraftContext) -> Tensor:
+    """The law of the proposal's first token, NaN if there is none. → [V]"""
     law = torch.full((context.vocab_size,), torch.nan, device=context.device)
-    if offered and proposal.probs is not None:
-        law = proposal.probs[0, 0].float()
-    elif offered:
-        law = torch.zeros_like(law).index_fill_(0, proposal.tokens[0, :1], 1.0)
-    kept = bool(offered) and int(proposal.tokens[0, 0]) == token
+    if not proposal.lengths[0]:
+        return law
+    if proposal.probs is not None:
+        return proposal.probs[0, 0].float()
+    return torch.zeros_like(law).index_fill_(0, proposal.tokens[0, :1], 1.0)
+
+
+def _go_on(drafter: Drafter, row: DraftRow, token: int) -> None:
+    """The text goes on with `token`, as after a round whose draft was rejected."""
     row.tokens.append(token)
-    drafter.observe([row], [offered], [int(kept)])
-    return law
+    drafter.observe([row], [0], [0])

@@ -57,7 +57,6 @@ def own_texts(
 
     done: texts made before, after which the prompts and seeds go on.
     """
-    settings = {name: getattr(sampling, name) for name in SamplingSettings.__dataclass_fields__}
     made = 0
     while made < tokens:
         chosen = [prompts[(done + i) % len(prompts)] for i in range(ROWS)]
@@ -70,7 +69,7 @@ def own_texts(
             max_new_tokens=min(TOKENS_PER_TEXT, -(-(tokens - made) // ROWS)),
             ignore_eos=True,
             seed=[seed + done + i for i in range(ROWS)],
-            **settings,
+            **sampling.options(),
         )
         done += ROWS
         for prompt, result in zip(ids, results, strict=True):

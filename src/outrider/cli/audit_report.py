@@ -20,11 +20,12 @@ _SHOWN = 5  # impossible tokens
 
 def show(report: Report) -> None:
     """Verdict, tests, histograms and what would have been seen."""
-    from rich.console import Console
     from rich.table import Table
 
+    from outrider.cli.output import wide_console
+
     colour = {"exact": "green", "not exact": "red"}.get(report.verdict, "yellow")
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
     alpha = "" if report.alpha is None else f", alpha {report.alpha:.3f}"
     console.print(f"\n{report.setting}: {report.tokens} tokens in {report.texts} texts{alpha}")
     console.print(f"verdict: [bold {colour}]{report.verdict}[/] ({report.reason})")

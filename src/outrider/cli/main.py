@@ -17,6 +17,7 @@ from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.train_ngram import train_ngram
+from outrider.cli.tune import tune
 from outrider.errors import OutriderError
 
 INTERRUPTED = 130
@@ -29,7 +30,7 @@ def cli() -> None:
     """Lossless speculative decoding: a cheap draft rides ahead, the target's distribution is kept."""
 
 
-for command in (generate, demo, audit, calibrate, train_ngram, bench):
+for command in (generate, demo, tune, audit, calibrate, train_ngram, bench):
     cli.add_command(command)
 
 

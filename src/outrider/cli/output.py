@@ -21,6 +21,12 @@ MEANING = {
 }
 
 
+def wide_console() -> Console:
+    """For tables on standard output: as wide as the terminal, and wide enough for any table in a file or pipe."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=140)
+
+
 def print_piece(console: Console, piece: Piece) -> None:
     """One piece of text in the colour of its origin."""
     console.print(Text(str(piece), style=STYLES[piece.origin]), end="", soft_wrap=True, highlight=False)

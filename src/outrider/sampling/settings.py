@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from torch import Tensor
 
@@ -71,6 +72,10 @@ class SamplingSettings:
     def greedy(self) -> bool:
         """Whether the law is one-hot."""
         return self.temperature == 0.0
+
+    def options(self) -> dict[str, Any]:
+        """The fields as keywords, as `generate` takes them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def needs_context(self) -> bool:

@@ -1,0 +1,245 @@
+"""`outrider tune`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.drafters import Drafter
+    from outrider.models.base import TextModel
+    from outrider.sampling import SamplingSettings
+    from outrider.tune.configuration import Configuration
+    from outrider.tune.predict import Candidate
+    from outrider.tune.trial import Run, Setup
+
+_CANDIDATES = ("prompt-lookup", "suffix")
+_SHOWN = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The outcome: predictions, runs, choice."""
+
+    candidates: list[Candidate]
+    runs: list[Run]
+    setups: dict[str, tuple[str | None, int | str]]
+    configuration: Configuration
+    chosen: str
+
+
+@click.command()
+@click.argument("positional", required=False, metavar="[TARGET]")
+@model_options_without_draft
+@click.option(
+    "--draft",
+    multiple=True,
+    metavar="NAME[:OPTION=VALUE,…]",
+    help="A candidate; may be given several times.  [default: prompt-lookup, suffix]",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Yours: JSON lines of {"prompt": text}, or a text file, one prompt a line.  [default: a few of all kinds]',
+)
+@click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Of each prompt.")
+@click.option("--temperature", type=float, default=0.0, show_default=True)
+@click.option("--top-k", type=int, default=0, help="0: no limit.")
+@click.option("--top-p", type=float, default=1.0, help="1: no limit.")
+@click.option("--min-p", type=float, default=0.0, help="0: no limit.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--write", type=click.Path(path_type=Path), metavar="FILE.toml", help="Write what was found, for generate --config."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def tune(positional: str | None, models: ModelChoice, write: Path | None, as_json: bool, **given: Any) -> None:
+    """Which draft, and how many tokens? Predicted from acceptance and costs on your prompts, then measured."""
+    from dataclasses import replace
+
+    if positional is not None and models.target is not None:
+        raise click.UsageError("TARGET and --target are the same: give one of them")
+    models = replace(models, target=positional or models.target, draft=models.draft or _CANDIDATES)
+    sampling, prompts = _check(given, write)
+    model = models.load_target()
+    found = _tune(model, models, sampling, prompts, given["max_new_tokens"], given["seed"])
+    if write is not None:
+        write.write_text(found.configuration.to_toml(), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(_as_object(model, found)))
+    else:
+        _show(found, write)
+
+
+def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings, list[str]]:
+    """Refuse what can't work before a model is loaded; → settings and prompts."""
+    from outrider.audit.sources import PROMPTS
+    from outrider.randomness import check_seed
+    from outrider.sampling import SamplingSettings
+    from outrider.tune.prompts import read_prompts
+
+    sampling = SamplingSettings(**{name: given[name] for name in ("temperature", "top_k", "top_p", "min_p")})
+    check_seed(given["seed"])
+    if given["max_new_tokens"] < 2:
+        raise ParameterError(f"max_new_tokens must be 2 or more, got {given['max_new_tokens']}: 128 tell more")
+    if write is not None and not write.resolve().parent.is_dir():
+        raise ParameterError(f"file {write} can't be written: there is no folder {write.resolve().parent}")
+    return sampling, read_prompts(given["prompts"]) if given["prompts"] is not None else list(PROMPTS[:8])
+
+
+def _tune(
+    model: TextModel, models: ModelChoice, sampling: SamplingSettings, texts: list[str], tokens: int, seed: int
+) -> _Found:
+    from outrider.tune.configuration import Configuration
+    from outrider.tune.trial import Setup, speedup
+
+    drafters = {spec: models.load_one_draft(spec, model) for spec in models.draft}
+    prompts = [[int(token) for token in model.tokenizer.encode(text)] for text in texts]
+    candidates = _predict(model, drafters, sampling, prompts, tokens, seed)
+    best = max(candidates, key=lambda one: one.best.speedup)
+    named: dict[str, tuple[str | None, int | str]] = {"plain": (None, 0)}
+    setups: dict[str, Setup] = {"plain": Setup(None, 0)}
+    for name, length in ((f"{best.name}, {best.best.length}", best.best.length), (f"{best.name}, auto", "auto")):
+        if length:
+            named[name] = (best.name, length)
+            setups[name] = Setup(drafters[best.name], None if length == "auto" else int(length))
+    runs = _try(model, setups, prompts, sampling, tokens, seed)
+    chosen = max(setups, key=lambda name: speedup(runs, name, "plain").median)
+    draft, length = named[chosen]
+    configuration = Configuration(models.target, draft, length, models.dtype, models.engine, models.device)
+    return _Found(candidates, runs, named, configuration, chosen)
+
+
+def _predict(
+    model: TextModel,
+    drafters: dict[str, Drafter],
+    sampling: SamplingSettings,
+    prompts: list[list[int]],
+    tokens: int,
+    seed: int,
+) -> list[Candidate]:
+    """The target writes, every candidate is held beside it, every length is predicted."""
+    from outrider.costs import measured_costs
+    from outrider.generation import generate
+    from outrider.tune.chances import chances
+    from outrider.tune.predict import predict
+
+    costs = measured_costs(model)
+    for drafter in drafters.values():
+        drafter.bind(model)
+        drafter.measure()
+    written = []
+    for number, prompt in _bar(list(enumerate(prompts)), "The target writes"):
+        options = {**sampling.options(), "max_new_tokens": tokens, "ignore_eos": True, "seed": seed + number}
+        written.append((prompt, generate(model, prompt, draft=None, **options).tokens))
+    pairs = [(name, prompt, new) for name in drafters for prompt, new in written]
+    measured: dict[str, list[Any]] = {name: [] for name in drafters}
+    for name, prompt, new in _bar(pairs, "Acceptance of the drafts"):
+        measured[name].append(chances(drafters[name], model, [*prompt, *new], len(prompt), sampling))
+    return [
+        predict(name, measured[name], costs, drafter.step_seconds, _relative_bytes(drafter, model))
+        for name, drafter in drafters.items()
+    ]
+
+
+def _relative_bytes(drafter: Drafter, model: TextModel) -> float:
+    """ĉ: weights that a draft step reads, over the target's; nearly the ratio of operations."""
+    from outrider.drafters import ModelDrafter
+    from outrider.models.base import ReadsWeights
+
+    if not isinstance(drafter, ModelDrafter):
+        return 0.0
+    own = drafter.model
+    return (
+        own.weight_bytes / model.weight_bytes if isinstance(own, ReadsWeights) and isinstance(model, ReadsWeights) else 0.0
+    )
+
+
+def _try(
+    model: TextModel, setups: dict[str, Setup], prompts: list[list[int]], sampling: SamplingSettings, tokens: int, seed: int
+) -> list[Run]:
+    from outrider.tune.trial import run_setups
+
+    steps = run_setups(model, setups, prompts, sampling, tokens, seed)
+    return list(_bar(steps, "Plain and predicted best, in turn", len(setups) * len(prompts)))
+
+
+def _bar(items: Iterable[Any], title: str, total: int | None = None) -> Iterable[Any]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, title, total=total, console=Console(stderr=True))
+
+
+def _as_object(model: TextModel, found: _Found) -> dict[str, Any]:
+    from outrider.bench.machine import machine
+
+    return {
+        "target": model.name,
+        "dtype": model.dtype_name,
+        "candidates": [asdict(candidate) for candidate in found.candidates],
+        "measured": {name: asdict(_speedup(found, name)) for name in found.setups},
+        "predicted": {name: _predicted(found, name) for name in found.setups},
+        "chosen": found.chosen,
+        "configuration": asdict(found.configuration),
+        "equivalents": found.configuration.equivalents(),
+        **machine(),
+    }
+
+
+def _speedup(found: _Found, name: str) -> Any:
+    from outrider.tune.trial import speedup
+
+    return speedup(found.runs, name, "plain")
+
+
+def _predicted(found: _Found, name: str) -> float | None:
+    """The speed-up foretold for a fixed length."""
+    draft, length = found.setups[name]
+    if draft is None or length == "auto":
+        return None
+    candidate = next(one for one in found.candidates if one.name == draft)
+    return next(one.speedup for one in candidate.predictions if one.length == length)
+
+
+def _show(found: _Found, write: Path | None) -> None:
+    from rich.table import Table
+
+    from outrider.cli.output import wide_console
+
+    console = wide_console()
+    table = Table("draft", "alpha", "proposes", "c", "ĉ", "best γ", "tokens/round", "speed-up", "closed form", "operations")
+    for one in found.candidates:
+        best = one.best
+        cells = [f"{one.alpha:.3f}", f"{100 * one.coverage:.0f} %", f"{one.c:.3f}", f"{one.c_hat:.3f}", str(best.length)]
+        cells += [
+            f"{best.tokens_per_round:.2f}",
+            f"{best.speedup:.2f}×",
+            f"{best.closed_form:.2f}×",
+            f"{best.operations:.2f}×",
+        ]
+        table.add_row(one.name, *cells)
+    console.print(table)
+    lengths = Table("predicted speed-up", *[f"γ={length}" for length in _SHOWN])
+    for one in found.candidates:
+        lengths.add_row(one.name, *[f"{one.predictions[length].speedup:.2f}" for length in _SHOWN])
+    console.print(lengths)
+    trials = Table("run", "speed-up (quartiles)", "predicted", "predicted ÷ measured")
+    for name in found.setups:
+        measured, predicted = _speedup(found, name), _predicted(found, name)
+        ratio = ["—", "—"] if predicted is None else [f"{predicted:.2f}×", f"{predicted / measured.median:.2f}"]
+        trials.add_row(name, f"{measured}×", *ratio)
+    console.print(trials)
+    console.print(f"quickest: [bold]{found.chosen}[/]")
+    for engine, text in found.configuration.equivalents().items():
+        console.print(f"  {engine}: {text}", markup=False)
+    if write is not None:
+        console.print(f"outrider generate --config {write} PROMPT", markup=False)

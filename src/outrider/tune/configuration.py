@@ -1,0 +1,85 @@
+"""What was found, as a file that `outrider generate --config` takes, and in the words of other engines."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ParameterError
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "target": str,
+    "draft": (str, list),
+    "num_draft_tokens": (int, str),
+    "dtype": str,
+    "engine": str,
+    "device": str,
+    "plain": bool,
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The models and the draft. draft: None for plain decoding. num_draft_tokens: a number, or "auto"."""
+
+    target: str | None
+    draft: str | None
+    num_draft_tokens: int | str
+    dtype: str = "auto"
+    engine: str = "auto"
+    device: str = "auto"
+
+    def to_toml(self) -> str:
+        """The text of the file. A JSON string, number or boolean is one of TOML, too."""
+        entries: dict[str, Any] = {key: value for key, value in asdict(self).items() if value is not None}
+        if self.draft is None:
+            entries["plain"] = True
+            del entries["num_draft_tokens"]
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()]
+        return "\n".join(["# Written by outrider tune; for outrider generate --config.", *lines, ""])
+
+    def equivalents(self) -> dict[str, str]:
+        """The same in transformers, vLLM and llama.cpp, where they have this kind of draft."""
+        count = self.num_draft_tokens
+        if self.draft is None:
+            return dict.fromkeys(("transformers", "vLLM", "llama.cpp"), "no draft: plain decoding is quickest here")
+        if not isinstance(count, int):
+            return {}
+        kind = self.draft.partition(":")[0]
+        if kind in ("prompt-lookup", "suffix"):
+            method = {"method": "ngram", "num_speculative_tokens": count, "prompt_lookup_max": 8, "prompt_lookup_min": 1}
+            return {
+                "transformers": f"model.generate(…, prompt_lookup_num_tokens={count})",
+                "vLLM": f"--speculative-config '{json.dumps(method)}'",
+                "llama.cpp": f"llama-server … --spec-type ngram-simple --draft-max {count}",
+            }
+        if kind in ("ngram", "early-exit", "self", "random"):
+            return {}
+        model = {"model": self.draft, "num_speculative_tokens": count}
+        return {
+            "transformers": f"draft.generation_config.num_assistant_tokens = {count}; draft.generation_config."
+            'num_assistant_tokens_schedule = "constant"; model.generate(…, assistant_model=draft)',
+            "vLLM": f"--speculative-config '{json.dumps(model)}'",
+            "llama.cpp": f"llama-server … -md {self.draft} --draft-max {count} --draft-min 0",
+        }
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """The options in such a file, by the names that the command line has for them."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ParameterError(f"config {path} can't be read ({error}): make one with outrider tune --write") from None
+    for key, value in found.items():
+        if key not in _KINDS:
+            raise ParameterError(f"config {path}: {key!r} is not one of {', '.join(_KINDS)}: remove it")
+        if not isinstance(value, _KINDS[key]) or (isinstance(value, bool) and _KINDS[key] is not bool):
+            raise ParameterError(f"config {path}: {key} can't be {value!r}")
+    if isinstance(found.get("draft"), str):
+        found["draft"] = (found["draft"],)
+    if "num_draft_tokens" in found:
+        found["num_draft_tokens"] = str(found["num_draft_tokens"])
+    return found
