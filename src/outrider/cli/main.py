@@ -15,6 +15,7 @@ from outrider.cli.bench import bench
 from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
+from outrider.cli.theory import theory
 from outrider.cli.train_ngram import train_ngram
 from outrider.errors import OutriderError
 
@@ -28,7 +29,7 @@ def cli() -> None:
     """Lossless speculative decoding: a cheap draft rides ahead, the target's distribution is kept."""
 
 
-for command in (generate, demo, calibrate, train_ngram, bench):
+for command in (generate, demo, calibrate, train_ngram, bench, theory):
     cli.add_command(command)
 
 
