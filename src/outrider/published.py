@@ -78,7 +78,9 @@ class Table:
     def summary(self) -> str:
         """How many rows agree, and how: '35 rows: 25 either, …'."""
         counts = Counter(row.verdict for row in self.rows)
-        return f"{len(self.rows)} rows: " + ", ".join(f"{counts[name]} {name}" for name in MEANING if counts[name])
+        return f"{len(self.rows)} row{'s' if len(self.rows) > 1 else ''}: " + ", ".join(
+            f"{counts[name]} {name}" for name in MEANING if counts[name]
+        )
 
 
 def tables(names: Sequence[str] = ()) -> list[Table]:

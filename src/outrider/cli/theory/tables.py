@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.theory.files import as_csv, check_html, write
+from outrider.cli.theory.files import as_csv, check_folder, check_html, write
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def tables(names: tuple[str, ...], out: Path | None, csv_format: bool, as_json: 
     check_html(out)
     found = compute(names)
     if out is not None:
+        check_folder(out.parent)
         from outrider.report.page import render
         from outrider.report.theory_page import tables_page
 
