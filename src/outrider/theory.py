@@ -44,6 +44,24 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return math.fsum(alpha**i for i in range(gamma + 1))
 
 
+def limit_tokens(alpha: float) -> float:
+    """What `expected_tokens` tends to as gamma grows: 1 / (1 - alpha), infinite at 1 (Leviathan 3.6)."""
+    _check_probability("alpha", alpha)
+    return math.inf if alpha == 1.0 else 1.0 / (1.0 - alpha)
+
+
+def alpha_from_tokens(tokens: float, gamma: int) -> float:
+    """The alpha at which `expected_tokens(alpha, gamma)` is `tokens`, by bisection; `tokens` in [1, gamma + 1]."""
+    _check_length("gamma", gamma)
+    if gamma == 0 or not 1.0 <= tokens <= gamma + 1:
+        raise ParameterError(f"tokens must be in [1, gamma + 1] and gamma 1 or more, got tokens={tokens}, gamma={gamma}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, gamma) < tokens else (low, middle)
+    return high
+
+
 def walltime_factor(alpha: float, gamma: int, c: float) -> float:
     """Speed-up in walltime if scoring gamma + 1 tokens costs what scoring one does (Leviathan Theorem 3.8)."""
     _check_cost("c", c)
@@ -102,6 +120,20 @@ def measured_speedup(alpha: float, gamma: int, draft_seconds: float, verify_seco
         raise ParameterError(f"verify_seconds must hold the time for n={missing[0]}, it has {sorted(verify_seconds)}")
     round_seconds = gamma * draft_seconds + verify_seconds[gamma + 1]
     return expected_tokens(alpha, gamma) * verify_seconds[1] / round_seconds
+
+
+def loop_seconds(gamma: int, draft_seconds: float, target_seconds: float) -> float:
+    """Seconds of a round where verification costs one target step at any length (Chen Figure 1, right)."""
+    _check_length("gamma", gamma)
+    for name, value in (("draft_seconds", draft_seconds), ("target_seconds", target_seconds)):
+        if not (math.isfinite(value) and value >= 0.0):
+            raise ParameterError(f"{name} must be finite and 0 or more, got {value}")
+    return gamma * draft_seconds + target_seconds
+
+
+def efficiency(alpha: float, gamma: int) -> float:
+    """Tokens per round divided by gamma + 1, the most there can be (Chen Figure 1, middle)."""
+    return expected_tokens(alpha, gamma) / (gamma + 1)
 
 
 def acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Writing what was computed: whole files or none, and one clear line where they can't be written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from outrider.errors import ParameterError
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file, replacing it at once: whoever reads it meanwhile sees the old one."""
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", dir=path.parent, delete=False) as file:
+            try:
+                file.write(text)
+                file.close()
+                os.chmod(file.name, 0o666 & ~_umask())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise ParameterError(f"out {path} can't be written: {error.strerror}; name a file in a folder that can be") from None
+
+
+def folder(path: Path) -> None:
+    """Make the folder if need be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"out {path} can't be made a folder: {error.strerror}; name another") from None
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Raise unless files can be written there: known before the work is done."""
+    if not path.is_dir():
+        raise ParameterError(f"out is to be in {path}, which is no folder: name one that is")
+    if not os.access(path, os.W_OK):
+        raise ParameterError(f"out is to be in {path}, where nothing can be written: name another folder")
+
+
+def check_html(path: Path | None) -> None:
+    """Raise unless the path may be that of a page."""
+    if path is not None and path.suffix != ".html":
+        raise ParameterError(f"out must end in .html, got {path}")
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Comma-separated values with a line of names; nothing for None."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,1 @@
+"""Figures and self-contained HTML pages of what was computed or measured."""

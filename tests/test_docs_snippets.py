@@ -1,0 +1,140 @@
+"""The documents can't go stale: quoted lines are in the source, links lead somewhere, examples print what they say.
+
+A quotation is a Python block whose first line is `# src/outrider/FILE.py: NAME`; its further lines must be lines of that
+function, in a row, where `…` stands for lines left out. Examples with `>>>` are run as doctests, page by page.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from outrider.published import MEANING, tables
+from outrider.report.pictures import pictures
+from outrider.theory_curves import MAKERS, figures
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "docs" / name for name in ("how-it-works.md", "proof.md", "closed-forms.md")]
+IDS = [page.name for page in PAGES]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+QUOTED = re.compile(r"# (src/\S+\.py): (\S+)")
+
+
+def quotations() -> list[tuple[str, str, list[str]]]:
+    """(file, function, lines) of every quotation."""
+    found = []
+    for page in PAGES:
+        for block in BLOCK.findall(page.read_text()):
+            head, *lines = block.splitlines()
+            if match := QUOTED.fullmatch(head):
+                found.append((match[1], match[2], lines))
+    return found
+
+
+def source_lines(path: str, name: str) -> list[str]:
+    """The stripped lines of a function or method in a file."""
+    text = (ROOT / path).read_text()
+    body: list[ast.stmt] = ast.parse(text).body
+    node: ast.stmt | None = None
+    for part in name.split("."):
+        node = next((n for n in body if getattr(n, "name", None) == part), None)
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef), f"{path} has no {name}"
+        body = node.body
+    assert node is not None
+    return [line.strip() for line in text.splitlines()[node.lineno - 1 : node.end_lineno]]
+
+
+def contains(source: list[str], quoted: list[str]) -> bool:
+    """Whether the quoted lines occur in order, those between two `…` in a row."""
+    at = 0
+    for part in "\n".join(line.strip() for line in quoted).split("…"):
+        lines = part.strip("\n").splitlines()
+        starts = [i for i in range(at, len(source) - len(lines) + 1) if source[i : i + len(lines)] == lines]
+        if not starts:
+            return False
+        at = starts[0] + len(lines)
+    return True
+
+
+@pytest.mark.parametrize(("path", "name", "lines"), quotations(), ids=lambda value: value if isinstance(value, str) else "")
+def test_quoted_lines_are_in_the_source(path: str, name: str, lines: list[str]) -> None:
+    assert lines
+    assert contains(source_lines(path, name), lines), f"{name} in {path} no longer has the lines quoted in the documents"
+
+
+def test_a_quotation_that_went_stale_is_seen() -> None:
+    path, name, lines = next(q for q in quotations() if q[1] == "_accepted")
+    source = source_lines(path, name)
+    assert not contains(source, [lines[0].replace("target[", "draft["), *lines[1:]])
+    assert not contains(source, lines[::-1])
+    assert not contains(source[:-1], lines)
+
+
+def test_every_python_block_is_a_quotation_or_an_example() -> None:
+    """Otherwise nothing would check it."""
+    for page in PAGES:
+        for block in BLOCK.findall(page.read_text()):
+            assert QUOTED.match(block) or block.startswith(">>>"), block
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_examples_print_what_they_say(page: Path) -> None:
+    examples = "\n".join(block for block in BLOCK.findall(page.read_text()) if block.startswith(">>>"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, page.name, str(page), 0)
+    wanted = {"how-it-works.md": 5, "proof.md": 8, "closed-forms.md": 0}[page.name]
+    assert len(test.examples) >= wanted
+    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files exist; anchors are headings; a link whose text is code names something in the linked Python file."""
+    for text, target in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.is_file(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings], target
+        name = text.strip("`")
+        if text.startswith("`") and path.suffix == ".py" and not name.endswith(".py"):
+            module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+            assert module.endswith(name) or re.search(
+                rf"^(def|class) {re.escape(name)}\b", path.read_text(), re.MULTILINE
+            ), text
+
+
+def test_tests_that_the_documents_name_exist() -> None:
+    every = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    for page in PAGES:
+        for name in set(re.findall(r"`(test_\w+)`", page.read_text())):
+            assert f"def {name}(" in every or (ROOT / "tests" / f"{name}.py").is_file(), name
+
+
+def test_the_summary_of_the_printed_numbers_is_todays() -> None:
+    text = (ROOT / "docs" / "closed-forms.md").read_text()
+    for table in tables():
+        assert f"| {table.summary()} |" in text, table.name
+    assert all(f"*{name}*" in " ".join(text.split()) for name in MEANING)
+
+
+def test_every_figure_is_named_in_the_documents() -> None:
+    text = (ROOT / "docs" / "closed-forms.md").read_text()
+    assert all(f"`{name}`" in text for name in [*MAKERS, *pictures()])
+
+
+def test_committed_pictures_are_of_todays_numbers() -> None:
+    """By the fingerprint of the data, which does not depend on matplotlib's version."""
+    drawn = {picture.name: picture.digest() for picture in pictures().values()}
+    committed = sorted((ROOT / "docs" / "images").glob("*.svg"))
+    for path in committed:
+        digest = drawn[path.stem] if path.stem in drawn else figures([path.stem])[0].digest()
+        assert f'data-digest="{digest}"' in path.read_text(), f"{path.name} is old: see docs/how-it-works.md, The pictures"
+    shown = {name for page in PAGES for name in re.findall(r"\(images/([\w-]+)\.svg\)", page.read_text())}
+    assert shown == {path.stem for path in committed}
+    command = (ROOT / "docs" / "how-it-works.md").read_text()
+    assert shown == set(re.findall(r"--figure ([\w-]+)", command.split("## The pictures")[1]))
