@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 import outrider
+from outrider.bench.acceptance import read
 from outrider.bench.chinchilla import MEASURED, alpha_for, redrawn
 from outrider.bench.contest import Setting
 from outrider.bench.sweep import SweepRun, Tables, percentiles, summarise
+from outrider.choices import make_drafter
 from outrider.cli.main import cli
 from outrider.costs import Costs
+from outrider.drafters import ModelDrafter, PromptLookupDrafter
 from outrider.errors import ParameterError
+from outrider.models.table import TableModel
+from outrider.sampling import SamplingSettings
 from outrider.theory import expected_tokens, walltime_factor
 
 GREEDY, SAMPLED = Setting(0.0, 1.0), Setting(1.0, 1.0)
@@ -165,3 +171,79 @@ def test_lengths_out_of_range_are_refused(bad: str) -> None:
 def test_runs_are_told_apart_by_their_prompt() -> None:
     run = made(1, [[1, 0, 0, 1.0, None]])
     assert run.key != replace(run, digest="y").key
+
+
+# alpha, position by position
+
+
+P = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.2, 0.6, 0.2]], dtype=torch.float64)
+Q = torch.tensor([[0.4, 0.5, 0.1], [0.2, 0.1, 0.7], [0.2, 0.6, 0.2]], dtype=torch.float64)
+CHANCE = SamplingSettings(temperature=1.0)
+
+
+def test_betas_of_two_tables_by_hand() -> None:
+    target, draft, text = TableModel(P), ModelDrafter(TableModel(Q), step_seconds=0.0), [1, 2, 2, 0]
+    betas, offered = read(cast(Any, target), draft, CHANCE, [0], text)
+    before = [0, *text[:-1]]
+    assert betas == pytest.approx(torch.minimum(P, Q).sum(-1)[before].tolist())
+    assert offered == 4
+    greedy, _ = read(cast(Any, target), draft, SamplingSettings(), [0], text)
+    assert greedy == [float(P[token].argmax() == Q[token].argmax()) for token in before]
+
+
+def test_a_copy_is_a_point_mass_and_offers_nothing_without_a_match() -> None:
+    betas, offered = read(cast(Any, TableModel(P)), PromptLookupDrafter(), CHANCE, [0], [1, 0, 1, 0])
+    assert offered == 2
+    # Nothing to copy at first; then after 0 comes 1, after 1 comes 0.
+    assert betas == pytest.approx([0.0, 0.0, 0.3, 0.1])
+
+
+@pytest.mark.parametrize("spec", ["self", "early-exit:layers=1", "suffix", "random"])
+def test_teacher_forced_betas_are_those_that_the_decoder_reports(target_folder: Path, spec: str) -> None:
+    """Where a round of `generate` begins, it reports the same beta as the walk along its text."""
+    model = outrider.load(target_folder, dtype="float64")
+    draft: Any = outrider.load(target_folder, dtype="float64") if spec == "self" else spec
+    drafter = make_drafter(draft, model)
+    assert drafter is not None
+    prompt = model.tokenizer.encode("the quick brown fox the quick brown")
+    made = outrider.generate(
+        model,
+        prompt,
+        draft=drafter,
+        num_draft_tokens=1,
+        max_new_tokens=20,
+        temperature=1.0,
+        seed=5,
+        betas=True,
+        ignore_eos=True,
+    )
+    betas, _ = read(model, drafter, CHANCE, prompt, made.tokens)
+    at = 0
+    for record in made.rounds:
+        if record.betas:
+            assert betas[at] == pytest.approx(record.betas[0], abs=1e-9)
+        at += len(record.tokens)
+    if spec == "self":
+        assert betas == pytest.approx([1.0] * 20)
+
+
+def test_the_alpha_command(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "runs.jsonl"
+    options = ["bench", "alpha", "--target", str(target_folder), "--draft", str(target_folder), "--draft", str(draft_folder)]
+    options += ["--draft", "prompt-lookup", "--dtype", "float64", "--task", "chat", "--prompts", "2"]
+    options += ["--max-new-tokens", "16", "--log", str(log)]
+    result = CliRunner().invoke(cli, [*options, "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["setting"] for row in rows] == ["greedy"] * 3 + ["temperature 1, top-p 1"] * 3
+    same, other, copies = rows[3:]
+    assert same["alpha"]["value"] == pytest.approx(1.0)
+    assert 0.0 < other["alpha"]["value"] < 1.0
+    assert other["deviation"] > 0.0
+    assert copies["offered"] < 1.0
+    assert rows[0]["alpha"]["value"] == 1.0
+    kept = log.read_text()
+    assert len(kept.splitlines()) == 1 + 2 * 2 * 4
+    table = CliRunner().invoke(cli, options)
+    assert "alpha (95 %)" in table.stdout
+    assert log.read_text() == kept

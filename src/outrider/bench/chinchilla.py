@@ -15,7 +15,10 @@ TARGET_MS = 14.1
 DRAFT_MS = 1.8
 TOKENS_PER_LOOP = {"HumanEval": 0.8 * 5, "XSum": 0.62 * 5}  # at K = 4
 MEASURED = {"HumanEval": 2.46, "XSum": 1.92}  # Table 1, nucleus, K = 4
-REMARKS = "Chen: the speed-up levels off or falls as K grows (XSum is best at K = 3), and its variance grows with K"
+REMARKS = (
+    "Chen: the speed-up levels off or falls as K grows (XSum is best at K = 3), and its variance grows with K; redrawn from "
+    "14.1 ms, 1.8 ms a drafted token and the tokens per loop at K = 4, where 2.46× (HumanEval) and 1.92× (XSum) were found"
+)
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,13 @@ _SOURCE = (
         "--data", type=click.Path(path_type=Path), help="The task's data: .jsonl, .csv or .parquet, not the hub's."
     ),
     click.option("--prompt-column", metavar="NAME", help="Where the data has its prompts; the task's own if not given."),
-    click.option("--reference-column", metavar="NAME", help="Where it has its references."),
     click.option(
         "--prompts", default="20", show_default=True, metavar="N|FIRST-LAST", help="The first N, or a range from 0."
     ),
     click.option("--raw", is_flag=True, help="Continue the bare text, even where the model has a chat template."),
+)
+_SCORING = (
+    click.option("--reference-column", metavar="NAME", help="Where the data has its references."),
     click.option("--metric", help="pass@1, rouge2, bleu, exact, perplexity or none  [default: the task's]"),
 )
 _SAMPLING = (
@@ -44,21 +46,32 @@ _LOG = (
     click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
 )
-_SOURCE_NAMES = ("task", "data", "prompt_column", "reference_column", "prompts", "raw", "metric")
+_SOURCE_NAMES = ("task", "data", "prompt_column", "prompts", "raw")
+_SCORING_NAMES = ("reference_column", "metric")
 
 
 def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options above; the command gets `source` (a `Source`), `settings`, `log` and `as_json`."""
+    """Add what is asked, how it is sampled, and the log; the command gets `source`, `settings`, `log` and `as_json`."""
+    return _with_options(command, (*_SOURCE, *_SAMPLING, *_LOG), _SOURCE_NAMES, {"metric": "none"})
 
+
+def scored_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same where answers are scored, too."""
+    return _with_options(command, (*_SOURCE, *_SCORING, *_SAMPLING, *_LOG), (*_SOURCE_NAMES, *_SCORING_NAMES), {})
+
+
+def _with_options(
+    command: Callable[..., Any], options: tuple[Any, ...], names: tuple[str, ...], fixed: dict[str, Any]
+) -> Callable[..., Any]:
     @wraps(command)
     def with_choice(temperature: tuple[float, ...], top_p: float, **given: Any) -> Any:
         from outrider.bench.examples import Source
 
-        source = Source(**{name: given.pop(name) for name in _SOURCE_NAMES})
+        source = Source(**{name: given.pop(name) for name in names}, **fixed)
         return command(source=source, settings=make_settings(temperature, top_p), **given)
 
     wrapped: Callable[..., Any] = with_choice
-    for option in reversed((*_SOURCE, *_SAMPLING, *_LOG)):
+    for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped
 

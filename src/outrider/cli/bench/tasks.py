@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, experiment_options, track
+from outrider.cli.bench.choices import about_source, check_length, scored_options, track
 from outrider.cli.models import ModelChoice, model_options
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
-@experiment_options
+@scored_options
 @click.option("--num-draft-tokens", multiple=True, type=int, help="Fixed draft lengths  [default: adaptive]")
 @click.option("--max-new-tokens", type=int, help="Tokens of an answer at most  [default: 128; humaneval 512]")
 @click.option("--samples", default=1, show_default=True, help="Answers to each prompt where the temperature is not 0.")
