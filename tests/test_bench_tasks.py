@@ -104,6 +104,10 @@ def test_nested_columns_and_columns_of_ones_own(tmp_path: Path) -> None:
     path.write_text(json.dumps({"translation": {"en": "Good day", "de": "Guten Tag"}, "id": "a"}))
     (nested,) = load_examples(Source("wmt", path))
     assert (nested.name, nested.prompt, nested.reference) == ("a", "Good day", "Guten Tag")
+    path.write_text(json.dumps({"article": "Long.", "highlights": "Short.", "id": "b"}))
+    (news,) = load_examples(Source("cnn_dailymail", path))
+    assert (news.name, news.prompt, news.reference) == ("b", "Long.", "Short.")
+    path.write_text(json.dumps({"translation": {"en": "Good day", "de": "Guten Tag"}}))
     (other,) = load_examples(Source(f"jsonl:{path}", prompt_column="translation.de"))
     assert (other.prompt, other.reference) == ("Guten Tag", None)
 
@@ -235,6 +239,14 @@ def test_programs_pass_fail_and_are_stopped() -> None:
     assert run_tests(problem, "    this is no code\n").startswith("failed")
 
 
+def test_an_answer_is_judged_by_the_tests_of_its_problem() -> None:
+    metric, problems = make_metric("pass@1", None, run_code=True), _problems()
+    assert metric is not None
+    solution = problems["HumanEval/1"]["canonical_solution"]
+    assert metric.sums(answer(solution, name="HumanEval/1")) == [1.0, 1.0]
+    assert metric.sums(answer(solution, name="HumanEval/2")) == [0.0, 1.0]
+
+
 def test_programs_see_no_environment_and_can_not_forge_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "x")
     problem = _problems()["HumanEval/0"]
@@ -253,10 +265,13 @@ def test_a_runner_that_runs_nothing_is_found_out() -> None:
 
 
 def test_code_is_executed_only_when_asked() -> None:
-    result = CliRunner().invoke(cli, ["bench", "tasks", "--prompts", "1", "--target", "/no/such/model"])
+    command = ["bench", "tasks", "--prompts", "1", "--target", "/no/such/model"]
+    result = CliRunner().invoke(cli, command)
     assert isinstance(result.exception, ParameterError)
     assert "--execute-generated-code" in str(result.exception)
     assert "\n" not in str(result.exception)
+    other = CliRunner().invoke(cli, [*command, "--task", "chat", "--metric", "pass@1", "--execute-generated-code"])
+    assert "pass@1 is for task humaneval" in str(other.exception)
 
 
 # The log

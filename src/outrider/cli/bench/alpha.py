@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def alpha(
     models: ModelChoice, source: Source, settings: list[Setting], log: Path | None, as_json: bool, max_new_tokens: int
 ) -> None:
-    """The acceptance rate alpha of each --draft, position by position on the target's own texts.
+    """The acceptance rate alpha of each --draft on its own, position by position on the target's own texts.
 
     Leviathan Table 3, where 10,000 tokens were read: models gave 0.5 to 0.9, bigrams about 0.2, and the sharper the law the
     higher. Give --draft several times; unigrams and bigrams are ngram:table=FILE,order=1 and order=2.
@@ -53,7 +53,8 @@ def alpha(
 
 
 def _print(rows: list[Row]) -> None:
-    click.echo(f"{'draft':36s} {'setting':24s}  {'alpha (95 %)':>24s}  sd of beta  offered  tokens")
+    width = max(len(row.draft) for row in rows)
+    click.echo(f"{'draft':{width}s} {'setting':24s}  {'alpha (95 %)':>24s}  sd of beta  offered  tokens")
     for row in rows:
         cells = f"{row.alpha!s:>24s}  {row.deviation:10.3f}  {row.offered:7.0%}  {row.tokens:6d}"
-        click.echo(f"{row.draft:36.36s} {row.setting:24.24s}  {cells}")
+        click.echo(f"{row.draft:{width}s} {row.setting:24.24s}  {cells}")

@@ -11,6 +11,7 @@ import click
 
 from outrider.cli.bench.choices import about_source, check_length, scored_options, track
 from outrider.cli.models import ModelChoice, model_options
+from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.bench.answers import Drafting, Row
@@ -38,9 +39,10 @@ def tasks(
     samples: int,
     execute_generated_code: bool,
 ) -> None:
-    """The papers' tasks, plain and with each --draft: quality, time per token, speed-up, acceptance.
+    """The papers' tasks, plain and with each --draft on its own: quality, time per token, speed-up, acceptance.
 
-    Leviathan Table 2, Chen Table 1. Quality has 95 % intervals, its difference to plain decoding a paired one.
+    Leviathan Table 2, Chen Table 1. Quality has 95 % intervals, its difference to plain decoding a paired one. Chen's
+    settings are --temperature 0.8 --top-p 0.95 --num-draft-tokens 4 for humaneval, --temperature 1 --top-p 0.8 for xsum.
     """
     from outrider.bench.answers import Plan, measure, summarise
     from outrider.bench.examples import load_examples
@@ -51,6 +53,8 @@ def tasks(
     check_length("max_new_tokens", max_new_tokens, 1)
     check_length("samples", samples, 1)
     kind, examples = source.kind, load_examples(source)
+    if source.scored_by == "pass@1" and source.name != "humaneval":
+        raise ParameterError(f"metric pass@1 is for task humaneval, got task {source.name}")
     if source.scored_by == "pass@1":
         make_metric("pass@1", None, execute_generated_code)  # refused before any model is loaded
     plan = Plan(kind, examples, settings, max_new_tokens or kind.max_new_tokens, samples)
@@ -91,22 +95,23 @@ def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...])
 
 
 def _print(rows: list[Row], metric: Metric | None) -> None:
+    width = max(len(row.drafting) for row in rows)
     for setting in dict.fromkeys(row.setting for row in rows):
         click.echo(f"\n{setting}")
         quality = "" if metric is None else f"  {metric.name + ' (95 %)':>24s}  {'difference to plain':>24s}"
-        click.echo(f"  {'draft':32s}{quality}  ms/token  {'speed-up (quartiles)':>22s}  alpha  tokens/round  identical")
+        click.echo(f"  {'draft':{width}s}{quality}  ms/token  {'speed-up (quartiles)':>22s}  alpha  tokens/round  identical")
         for row in (row for row in rows if row.setting == setting):
-            click.echo(_line(row, metric))
+            click.echo(_line(row, metric, width))
             for name, parted in row.divergences.items():
                 click.echo(f"    {name}: {parted}")
 
 
-def _line(row: Row, metric: Metric | None) -> str:
+def _line(row: Row, metric: Metric | None, width: int) -> str:
     quality = "" if metric is None else f"  {row.quality!s:>24s}  {row.against_plain or '—'!s:>24s}"
     speedup = "1" if row.speedup is None else str(row.speedup)
     alpha = "    —" if row.acceptance_rate is None else f"{row.acceptance_rate:5.2f}"
     same = "" if row.identical is None else f"{row.identical} of {row.prompts}"
     line = (
-        f"  {row.drafting:32.32s}{quality}  {row.ms_per_token:8.2f}  {speedup:>22s}  {alpha}  {row.tokens_per_round:12.2f}"
+        f"  {row.drafting:{width}s}{quality}  {row.ms_per_token:8.2f}  {speedup:>22s}  {alpha}  {row.tokens_per_round:12.2f}"
     )
     return f"{line}  {same:>9s}".rstrip()
