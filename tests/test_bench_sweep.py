@@ -15,7 +15,8 @@ import outrider
 from outrider.bench.acceptance import read
 from outrider.bench.chinchilla import MEASURED, alpha_for, redrawn
 from outrider.bench.contest import Setting
-from outrider.bench.sweep import SweepRun, Tables, percentiles, summarise
+from outrider.bench.sweep import SweepRun
+from outrider.bench.sweep_summary import Tables, percentiles, summarise
 from outrider.choices import make_drafter
 from outrider.cli.main import cli
 from outrider.costs import Costs
@@ -146,6 +147,9 @@ def test_an_interrupted_sweep_goes_on_from_its_log(target_folder: Path, draft_fo
     refused = command(target_folder, draft_folder, *options, "--max-new-tokens", "13")
     assert isinstance(refused.exception, ParameterError)
     assert "max_new_tokens: 12 there, 13 here" in str(refused.exception)
+    log.write_text(log.read_text().replace('"machine": ["', '"machine": ["another '))
+    elsewhere = command(target_folder, draft_folder, *options)
+    assert "other settings (machine: " in str(elsewhere.exception)
 
 
 def test_the_table_has_measured_and_predicted_side_by_side(target_folder: Path, draft_folder: Path) -> None:

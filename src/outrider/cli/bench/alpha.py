@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, experiment_options, track
+from outrider.cli.bench.choices import about_source, check_length, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 
 if TYPE_CHECKING:
@@ -33,14 +33,13 @@ def alpha(
     from outrider.bench.acceptance import measure, summarise
     from outrider.bench.examples import load_examples
     from outrider.bench.machine import machine
-    from outrider.bench.run_log import RunLog
 
     check_length("max_new_tokens", max_new_tokens, 1)
     kind, examples = source.kind, load_examples(source)
     target = models.load_target()
     about: dict[str, object] = {"bench": "alpha", "target": target.name, "dtype": target.dtype_name}
     about |= {"device": str(target.device), **about_source(source), "max_new_tokens": max_new_tokens}
-    kept = RunLog(log, about)
+    kept = open_log(log, about)
     drafts = {spec: models.load_one_draft(spec, target) for spec in dict.fromkeys(models.draft)}
     steps = measure(target, drafts, kind, examples, settings, max_new_tokens, kept)
     rows = summarise(track(steps, "Reading", len(examples) * len(settings) * (1 + len(drafts))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from outrider.errors import ParameterError
 if TYPE_CHECKING:
     from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
+    from outrider.bench.run_log import RunLog
 
 T = TypeVar("T")
 _SOURCE = (
@@ -96,6 +97,15 @@ def about_source(source: Source) -> dict[str, object]:
         "raw": source.raw,
         "metric": source.scored_by,
     }
+
+
+def open_log(path: Path | None, about: Mapping[str, object]) -> RunLog:
+    """The log of an experiment; runs of another machine or another number of threads are not mixed with this one's."""
+    from outrider.bench.machine import machine
+    from outrider.bench.run_log import RunLog
+
+    here = machine()
+    return RunLog(path, {**about, "machine": [here[name] for name in ("processor", "threads", "device")]})
 
 
 def check_length(name: str, value: int | None, low: int, high: int | None = None) -> None:

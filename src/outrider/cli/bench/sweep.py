@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, experiment_options, track
+from outrider.cli.bench.choices import about_source, check_length, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
-    from outrider.bench.sweep import LengthRow, Sweep
+    from outrider.bench.sweep_summary import LengthRow, Sweep
 
 
 @click.command()
@@ -39,8 +39,8 @@ def sweep(
     """
     from outrider.bench.examples import load_examples, prompt_tokens
     from outrider.bench.machine import machine
-    from outrider.bench.run_log import RunLog
-    from outrider.bench.sweep import Tables, measure, summarise
+    from outrider.bench.sweep import measure
+    from outrider.bench.sweep_summary import Tables, summarise
     from outrider.costs import measured_costs
 
     check_length("max_new_tokens", max_new_tokens, 1)
@@ -54,7 +54,7 @@ def sweep(
         "dtype": target.dtype_name,
     }
     about |= {"device": str(target.device), **about_source(source), "max_new_tokens": max_new_tokens}
-    kept = RunLog(log, about)
+    kept = open_log(log, about)
     steps = measure(target, draft, kind, examples, settings, asked, max_new_tokens, kept)
     runs = track(steps, "Sweeping", len(examples) * len(settings) * len(asked))
     draft.bind(target)

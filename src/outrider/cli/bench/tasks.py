@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, scored_options, track
+from outrider.cli.bench.choices import about_source, check_length, open_log, scored_options, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
@@ -48,7 +48,6 @@ def tasks(
     from outrider.bench.examples import load_examples
     from outrider.bench.machine import machine
     from outrider.bench.quality import make_metric
-    from outrider.bench.run_log import RunLog
 
     check_length("max_new_tokens", max_new_tokens, 1)
     check_length("samples", samples, 1)
@@ -67,7 +66,7 @@ def tasks(
         "device": str(target.device),
     }
     about |= {**about_source(source), "max_new_tokens": plan.max_new_tokens}
-    kept = RunLog(log, about)
+    kept = open_log(log, about)
     draftings = _draftings(models, target, num_draft_tokens)
     runs = track(measure(target, draftings, plan, metric, kept), "Answering", plan.count(len(draftings)))
     rows = summarise(runs, plan, target, metric)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import check_length, track
+from outrider.cli.bench.choices import check_length, open_log, track
 from outrider.cli.models import ModelChoice
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def toyllm(
 ) -> None:
     """The toyllm article's experiment (GPT-2 XL with GPT-2, one prompt, greedy), its 2.12× beside ours."""
     from outrider.bench.machine import machine
-    from outrider.bench.run_log import RunLog
     from outrider.bench.toyllm import Article, measure, new_tokens, reproduce
 
     check_length("num_draft_tokens", lookahead, 1, 64)
@@ -50,7 +49,7 @@ def toyllm(
     drafter = models.load_draft(model)
     about: dict[str, object] = {"bench": "toyllm", "target": model.name, "draft": drafter.name, "dtype": model.dtype_name}
     about |= {"device": str(model.device), "num_draft_tokens": lookahead, "total_tokens": total_tokens}
-    kept = RunLog(log, about)
+    kept = open_log(log, about)
     runs = track(measure(model, drafter, lookahead, total_tokens, repetitions, kept), "Running", 2 * repetitions)
     drafter.bind(model)
     drafter.measure()
