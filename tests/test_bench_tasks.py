@@ -350,10 +350,18 @@ def test_unconditional_text_has_its_perplexity_on_both_sides(target_folder: Path
     assert drafted["against_plain"]["value"] == pytest.approx(drafted["quality"]["value"] - plain["quality"]["value"])
 
 
-def test_humaneval_runs_with_permission(target_folder: Path) -> None:
+def test_code_that_the_default_model_writes_is_run_and_passes() -> None:
+    """HumanEval/23, the length of a string, which SmolLM2 solves greedily."""
+    options = ["bench", "tasks", "--dtype", "float32", "--prompts", "23-23", "--max-new-tokens", "12", "--temperature", "0"]
+    rows = as_json(CliRunner().invoke(cli, [*options, "--execute-generated-code", "--json"]))["rows"]
+    assert [row["quality"]["value"] for row in rows] == [1.0, 1.0]
+    assert rows[1]["identical"] == 1
+
+
+def test_random_weights_write_no_code(target_folder: Path) -> None:
     options = ["--prompts", "23-23", "--temperature", "0", "--execute-generated-code", "--json"]
     rows = as_json(command(target_folder, *options))["rows"]
-    assert [row["quality"]["value"] for row in rows] == [0.0, 0.0]  # random weights write no code
+    assert [row["quality"]["value"] for row in rows] == [0.0, 0.0]
 
 
 def test_the_table_of_a_file_without_references(target_folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Prompts are zero-shot. A model with a chat template gets an instruction as a user's turn; a base model gets text to continue:
 an article and "TL;DR:" (Radford et al. 2019), or "English: … German:". Chen et al. 2023 gave Chinchilla one example first
 and Leviathan et al. 2022 fine-tuned T5, so scores are not theirs; what must agree is plain and speculative decoding.
-HumanEval is code to continue for every model, cut at the stop sequences of Chen et al. 2021 (Codex).
+HumanEval is code to continue for every model, cut at the stop sequences of Chen et al. 2021 (Codex). The prompt's last line
+break is left to the model, as in other harnesses: after it, many instruction-tuned models take the code to be finished.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def load_examples(source: Source) -> list[Example]:
     kind, (first, last) = source.kind, source.bounds
     if source.name == "humaneval":
         problems = human_eval(first, min(last, 163))
-        return [Example(task.name, task.prompt, first + i) for i, task in enumerate(problems)]
+        return [Example(task.name, task.prompt.rstrip(), first + i) for i, task in enumerate(problems)]
     if source.name == "lm1b":
         return [Example(f"text {i}", "", i) for i in range(first, last + 1)]
     rows = _rows(source, kind, last + 1)
