@@ -371,6 +371,10 @@ def test_the_table_of_a_file_without_references(target_folder: Path, tmp_path: P
     assert result.exit_code == 0, result.output
     assert "2 of 2" in result.stdout
     assert "pass@1" not in result.stdout
+    assert "too narrow" not in result.stdout  # no intervals without a metric
+    path.write_text('{"prompt": "the quick", "reference": "fox"}\n')
+    scored = command(target_folder, "--task", f"jsonl:{path}", "--metric", "exact", "--temperature", "0")
+    assert "intervals from 1 prompts are too narrow" in scored.stdout
 
 
 @pytest.mark.parametrize(

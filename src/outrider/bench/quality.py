@@ -24,6 +24,7 @@ from outrider.models.base import TextModel
 
 METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
 RESAMPLES = 2000
+FEW_PROMPTS = 20
 _INSTALL = "run `pip install 'outrider[bench]'`"
 Sums = NDArray[np.float64]
 

@@ -94,6 +94,8 @@ def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...])
 
 
 def _print(rows: list[Row], metric: Metric | None) -> None:
+    from outrider.bench.quality import FEW_PROMPTS
+
     width = max(len(row.drafting) for row in rows)
     for setting in dict.fromkeys(row.setting for row in rows):
         click.echo(f"\n{setting}")
@@ -103,6 +105,8 @@ def _print(rows: list[Row], metric: Metric | None) -> None:
             click.echo(_line(row, metric, width))
             for name, parted in row.divergences.items():
                 click.echo(f"    {name}: {parted}")
+    if metric is not None and rows[0].prompts < FEW_PROMPTS:
+        click.echo(f"\nintervals from {rows[0].prompts} prompts are too narrow: take {FEW_PROMPTS} or more")
 
 
 def _line(row: Row, metric: Metric | None, width: int) -> str:
