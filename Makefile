@@ -17,7 +17,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp
-	$(INSTALL) -e '.[dev,bench]'
+	$(INSTALL) -e '.[dev]'
 	touch $@
 
 # llama.cpp is compiled, for some minutes.

@@ -6,13 +6,13 @@ the prompt included, since other projects do not tell them apart.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.bench.tasks import Task
 from outrider.generation import generate
@@ -81,7 +81,8 @@ def measure(
     log: Path,
 ) -> Iterator[Run]:
     """Run everything that `log` (JSON lines) does not hold yet, append it there, and yield all runs."""
-    done = {(run.contender, run.setting, run.task): run for run in _read(log)}
+    kept = RunLog(log)
+    done = {(run.contender, run.setting, run.task): run for run in (Run(**entry) for entry in kept.entries)}
     entries = list(contenders.items())
     warm: set[str] = set()
     for number, task in enumerate(tasks):
@@ -95,8 +96,7 @@ def measure(
                         contender(prompt, setting, WARM_UP_TOKENS, 0)
                         warm.add(name)
                     done[key] = _timed(name, contender, prompt, setting, task, max_new_tokens, number)
-                    with log.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(done[key])) + "\n")
+                    kept.append(asdict(done[key]))
                 yield done[key]
 
 
@@ -104,12 +104,6 @@ def _timed(name: str, contender: Contender, prompt: list[int], setting: Setting,
     start = time.perf_counter()
     count, per_round, rate = contender(prompt, setting, tokens, seed)
     return Run(name, setting.name, task.name, count, time.perf_counter() - start, per_round, rate)
-
-
-def _read(log: Path) -> list[Run]:
-    if not log.exists():
-        return []
-    return [Run(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ the longest fixed length and the measured costs.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from outrider.bench.run_log import RunLog
 from outrider.bench.tasks import Task
 from outrider.costs import measured_costs
 from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
@@ -95,7 +95,8 @@ def measure(
 
     seeds: texts of each cell when sampling.
     """
-    done = {_key(run): run for run in _read(log)}
+    kept = RunLog(log)
+    done = {_key(run): run for run in map(_read, kept.entries)}
     for text in texts:
         for temperature in temperatures:
             for repetition in range(repetitions):
@@ -106,8 +107,7 @@ def measure(
                         made, count = drafters.get(drafter), seeds if temperature else 1
                         run = _run(target, (drafter, made), text, plan, max_new_tokens, count)
                         done[key] = run
-                        with log.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(asdict(run)) + "\n")
+                        kept.append(asdict(run))
                     yield done[key]
 
 
@@ -173,11 +173,8 @@ def _key(run: Run) -> tuple[str, str, float, str, int]:
     return run.text, run.drafter, run.temperature, run.policy, run.repetition
 
 
-def _read(log: Path) -> list[Run]:
-    if not log.exists():
-        return []
-    found = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line]
-    return [Run(**{**one, "lengths": {int(k): n for k, n in one["lengths"].items()}}) for one in found]
+def _read(entry: dict[str, Any]) -> Run:
+    return Run(**{**entry, "lengths": {int(k): n for k, n in entry["lengths"].items()}})
 
 
 def summarise(runs: Sequence[Run]) -> list[Cell]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import click
 
+from outrider.cli.bench.alpha import alpha
 from outrider.cli.bench.compare import peers, setups
 from outrider.cli.bench.drafters import drafters
 from outrider.cli.bench.lengths import lengths
 from outrider.cli.bench.parts import copying, precision, sampling
+from outrider.cli.bench.sweep import sweep
+from outrider.cli.bench.tasks import tasks
+from outrider.cli.bench.toyllm import toyllm
 
 
 @click.group()
@@ -15,5 +19,5 @@ def bench() -> None:
     """Measurements, each beside its baseline."""
 
 
-for _command in (sampling, copying, precision, peers, setups, drafters, lengths):
+for _command in (sampling, copying, precision, peers, setups, drafters, lengths, tasks, sweep, alpha, toyllm):
     bench.add_command(_command)

@@ -1,0 +1,172 @@
+"""alpha of drafts on the target's own texts, as Leviathan et al. measured it (Section 4.2, Table 3).
+
+The target writes texts by plain decoding under a sampling setting. Then each draft proposes one token at *every* position of
+them, and beta = sum min(target, draft) there is computed from both laws (Theorem 3.5), both standardised by the setting;
+alpha is the mean (Corollary 3.6). No token is drawn to be tested, so this has far less noise than accepted / tested, and
+unlike that, it doesn't depend on a draft length. A deterministic draft is a point mass: its beta is the target's probability
+of the token. A draft that offers nothing at a position has beta 0 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.bench.contest import Setting
+from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.quality import Estimate, Mean, estimate
+from outrider.bench.run_log import RunLog
+from outrider.device_data import pad_rows
+from outrider.draft_length import SimplePlan
+from outrider.drafters import Drafter
+from outrider.drafters.base import DraftContext
+from outrider.generation import generate
+from outrider.models.base import TextModel, fit_vocabulary
+from outrider.prefill import prefill
+from outrider.proposal import DraftRow, Proposal
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings, standardize
+from outrider.theory import acceptance_probability
+
+TEXT = ""  # the entry of a log that holds the target's text instead of a draft's betas
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A draft on one text, or the text itself (draft ""). betas: at each position; offered: positions with a proposal."""
+
+    example: str
+    digest: str
+    setting: str
+    draft: str
+    tokens: list[int]
+    betas: list[float]
+    offered: int
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.example, self.digest, self.setting, self.draft
+
+
+def measure(
+    target: TextModel,
+    drafts: Mapping[str, Drafter],
+    kind: TaskKind,
+    examples: Sequence[Example],
+    settings: Sequence[Setting],
+    max_new_tokens: int,
+    log: RunLog,
+) -> Iterator[Reading]:
+    """The text of each example and setting, then every draft on it; what the log holds is not done again."""
+    done = {one.key: one for one in (Reading(**entry) for entry in log.entries)}
+    for example in examples:
+        prompt = prompt_tokens(target, kind, example)
+        for setting in settings:
+            text: list[int] = []
+            for name in (TEXT, *drafts):
+                key = (example.name, example.digest, setting.name, name)
+                if key not in done:
+                    if name == TEXT:
+                        made = _write(target, prompt, setting, max_new_tokens, example.number)
+                        done[key] = Reading(*key, tokens=made, betas=[], offered=0)
+                    else:
+                        betas, offered = read(target, drafts[name], _sampling(setting), prompt, text, example.number)
+                        done[key] = Reading(*key, tokens=[], betas=betas, offered=offered)
+                    log.append(asdict(done[key]))
+                text = done[key].tokens or text
+                yield done[key]
+
+
+def _sampling(setting: Setting) -> SamplingSettings:
+    return SamplingSettings(temperature=setting.temperature, top_p=setting.top_p)
+
+
+def _write(target: TextModel, prompt: list[int], setting: Setting, tokens: int, seed: int) -> list[int]:
+    law = {"temperature": setting.temperature, "top_p": setting.top_p}
+    return generate(target, prompt, draft=None, max_new_tokens=tokens, seed=seed, **law).tokens  # type: ignore[call-overload,no-any-return]
+
+
+def read(
+    target: TextModel, drafter: Drafter, sampling: SamplingSettings, prompt: list[int], text: list[int], seed: int = 0
+) -> tuple[list[float], int]:
+    """The draft along the text, told the truth after each position. → beta of each, how many had an offer"""
+    drafter.bind(target)
+    drafter.measure()
+    sequence = target.open(reserve=len(prompt) + len(text))
+    row = DraftRow(list(prompt), len(prompt), RandomStream(seed), sequence)
+    context = DraftContext(sampling, target, target.vocab_size)
+    betas, offered = [], 0
+    try:
+        prefill(target, [sequence], [prompt[:-1]])
+        drafter.begin([row], context)
+        for token in text:
+            drafter.prospects(row)
+            proposal = drafter.propose([row], [SimplePlan(limit=1)], context)
+            law = standardize(_logits(target, row), sampling)
+            count = proposal.lengths[0]
+            betas.append(_beta(law, proposal) if count else 0.0)
+            offered += count
+            hit = bool(count) and int(proposal.tokens[0, 0]) == token
+            row.tokens.append(token)
+            drafter.observe([row], proposal.lengths, [int(hit)])
+    finally:
+        drafter.end(row)
+        sequence.close()
+    return betas, offered
+
+
+def _logits(target: TextModel, row: DraftRow) -> Tensor:
+    """Score the newest token. → [1, V]"""
+    scored = target.score([row.sequence], *pad_rows([row.tokens[-1:]], target.device), "last")
+    assert scored is not None
+    return fit_vocabulary(scored[:, 0], target.vocab_size)
+
+
+def _beta(law: Tensor, proposal: Proposal) -> float:
+    if proposal.probs is None:
+        return float(law[0, proposal.tokens[0, 0]])
+    return float(acceptance_probability(law.double(), proposal.probs[:, 0].double())[0])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A draft at a setting.
+
+    alpha: with its 95 % interval over texts. deviation: of beta between positions; the theory takes beta to be constant.
+    offered: the share of positions with a proposal.
+    """
+
+    setting: str
+    draft: str
+    texts: int
+    tokens: int
+    alpha: Estimate
+    deviation: float
+    offered: float
+
+
+def summarise(readings: Sequence[Reading]) -> list[Row]:
+    """A row per setting and draft, in the order they came."""
+    groups: dict[tuple[str, str], list[Reading]] = {}
+    for one in readings:
+        if one.draft != TEXT:
+            groups.setdefault((one.setting, one.draft), []).append(one)
+    settings = list(dict.fromkeys(setting for setting, _ in groups))
+    return [_row(*key, group) for setting in settings for key, group in groups.items() if key[0] == setting]
+
+
+def _row(setting: str, draft: str, readings: list[Reading]) -> Row:
+    betas = torch.tensor([beta for one in readings for beta in one.betas], dtype=torch.float64)
+    mean = Mean("alpha", lambda _: 0.0)  # only its way of adding up is needed
+    return Row(
+        setting=setting,
+        draft=draft,
+        texts=len(readings),
+        tokens=len(betas),
+        alpha=estimate(mean, [[sum(one.betas), float(len(one.betas))] for one in readings]),
+        deviation=float(betas.std(correction=0)),
+        offered=sum(one.offered for one in readings) / len(betas),
+    )

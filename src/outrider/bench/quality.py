@@ -1,0 +1,179 @@
+"""How good answers are, with intervals: ROUGE-2, BLEU, exact matches, perplexity under the target, tests passed.
+
+A metric turns an answer into a few *sums* (matches, lengths, a count of 1), and sums over many answers into a score. So the
+score of any resample of the prompts is a product with a matrix, and prompts with several answers are resampled whole.
+Intervals are percentile bootstraps over prompts (Efron 1979), paired for a difference: both sides of a resample have the
+same prompts. They cover the choice of prompts and the draws, 95 %, and are too narrow for fewer than about twenty prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.bench.examples import NEED_REFERENCES, Example
+from outrider.bench.precision import laws
+from outrider.errors import ParameterError
+from outrider.models.base import TextModel
+
+METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
+RESAMPLES = 2000
+FEW_PROMPTS = 20
+_INSTALL = "run `pip install 'outrider[bench]'`"
+Sums = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To one example. prompt, tokens: ids."""
+
+    example: Example
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+
+
+class Metric(Protocol):
+    """sums: of one answer, the same number for each. score: of added sums, [.., S] → [..]."""
+
+    @property
+    def name(self) -> str: ...
+
+    def sums(self, answer: Answer) -> list[float]: ...
+
+    def score(self, sums: Sums) -> Sums: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of a value that each answer has."""
+
+    name: str
+    judge: Callable[[Answer], float]
+
+    def sums(self, answer: Answer) -> list[float]:
+        return [self.judge(answer), 1.0]
+
+    def score(self, sums: Sums) -> Sums:
+        return np.asarray(sums[..., 0] / sums[..., 1])
+
+
+class Perplexity:
+    """exp of the mean negative log-probability of the answers' tokens under the bare target, temperature 1."""
+
+    name = "perplexity"
+
+    def __init__(self, target: TextModel) -> None:
+        self._target = target
+
+    def sums(self, answer: Answer) -> list[float]:
+        tokens = answer.prompt + answer.tokens
+        following = torch.tensor(tokens[1:])
+        parts, at = [], 0
+        for law in laws(self._target, tokens):
+            parts.append(law.cpu().double().gather(1, following[at : at + len(law)].unsqueeze(1)).squeeze(1))
+            at += len(law)
+        return [-float(torch.cat(parts)[len(answer.prompt) - 1 :].sum()), float(len(answer.tokens))]
+
+    def score(self, sums: Sums) -> Sums:
+        return np.exp(np.asarray(sums[..., 0] / sums[..., 1]))
+
+
+class Bleu:
+    """Corpus BLEU as sacrebleu computes it with its defaults (13a tokenisation, exponential smoothing), 0 … 100."""
+
+    name = "BLEU"
+
+    def __init__(self) -> None:
+        try:
+            from sacrebleu.metrics.bleu import BLEU
+        except ImportError:
+            raise ParameterError(f"BLEU needs sacrebleu: {_INSTALL}") from None
+        self._bleu: Any = BLEU()
+
+    def sums(self, answer: Answer) -> list[float]:
+        """Matches and n-grams for n = 1 … 4, lengths of answer and reference."""
+        found = self._bleu.corpus_score([answer.text.strip()], [[answer.example.reference]])
+        return [float(x) for x in (*found.counts, *found.totals, found.sys_len, found.ref_len)]
+
+    def score(self, sums: Sums) -> Sums:
+        rows: list[list[int]] = sums.reshape(-1, sums.shape[-1]).round().astype(int).tolist()
+        scores = [self._bleu.compute_bleu(r[:4], r[4:8], r[8], r[9], smooth_method="exp").score for r in rows]
+        return np.asarray(scores).reshape(sums.shape[:-1])
+
+
+def rouge2() -> Mean:
+    """F-measure of bigrams, stemmed, as T5 and Chen et al. report it (rouge-score), 0 … 1."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise ParameterError(f"ROUGE needs rouge-score: {_INSTALL}") from None
+    scorer = RougeScorer(["rouge2"], use_stemmer=True)
+    return Mean("ROUGE-2", lambda answer: float(scorer.score(answer.example.reference, answer.text)["rouge2"].fmeasure))
+
+
+def exact() -> Mean:
+    """The share of answers that equal their references, blanks at both ends left out."""
+    return Mean("exact", lambda answer: float(answer.text.strip() == (answer.example.reference or "").strip()))
+
+
+def make_metric(name: str, target: TextModel | None, run_code: bool = False) -> Metric | None:
+    """The metric of that name; None for "none". run_code: the user allows generated code to be executed."""
+    if name == "pass@1":
+        from outrider.bench.humaneval import passes
+
+        return Mean("pass@1", passes(run_code))
+    if name not in METRICS:
+        raise ParameterError(f"metric must be one of {', '.join(METRICS)}, got {name!r}")
+    if name == "perplexity":
+        return Perplexity(target) if target is not None else None
+    made: dict[str, Callable[[], Metric]] = {"rouge2": rouge2, "bleu": Bleu, "exact": exact}
+    return made[name]() if name in made else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{_digits(self.value)} ({_digits(self.low)} – {_digits(self.high)})"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def estimate(metric: Metric, sums: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
+    """The score of all prompts. sums: [N, S], of each prompt"""
+    return _interval(*_resampled(metric, sums, seed))
+
+
+def difference(
+    metric: Metric, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], seed: int = 0
+) -> Estimate:
+    """Our score less theirs over the same prompts. ours, theirs: [N, S], row by row of the same prompt"""
+    (value, samples), (other, others) = (_resampled(metric, side, seed) for side in (ours, theirs))
+    return _interval(value - other, samples - others)
+
+
+def _resampled(metric: Metric, sums: Sequence[Sequence[float]], seed: int) -> tuple[float, Sums]:
+    """The score, and that of `RESAMPLES` resamples, which a seed makes the same for both sides of a pair. → score, [B]"""
+    table = np.asarray(sums, dtype=np.float64)
+    count = len(table)
+    weights = np.random.default_rng(seed).multinomial(count, [1.0 / count] * count, size=RESAMPLES).astype(np.float64)
+    return float(metric.score(table.sum(0))), metric.score(weights @ table)
+
+
+def _interval(value: float, samples: Sums) -> Estimate:
+    low, high = np.quantile(samples, [0.025, 0.975]) if math.isfinite(value) else (math.nan, math.nan)
+    return Estimate(value, float(low), float(high))

@@ -1,0 +1,93 @@
+"""A log of runs as JSON lines, so that a measurement that was interrupted goes on where it stopped.
+
+The first line may say with which settings the runs were made; a log made with others is refused instead of mixed. A last
+line that was cut short (power, disk, kill) is dropped: its run is made again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ParameterError
+
+_HEADER = "settings"
+
+
+class RunLog:
+    """Runs as plain dictionaries, in the order they were made. entries: those made so far.
+
+    path: the file, made with its first line; None keeps nothing. settings: what all runs must share; None for logs whose
+    entries say everything themselves.
+    Raises `ParameterError` if the file is not such a log, or was made with other settings.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, object] | None = None) -> None:
+        self.path = path
+        self.entries: list[dict[str, Any]] = []
+        # Through JSON, since that is what a log that is read back holds (tuples are lists there).
+        self._settings = None if settings is None else json.loads(json.dumps(settings))
+        if path is not None:
+            self._open(path)
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Keep one run."""
+        self.entries.append(dict(entry))
+        if self.path is not None:
+            _write(self.path, entry)
+
+    def _open(self, path: Path) -> None:
+        lines, whole = _read(path)
+        made_with = lines.pop(0)[_HEADER] if lines and _HEADER in lines[0] else None
+        if lines or made_with is not None:
+            self._check(path, made_with)
+        if whole is not None:  # only now is it known to be a log, which may be changed
+            path.write_text(whole, encoding="utf-8")
+        if not lines and made_with is None and self._settings is not None:
+            _write(path, {_HEADER: self._settings})
+        self.entries = lines
+
+    def _check(self, path: Path, made_with: Any) -> None:
+        mine = self._settings
+        if (made_with is None) != (mine is None):
+            raise ParameterError(f"log {path} was made by another command: give another --log, or delete it")
+        if made_with != mine and made_with is not None and mine is not None:
+            differ = [name for name in {**made_with, **mine} if made_with.get(name) != mine.get(name)]
+            told = "; ".join(f"{name}: {made_with.get(name)!r} there, {mine.get(name)!r} here" for name in differ)
+            raise ParameterError(f"log {path} was made with other settings ({told}): give another --log, or delete it")
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """→ the lines; what the file should hold, if its last line was cut short"""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"log {path} can't be read: {error}") from None
+    found: list[dict[str, Any]] = []
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        entry = _parse(line)
+        if isinstance(entry, dict):
+            found.append(entry)
+        elif found and number == len(lines) and not line.endswith("\n"):
+            return found, "".join(lines[:-1])
+        elif line.strip():
+            raise ParameterError(f"log {path} is not a log of runs: line {number} is no JSON object")
+    return found, f"{text}\n" if text and not text.endswith("\n") else None
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _write(path: Path, entry: Mapping[str, Any]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        raise ParameterError(f"log {path} can't be written: {error}") from None

@@ -1,0 +1,102 @@
+"""Texts at every draft length K (Chen Figure 1, Leviathan Table 4); `sweep_summary` says what they show.
+
+Every prompt is answered at every K, the order rotating from prompt to prompt, after a warm-up of each; K = 0 is plain
+decoding. Answers have a fixed length (an end of sequence does not end them), as in Chen's "time to generate 128 tokens".
+Each round is kept, so that every figure follows from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.bench.contest import WARM_UP_TOKENS, Setting
+from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.run_log import RunLog
+from outrider.drafters import Drafter
+from outrider.generation import generate
+from outrider.models.base import TextModel
+from outrider.records import Round
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One answer at one K. rounds: [tokens kept, drafted, accepted, seconds, drafter or None] of each."""
+
+    example: str
+    digest: str
+    setting: str
+    length: int
+    prompt_tokens: int
+    tokens: list[int]
+    rounds: list[list[Any]]
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.example, self.digest, self.setting, self.length
+
+    @property
+    def seconds(self) -> float:
+        """Of decoding: reading the prompt left out."""
+        return sum(float(seconds) for _, _, _, seconds, _ in self.rounds)
+
+    def records(self) -> list[Round]:
+        """The rounds as the cost tables want them."""
+        found, at = [], 0
+        for kept, drafted, accepted, _, drafter in self.rounds:
+            found.append(Round(tuple(self.tokens[at : at + kept]), drafted, accepted, drafter))
+            at += kept
+        return found
+
+
+def measure(
+    target: TextModel,
+    draft: Drafter,
+    kind: TaskKind,
+    examples: Sequence[Example],
+    settings: Sequence[Setting],
+    lengths: Sequence[int],
+    max_new_tokens: int,
+    log: RunLog,
+) -> Iterator[SweepRun]:
+    """Run what the log does not hold yet, append it there, and yield all runs."""
+    done = {run.key: run for run in (SweepRun(**entry) for entry in log.entries)}
+    warm: set[int] = set()
+    for number, example in enumerate(examples):
+        turn = number % len(lengths)
+        for setting in settings:
+            for length in [*lengths[turn:], *lengths[:turn]]:
+                key = (example.name, example.digest, setting.name, length)
+                if key not in done:
+                    if length not in warm:
+                        _generate(target, draft, kind, example, setting, length, WARM_UP_TOKENS)
+                        warm.add(length)
+                    done[key] = _generate(target, draft, kind, example, setting, length, max_new_tokens)
+                    log.append(asdict(done[key]))
+                yield done[key]
+
+
+def _generate(
+    target: TextModel, draft: Drafter, kind: TaskKind, example: Example, setting: Setting, length: int, tokens: int
+) -> SweepRun:
+    result = generate(
+        target,
+        prompt_tokens(target, kind, example),
+        draft=draft if length else None,
+        num_draft_tokens=length,
+        max_new_tokens=tokens,
+        temperature=setting.temperature,
+        top_p=setting.top_p,
+        ignore_eos=True,
+        seed=example.number,
+    )
+    return SweepRun(
+        example=example.name,
+        digest=example.digest,
+        setting=setting.name,
+        length=length,
+        prompt_tokens=result.prompt_tokens,
+        tokens=result.tokens,
+        rounds=[[len(r.tokens), r.drafted, r.accepted, sum(r.seconds.values()), r.drafter] for r in result.rounds],
+    )

@@ -1,0 +1,59 @@
+"""`outrider bench alpha`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outrider.cli.bench.choices import about_source, check_length, experiment_options, open_log, track
+from outrider.cli.models import ModelChoice, model_options
+
+if TYPE_CHECKING:
+    from outrider.bench.acceptance import Row
+    from outrider.bench.contest import Setting
+    from outrider.bench.examples import Source
+
+
+@click.command()
+@model_options
+@experiment_options
+@click.option("--max-new-tokens", default=128, show_default=True, help="Tokens of each text at most.")
+def alpha(
+    models: ModelChoice, source: Source, settings: list[Setting], log: Path | None, as_json: bool, max_new_tokens: int
+) -> None:
+    """The acceptance rate alpha of each --draft on its own, position by position on the target's own texts.
+
+    Leviathan Table 3, where 10,000 tokens were read: models gave 0.5 to 0.9, bigrams about 0.2, and the sharper the law the
+    higher. Give --draft several times; unigrams and bigrams are ngram:table=FILE,order=1 and order=2.
+    """
+    from outrider.bench.acceptance import measure, summarise
+    from outrider.bench.examples import load_examples
+    from outrider.bench.machine import machine
+
+    check_length("max_new_tokens", max_new_tokens, 1)
+    kind, examples = source.kind, load_examples(source)
+    target = models.load_target()
+    about: dict[str, object] = {"bench": "alpha", "target": target.name, "dtype": target.dtype_name}
+    about |= {"device": str(target.device), **about_source(source), "max_new_tokens": max_new_tokens}
+    kept = open_log(log, about)
+    drafts = {spec: models.load_one_draft(spec, target) for spec in dict.fromkeys(models.draft)}
+    steps = measure(target, drafts, kind, examples, settings, max_new_tokens, kept)
+    rows = summarise(track(steps, "Reading", len(examples) * len(settings) * (1 + len(drafts))))
+    if as_json:
+        out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
+        click.echo(json.dumps(out))
+    else:
+        click.echo(f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} texts")
+        _print(rows)
+
+
+def _print(rows: list[Row]) -> None:
+    width = max(len(row.draft) for row in rows)
+    click.echo(f"{'draft':{width}s} {'setting':24s}  {'alpha (95 %)':>24s}  sd of beta  offered  tokens")
+    for row in rows:
+        cells = f"{row.alpha!s:>24s}  {row.deviation:10.3f}  {row.offered:7.0%}  {row.tokens:6d}"
+        click.echo(f"{row.draft:{width}s} {row.setting:24.24s}  {cells}")

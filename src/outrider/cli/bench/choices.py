@@ -1,0 +1,123 @@
+"""Options that the papers' experiments share: what is asked, how it is sampled, where the runs are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.bench.contest import Setting
+    from outrider.bench.examples import Source
+    from outrider.bench.run_log import RunLog
+
+T = TypeVar("T")
+_SOURCE = (
+    click.option(
+        "--task",
+        default="humaneval",
+        show_default=True,
+        metavar="NAME",
+        help="humaneval, xsum, cnn_dailymail, wmt (English–German), lm1b (unconditional), chat, or jsonl:FILE with a "
+        "{'prompt': …, 'reference': …} on each line.",
+    ),
+    click.option(
+        "--data", type=click.Path(path_type=Path), help="The task's data: .jsonl, .csv or .parquet, not the hub's."
+    ),
+    click.option("--prompt-column", metavar="NAME", help="Where the data has its prompts; the task's own if not given."),
+    click.option(
+        "--prompts", default="20", show_default=True, metavar="N|FIRST-LAST", help="The first N, or a range from 0."
+    ),
+    click.option("--raw", is_flag=True, help="Continue the bare text, even where the model has a chat template."),
+)
+_SCORING = (
+    click.option("--reference-column", metavar="NAME", help="Where the data has its references."),
+    click.option("--metric", help="pass@1, rouge2, bleu, exact, perplexity or none  [default: the task's]"),
+)
+_SAMPLING = (
+    click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True),
+    click.option("--top-p", type=float, default=1.0, show_default=True, help="Where the temperature is not 0."),
+)
+_LOG = (
+    click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+)
+_SOURCE_NAMES = ("task", "data", "prompt_column", "prompts", "raw")
+_SCORING_NAMES = ("reference_column", "metric")
+
+
+def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what is asked, how it is sampled, and the log; the command gets `source`, `settings`, `log` and `as_json`."""
+    return _with_options(command, (*_SOURCE, *_SAMPLING, *_LOG), _SOURCE_NAMES, {"metric": "none"})
+
+
+def scored_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same where answers are scored, too."""
+    return _with_options(command, (*_SOURCE, *_SCORING, *_SAMPLING, *_LOG), (*_SOURCE_NAMES, *_SCORING_NAMES), {})
+
+
+def _with_options(
+    command: Callable[..., Any], options: tuple[Any, ...], names: tuple[str, ...], fixed: dict[str, Any]
+) -> Callable[..., Any]:
+    @wraps(command)
+    def with_choice(temperature: tuple[float, ...], top_p: float, **given: Any) -> Any:
+        from outrider.bench.examples import Source
+
+        source = Source(**{name: given.pop(name) for name in names}, **fixed)
+        return command(source=source, settings=make_settings(temperature, top_p), **given)
+
+    wrapped: Callable[..., Any] = with_choice
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def make_settings(temperatures: tuple[float, ...], top_p: float) -> list[Setting]:
+    """A setting per temperature. Raises `ParameterError` for what can't be sampled with."""
+    from outrider.bench.contest import Setting
+    from outrider.sampling import SamplingSettings
+
+    for temperature in temperatures:
+        SamplingSettings(temperature=temperature, top_p=top_p)
+    return [Setting(t, top_p if t else 1.0) for t in dict.fromkeys(temperatures)]
+
+
+def about_source(source: Source) -> dict[str, object]:
+    """What a log of runs must agree on."""
+    return {
+        "task": source.name,
+        "data": str(source.file) if source.file else None,
+        "prompt_column": source.prompt_column,
+        "reference_column": source.reference_column,
+        "raw": source.raw,
+        "metric": source.scored_by,
+    }
+
+
+def open_log(path: Path | None, about: Mapping[str, object]) -> RunLog:
+    """The log of an experiment; runs of another machine or another number of threads are not mixed with this one's."""
+    from outrider.bench.machine import machine
+    from outrider.bench.run_log import RunLog
+
+    here = machine()
+    return RunLog(path, {**about, "machine": [here[name] for name in ("processor", "threads", "device")]})
+
+
+def check_length(name: str, value: int | None, low: int, high: int | None = None) -> None:
+    """A whole number in its range, or nothing."""
+    if value is not None and (value < low or (high is not None and value > high)):
+        asked = f"{low} or more" if high is None else f"in {low} … {high}"
+        raise ParameterError(f"{name} must be {asked}, got {value}")
+
+
+def track(steps: Iterable[T], what: str, total: int) -> list[T]:
+    """Collect what is measured while a bar on standard error counts it."""
+    from rich.console import Console
+    from rich.progress import track as rich_track
+
+    return list(rich_track(steps, what, total=total, console=Console(stderr=True)))

@@ -1,0 +1,120 @@
+"""`outrider bench tasks`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outrider.cli.bench.choices import about_source, check_length, open_log, scored_options, track
+from outrider.cli.models import ModelChoice, model_options
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.bench.answers import Drafting, Row
+    from outrider.bench.contest import Setting
+    from outrider.bench.examples import Source
+    from outrider.bench.quality import Metric
+    from outrider.models.base import TextModel
+
+
+@click.command()
+@model_options
+@scored_options
+@click.option("--num-draft-tokens", multiple=True, type=int, help="Fixed draft lengths  [default: adaptive]")
+@click.option("--max-new-tokens", type=int, help="Tokens of an answer at most  [default: 128; humaneval 512]")
+@click.option("--samples", default=1, show_default=True, help="Answers to each prompt where the temperature is not 0.")
+@click.option("--execute-generated-code", is_flag=True, help="humaneval: run what the model writes (no sandbox).")
+def tasks(
+    models: ModelChoice,
+    source: Source,
+    settings: list[Setting],
+    log: Path | None,
+    as_json: bool,
+    num_draft_tokens: tuple[int, ...],
+    max_new_tokens: int | None,
+    samples: int,
+    execute_generated_code: bool,
+) -> None:
+    """The papers' tasks, plain and with each --draft on its own: quality, time per token, speed-up, acceptance.
+
+    Leviathan Table 2, Chen Table 1. Quality has 95 % intervals, its difference to plain decoding a paired one. Chen's
+    settings are --temperature 0.8 --top-p 0.95 --num-draft-tokens 4 for humaneval, --temperature 1 --top-p 0.8 for xsum.
+    """
+    from outrider.bench.answers import Plan, measure, summarise
+    from outrider.bench.examples import load_examples
+    from outrider.bench.machine import machine
+    from outrider.bench.quality import make_metric
+
+    check_length("max_new_tokens", max_new_tokens, 1)
+    check_length("samples", samples, 1)
+    kind, examples = source.kind, load_examples(source)
+    if source.scored_by == "pass@1" and source.name != "humaneval":
+        raise ParameterError(f"metric pass@1 is for task humaneval, got task {source.name}")
+    if source.scored_by == "pass@1":
+        make_metric("pass@1", None, execute_generated_code)  # refused before any model is loaded
+    plan = Plan(kind, examples, settings, max_new_tokens or kind.max_new_tokens, samples)
+    target = models.load_target()
+    metric = make_metric(source.scored_by, target, execute_generated_code)
+    about: dict[str, object] = {
+        "bench": "tasks",
+        "target": target.name,
+        "dtype": target.dtype_name,
+        "device": str(target.device),
+    }
+    about |= {**about_source(source), "max_new_tokens": plan.max_new_tokens}
+    kept = open_log(log, about)
+    draftings = _draftings(models, target, num_draft_tokens)
+    runs = track(measure(target, draftings, plan, metric, kept), "Answering", plan.count(len(draftings)))
+    rows = summarise(runs, plan, target, metric)
+    if as_json:
+        out = {**about, "prompts": len(examples), "samples": samples, "rows": [asdict(row) for row in rows], **machine()}
+        click.echo(json.dumps(out))
+    else:
+        click.echo(f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} prompts")
+        _print(rows, metric)
+
+
+def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...]) -> list[Drafting]:
+    """Plain decoding, and each draft at each length."""
+    from outrider.bench.answers import PLAIN, Drafting
+
+    for one in lengths:
+        check_length("num_draft_tokens", one, 1, 64)
+    found = [Drafting(PLAIN, None)]
+    for spec in dict.fromkeys(models.draft):
+        drafter = models.load_one_draft(spec, target)
+        asked: list[int | None] = [*dict.fromkeys(lengths)]
+        for length in asked or [None]:
+            found.append(Drafting(f"{spec}, {'adaptive' if length is None else f'K = {length}'}", drafter, length))
+    return found
+
+
+def _print(rows: list[Row], metric: Metric | None) -> None:
+    from outrider.bench.quality import FEW_PROMPTS
+
+    width = max(len(row.drafting) for row in rows)
+    for setting in dict.fromkeys(row.setting for row in rows):
+        click.echo(f"\n{setting}")
+        quality = "" if metric is None else f"  {metric.name + ' (95 %)':>24s}  {'difference to plain':>24s}"
+        click.echo(f"  {'draft':{width}s}{quality}  ms/token  {'speed-up (quartiles)':>22s}  alpha  tokens/round  identical")
+        for row in (row for row in rows if row.setting == setting):
+            click.echo(_line(row, metric, width))
+            for name, parted in row.divergences.items():
+                click.echo(f"    {name}: {parted}")
+    if metric is not None and rows[0].prompts < FEW_PROMPTS:
+        click.echo(f"\nintervals from {rows[0].prompts} prompts are too narrow: take {FEW_PROMPTS} or more")
+
+
+def _line(row: Row, metric: Metric | None, width: int) -> str:
+    quality = "" if metric is None else f"  {row.quality!s:>24s}  {row.against_plain or '—'!s:>24s}"
+    speedup = "1" if row.speedup is None else str(row.speedup)
+    alpha = "    —" if row.acceptance_rate is None else f"{row.acceptance_rate:5.2f}"
+    same = "" if row.identical is None else f"{row.identical} of {row.prompts}"
+    line = (
+        f"  {row.drafting:{width}s}{quality}  {row.ms_per_token:8.2f}  {speedup:>22s}  {alpha}  {row.tokens_per_round:12.2f}"
+    )
+    return f"{line}  {same:>9s}".rstrip()
