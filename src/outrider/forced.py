@@ -23,6 +23,7 @@ from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
+from outrider.theory import acceptance_probability
 
 CHUNK = 32
 
@@ -56,6 +57,27 @@ def standardized_along(
             contexts = [Context(whole[: start + i], prompt_length) for i in range(len(logits))]
         yield standardize(logits, sampling, contexts)
         start += len(logits)
+
+
+def target_laws_along(
+    target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+) -> Iterator[Tensor]:
+    """The target's law of each new token. → [n, V] each, chunks as in `logits_along`"""
+    chunks = (chunk.clone() for chunk in logits_along(target, tokens, prompt_length))  # a draft may be the same model
+    return standardized_along(chunks, tokens, prompt_length, prompt_length, sampling)
+
+
+def betas_along(
+    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+) -> list[float]:
+    """Sum min(target, draft) at each new token (Leviathan Theorem 3.5); NaN where nothing is proposed."""
+    own = target_laws_along(target, tokens, prompt_length, sampling)
+    drafts = draft_laws_along(drafter, target, tokens, prompt_length, sampling)
+    return [
+        beta
+        for law, draft in zip(own, drafts, strict=True)
+        for beta in acceptance_probability(law.double(), draft.double()).tolist()
+    ]
 
 
 def draft_laws_along(

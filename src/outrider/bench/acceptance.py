@@ -9,27 +9,21 @@ of the token. A draft that offers nothing at a position has beta 0 there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor
 
 from outrider.bench.contest import Setting
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
 from outrider.bench.quality import Estimate, Mean, estimate
 from outrider.bench.run_log import RunLog
-from outrider.device_data import pad_rows
-from outrider.draft_length import SimplePlan
 from outrider.drafters import Drafter
-from outrider.drafters.base import DraftContext
+from outrider.forced import betas_along
 from outrider.generation import generate
-from outrider.models.base import TextModel, fit_vocabulary
-from outrider.prefill import prefill
-from outrider.proposal import DraftRow, Proposal
-from outrider.randomness import RandomStream
-from outrider.sampling import SamplingSettings, standardize
-from outrider.theory import acceptance_probability
+from outrider.models.base import TextModel
+from outrider.sampling import SamplingSettings
 
 TEXT = ""  # the entry of a log that holds the target's text instead of a draft's betas
 
@@ -73,7 +67,7 @@ def measure(
                         made = _write(target, prompt, setting, max_new_tokens, example.number)
                         done[key] = Reading(*key, tokens=made, betas=[], offered=0)
                     else:
-                        betas, offered = read(target, drafts[name], _sampling(setting), prompt, text, example.number)
+                        betas, offered = read(target, drafts[name], _sampling(setting), prompt, text)
                         done[key] = Reading(*key, tokens=[], betas=betas, offered=offered)
                     log.append(asdict(done[key]))
                 text = done[key].tokens or text
@@ -90,45 +84,13 @@ def _write(target: TextModel, prompt: list[int], setting: Setting, tokens: int, 
 
 
 def read(
-    target: TextModel, drafter: Drafter, sampling: SamplingSettings, prompt: list[int], text: list[int], seed: int = 0
+    target: TextModel, drafter: Drafter, sampling: SamplingSettings, prompt: list[int], text: list[int]
 ) -> tuple[list[float], int]:
-    """The draft along the text, told the truth after each position. → beta of each, how many had an offer"""
+    """The draft along the text. → beta of each position, how many had an offer"""
     drafter.bind(target)
     drafter.measure()
-    sequence = target.open(reserve=len(prompt) + len(text))
-    row = DraftRow(list(prompt), len(prompt), RandomStream(seed), sequence)
-    context = DraftContext(sampling, target, target.vocab_size)
-    betas, offered = [], 0
-    try:
-        prefill(target, [sequence], [prompt[:-1]])
-        drafter.begin([row], context)
-        for token in text:
-            drafter.prospects(row)
-            proposal = drafter.propose([row], [SimplePlan(limit=1)], context)
-            law = standardize(_logits(target, row), sampling)
-            count = proposal.lengths[0]
-            betas.append(_beta(law, proposal) if count else 0.0)
-            offered += count
-            hit = bool(count) and int(proposal.tokens[0, 0]) == token
-            row.tokens.append(token)
-            drafter.observe([row], proposal.lengths, [int(hit)])
-    finally:
-        drafter.end(row)
-        sequence.close()
-    return betas, offered
-
-
-def _logits(target: TextModel, row: DraftRow) -> Tensor:
-    """Score the newest token. → [1, V]"""
-    scored = target.score([row.sequence], *pad_rows([row.tokens[-1:]], target.device), "last")
-    assert scored is not None
-    return fit_vocabulary(scored[:, 0], target.vocab_size)
-
-
-def _beta(law: Tensor, proposal: Proposal) -> float:
-    if proposal.probs is None:
-        return float(law[0, proposal.tokens[0, 0]])
-    return float(acceptance_probability(law.double(), proposal.probs[:, 0].double())[0])
+    betas = betas_along(drafter, target, [*prompt, *text], len(prompt), sampling)
+    return [0.0 if math.isnan(beta) else beta for beta in betas], sum(not math.isnan(beta) for beta in betas)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
@@ -30,6 +31,7 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.argument("prompt", required=False)
 @click.option("--file", "-f", "path", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @model_options
+@config_option
 @click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")

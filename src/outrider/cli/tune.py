@@ -99,7 +99,7 @@ def _tune(
     model: TextModel, models: ModelChoice, sampling: SamplingSettings, texts: list[str], tokens: int, seed: int
 ) -> _Found:
     from outrider.tune.configuration import Configuration
-    from outrider.tune.trial import Setup, speedup
+    from outrider.tune.trial import Setup, overall
 
     drafters = {spec: models.load_one_draft(spec, model) for spec in models.draft}
     prompts = [[int(token) for token in model.tokenizer.encode(text)] for text in texts]
@@ -112,7 +112,7 @@ def _tune(
             named[name] = (best.name, length)
             setups[name] = Setup(drafters[best.name], None if length == "auto" else int(length))
     runs = _try(model, setups, prompts, sampling, tokens, seed)
-    chosen = max(setups, key=lambda name: speedup(runs, name, "plain").median)
+    chosen = max(setups, key=lambda name: overall(runs, name, "plain"))
     draft, length = named[chosen]
     configuration = Configuration(models.target, draft, length, models.dtype, models.engine, models.device)
     return _Found(candidates, runs, named, configuration, chosen)
@@ -181,12 +181,14 @@ def _bar(items: Iterable[Any], title: str, total: int | None = None) -> Iterable
 
 def _as_object(model: TextModel, found: _Found) -> dict[str, Any]:
     from outrider.bench.machine import machine
+    from outrider.tune.trial import overall
 
     return {
         "target": model.name,
         "dtype": model.dtype_name,
         "candidates": [asdict(candidate) for candidate in found.candidates],
         "measured": {name: asdict(_speedup(found, name)) for name in found.setups},
+        "measured_in_all": {name: overall(found.runs, name, "plain") for name in found.setups},
         "predicted": {name: _predicted(found, name) for name in found.setups},
         "chosen": found.chosen,
         "configuration": asdict(found.configuration),
@@ -214,6 +216,7 @@ def _show(found: _Found, write: Path | None) -> None:
     from rich.table import Table
 
     from outrider.cli.output import wide_console
+    from outrider.tune.trial import overall
 
     console = wide_console()
     table = Table("draft", "alpha", "proposes", "c", "ĉ", "best γ", "tokens/round", "speed-up", "closed form", "operations")
@@ -232,11 +235,12 @@ def _show(found: _Found, write: Path | None) -> None:
     for one in found.candidates:
         lengths.add_row(one.name, *[f"{one.predictions[length].speedup:.2f}" for length in _SHOWN])
     console.print(lengths)
-    trials = Table("run", "speed-up (quartiles)", "predicted", "predicted ÷ measured")
+    trials = Table("run", "speed-up, prompt by prompt", "in all", "predicted", "predicted ÷ measured")
     for name in found.setups:
         measured, predicted = _speedup(found, name), _predicted(found, name)
-        ratio = ["—", "—"] if predicted is None else [f"{predicted:.2f}×", f"{predicted / measured.median:.2f}"]
-        trials.add_row(name, f"{measured}×", *ratio)
+        whole = overall(found.runs, name, "plain")
+        ratio = ["—", "—"] if predicted is None else [f"{predicted:.2f}×", f"{predicted / whole:.2f}"]
+        trials.add_row(name, f"{measured}×", f"{whole:.2f}×", *ratio)
     console.print(trials)
     console.print(f"quickest: [bold]{found.chosen}[/]")
     for engine, text in found.configuration.equivalents().items():

@@ -9,15 +9,13 @@ the assumption of equal chances, what any draft length would have done along it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from outrider.drafters import Drafter, ModelDrafter
-from outrider.forced import draft_laws_along, logits_along, point_drafts_along, standardized_along
+from outrider.forced import draft_laws_along, point_drafts_along, target_laws_along
 from outrider.models.base import LanguageModel
 from outrider.sampling import SamplingSettings
 from outrider.theory import acceptance_probability
@@ -54,7 +52,7 @@ def chances(
     betas: list[float] = []
     start = prompt_length
     laws = draft_laws_along(drafter, target, tokens, prompt_length, sampling)
-    for own, law in zip(_target_laws(target, tokens, prompt_length, sampling), laws, strict=True):
+    for own, law in zip(target_laws_along(target, tokens, prompt_length, sampling), laws, strict=True):
         here = torch.tensor(tokens[start : start + len(own)], device=own.device).unsqueeze(-1)
         ratio = law.to(own.dtype).gather(-1, here) / own.gather(-1, here)
         alone += ratio.squeeze(-1).clamp(max=1.0).tolist()  # NaN where nothing is proposed
@@ -81,15 +79,8 @@ def _of_points(
     )
     betas: list[float] = []
     start = 0
-    for own in _target_laws(target, tokens, prompt_length, sampling):
+    for own in target_laws_along(target, tokens, prompt_length, sampling):
         proposed = [(i, drafts[start + i][0]) for i in range(len(own)) if drafts[start + i]]
         betas += [float(own[i, token]) for i, token in proposed]
         start += len(own)
     return Chances(prompt_length, accept, tuple(betas))
-
-
-def _target_laws(
-    target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
-) -> Iterator[Tensor]:
-    chunks = (chunk.clone() for chunk in logits_along(target, tokens, prompt_length))  # the draft may be the same model
-    return standardized_along(chunks, tokens, prompt_length, prompt_length, sampling)

@@ -31,6 +31,7 @@ class Run:
     setup: str
     prompt: int
     rate: float
+    tokens: int
     tokens_per_round: float
 
 
@@ -50,7 +51,7 @@ def run_setups(
         turn = number % len(entries)
         for name, setup in entries[turn:] + entries[:turn]:
             stats = _generate(target, setup, prompt, sampling, max_new_tokens, seed + number).stats
-            yield Run(name, number, stats.tokens_per_second, stats.mean_acceptance_length)
+            yield Run(name, number, stats.tokens_per_second, stats.tokens, stats.mean_acceptance_length)
 
 
 def _generate(
@@ -73,3 +74,12 @@ def speedup(runs: Many[Run], setup: str, over: str) -> Spread:
     rates = {name: {run.prompt: run.rate for run in runs if run.setup == name} for name in (setup, over)}
     shared = sorted(rates[setup].keys() & rates[over].keys())
     return paired_ratios([rates[setup][i] for i in shared], [rates[over][i] for i in shared])
+
+
+def overall(runs: Many[Run], setup: str, over: str) -> float:
+    """The ratio of the rates over all prompts together, which is what a prediction for all of them is about."""
+    rates = []
+    for name in (setup, over):
+        own = [run for run in runs if run.setup == name]
+        rates.append(sum(run.tokens for run in own) / sum(run.tokens / run.rate for run in own))
+    return rates[0] / rates[1]
