@@ -18,6 +18,7 @@ from outrider.models.base import LanguageModel
 from outrider.prefill import prefill
 
 WIDTHS = (1, 2, 3, 5, 9, 16)
+PASSES = 8  # of each width
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,22 @@ def first_divergence(
 
 
 def logits_by_width(target: LanguageModel, tokens: Sequence[int]) -> Tensor:
-    """The logits after `tokens`, their last 1, 2, 3, … tokens scored in one pass. [ways, V], float64"""
+    """The logits after `tokens`, the last of them scored in passes of 1, 2, 3, … tokens. [ways, V], float64
+
+    Several passes each, since what the cache holds was rounded by the passes that wrote it, too.
+    """
     rows = []
     for width in WIDTHS:
         if width > len(tokens):
             break
         sequence = target.open(reserve=len(tokens))
         try:
-            head, tail = list(tokens[:-width]), list(tokens[-width:])
-            prefill(target, [sequence], [head])
-            padded, lengths = pad_rows([tail], target.device)
-            logits = target.score([sequence], padded, lengths, "last")
+            first = len(tokens) - width * min(PASSES, len(tokens) // width)
+            prefill(target, [sequence], [list(tokens[:first])])
+            logits = None
+            for start in range(first, len(tokens), width):
+                padded, lengths = pad_rows([list(tokens[start : start + width])], target.device)
+                logits = target.score([sequence], padded, lengths, "last")
             assert logits is not None
             rows.append(logits[0, 0].double().cpu())
         finally:
