@@ -53,7 +53,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     temperature (0: greedy), top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
     processors: the law, see `SamplingSettings`.
     seed: 0 … 2^63-1; row i of a batch uses (seed, i). A list gives each row its own, as if it stood alone.
-    logprobs, betas: report log-probabilities of the tokens, and sum min(target, draft) where tokens were offered.
+    logprobs, betas, drafts: report log-probabilities of the tokens, sum min(target, draft) where tokens were offered, and
+    the offered tokens, rejected ones included (in the result's `rounds`).
     cancelled: called between rounds; generation ends with finish_reason "cancelled" once it returns true.
 
     Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….

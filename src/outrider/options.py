@@ -25,6 +25,7 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | Sequence[int] | None
     logprobs: bool
     betas: bool
+    drafts: bool
     cancelled: Callable[[], bool]
     temperature: float
     top_k: int
@@ -56,7 +57,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     seed: int | Sequence[int] | None = options.pop("seed", None)
     stop = options.pop("stop", ())
     processors: Sequence[LogitsProcessor] = options.pop("processors", ())
-    extras = Extras(bool(options.pop("logprobs", False)), bool(options.pop("betas", False)))
+    extras = Extras(*(bool(options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
     rest = {key: options.pop(key) for key in ("max_new_tokens", "ignore_eos", "cancelled") if key in options}
     known = SamplingSettings.__dataclass_fields__
     unknown = [key for key in options if key not in known]

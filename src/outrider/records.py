@@ -25,8 +25,8 @@ class Round:
     tokens: the tokens kept, at least one; fewer than accepted + 1 only where the sequence ended inside them.
     drafted: tokens offered. accepted: how many of them the rule accepted. drafter: who proposed, None without a draft.
     seconds: by phase, this row's share of the round. logprobs: of the kept tokens, under the target's raw logits.
-    betas: sum min(target, draft) at each offered position, if asked for. signals: how sure the draft was of each token, in
-    classes (`draft_length.signals`), if the policy asked.
+    drafts, betas: the offered tokens, and sum min(target, draft) at each offered position, if asked for.
+    signals: how sure the draft was of each token, in classes (`draft_length.signals`), if the policy asked.
     finish_reason: set in the sequence's last round.
     """
 
@@ -37,6 +37,7 @@ class Round:
     seconds: dict[str, float] = field(default_factory=dict)
     logprobs: tuple[float, ...] | None = None
     betas: tuple[float, ...] | None = None
+    drafts: tuple[int, ...] | None = None
     signals: tuple[int, ...] | None = None
     finish_reason: FinishReason | None = None
 

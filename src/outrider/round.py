@@ -23,10 +23,13 @@ from outrider.verify import Uniforms, verify
 
 @dataclass(frozen=True)
 class Extras:
-    """What a round reports beyond the tokens; each costs a pass over the vocabulary."""
+    """What a round reports beyond the tokens. logprobs and betas cost a pass over the vocabulary each, drafts nothing: the
+    offered tokens are in the round's one transfer anyway.
+    """
 
     logprobs: bool = False
     betas: bool = False
+    drafts: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Outcome:
     accepted: int
     logprobs: list[float] | None
     betas: list[float] | None
+    drafts: list[int] | None
     laws: Tensor
 
 
@@ -158,4 +162,5 @@ def _unpack(scorer: Scorer, values: list[float], proposal: Proposal, i: int, law
         logprobs, rest = rest[: accepted + 1], rest[width + 1 :]
     betas = rest[: proposal.lengths[i]] if scorer.extras.betas else None
     tokens = [int(t) for t in values[2 : 2 + accepted]] + [following]
-    return Outcome(tokens, accepted, logprobs, betas, laws[: accepted + 1])
+    drafts = [int(t) for t in values[2 : 2 + proposal.lengths[i]]] if scorer.extras.drafts else None
+    return Outcome(tokens, accepted, logprobs, betas, drafts, laws[: accepted + 1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import click
 
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.trace import TraceFile, trace_file
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -50,14 +53,16 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
 @click.option("--compare", is_flag=True, help="Run with and without the draft, and compare.")
 @click.option("--profile", is_flag=True, help="Show where the time went, and the bandwidth that was reached.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page that shows every round.")
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given: Any) -> int:
     """Generate text after PROMPT (or --file, or standard input); the law is the target's alone."""
-    for one, other in (("plain", "compare"), ("profile", "compare")):
+    for one, other in (("plain", "compare"), ("profile", "compare"), ("trace", "compare")):
         if given[one] and given[other]:
             raise click.UsageError(f"--{one} and --{other} exclude each other: leave one out")
     text = read_prompt(prompt, path)
+    trace = trace_file(given.pop("trace"), given)
     _check(given)
     model = models.load_target()
     drafter = None if given["plain"] else models.load_draft(model)
@@ -69,7 +74,7 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     shown = as_prompt(model, text, chat)
     if compare:
         return _compare(model, shown, drafter, options, as_json)
-    return _generate(model, shown, drafter, options, as_json, profiled)
+    return _generate(model, shown, drafter, options, as_json, profiled, trace)
 
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
@@ -141,15 +146,31 @@ def parse_length(text: str) -> int | OptimalLength | None:
 
 
 def _generate(
-    model: TextModel, prompt: Any, draft: Drafter | None, options: dict[str, Any], as_json: bool, profiled: bool
+    model: TextModel,
+    prompt: Any,
+    draft: Drafter | None,
+    options: dict[str, Any],
+    as_json: bool,
+    profiled: bool,
+    trace: TraceFile | None,
 ) -> int:
     import outrider
+
+    recorded = {**options, **(trace.extras if trace is not None else {})}
+    stream = outrider.stream(model, prompt, draft=draft, **recorded)
+    with nullcontext() if trace is None else trace.written(stream, model, prompt, draft):
+        code = show(stream, quiet=as_json)
+        result = stream.result if options["logprobs"] else replace(stream.result, logprobs=None)
+        _conclude(result, _profile(model, draft, result) if profiled else None, as_json)
+    if trace is not None and sys.stdout.isatty() and not as_json:
+        click.echo(f"trace: {trace.path}", err=True)
+    return code
+
+
+def _conclude(result: Result, found: Profile | None, as_json: bool) -> None:
+    """The figures after the text: one JSON object, or lines on standard error for whoever watches."""
     from outrider.cli.output import describe, show_profile
 
-    stream = outrider.stream(model, prompt, draft=draft, **options)
-    code = show(stream, quiet=as_json)
-    result = stream.result
-    found = _profile(model, draft, result) if profiled else None
     if as_json:
         out = result.to_dict() if found is None else {**result.to_dict(), "profile": found.to_dict()}
         click.echo(json.dumps(out, ensure_ascii=False))
@@ -157,7 +178,6 @@ def _generate(
         click.echo(f"\n{describe(result.stats)}; seed {result.seed}; ended by {result.finish_reason}", err=True)
     if found is not None and not as_json:
         show_profile(found)
-    return code
 
 
 def _profile(model: TextModel, draft: Drafter | None, result: Result) -> Profile:

@@ -153,6 +153,7 @@ def _record(
         seconds={phase: seconds[phase] for phase in PHASES},
         logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
         betas=None if outcome.betas is None else tuple(outcome.betas),
+        drafts=None if outcome.drafts is None else tuple(outcome.drafts),
         signals=tuple(proposal.signals[i]) if proposal.signals and proposal.signals[i] else None,
         finish_reason=row.finish_reason,
     )

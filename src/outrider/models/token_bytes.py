@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,14 +16,19 @@ def token_bytes(tokenizer: Any) -> dict[bytes, int]:
     special = set(tokenizer.all_special_ids) | {
         int(i) for i, added in tokenizer.added_tokens_decoder.items() if added.special
     }
-    by_bytes = _is_byte_level(tokenizer)
+    read = spelling(tokenizer)
     found: dict[bytes, int] = {}
     for text, number in sorted(tokenizer.get_vocab().items(), key=lambda item: -item[1]):
         if number not in special:
-            raw = _from_byte_level(text) if by_bytes else _from_pieces(text)
+            raw = read(text)
             if raw:
                 found[raw] = int(number)  # the lowest id wins where two entries read alike
     return found
+
+
+def spelling(tokenizer: Any) -> Callable[[str], bytes | None]:
+    """How the entries of this tokenizer's vocabulary are read as bytes."""
+    return _from_byte_level if _is_byte_level(tokenizer) else _from_pieces
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
