@@ -16,7 +16,7 @@ from outrider.errors import ModelError
 from outrider.figure_data import Curve, FigureData, Panel
 from outrider.report.page import DataTable, Page, Section, render
 from outrider.report.plots import COLOURS, draw, standalone, style_sheet
-from tests.browser import browser, missing
+from tests.chromium import CHROMIUM, browser
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PANEL = Panel("x", "y & <z>", (Curve("a", (0.0, 1.0, 2.0), (1.0, None, 3.0)), Curve("b", (1.0,), (2.0,), "points")), 1.0)
@@ -106,36 +106,33 @@ def test_pages_are_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     assert not re.search(r"20\d\d-\d\d-\d\d", again.read_text()), "no date"
 
 
-@pytest.mark.skipif(missing(), reason="needs Debian's chromium and chromium-driver")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_pages_without_complaint(pages: dict[str, Path], scheme: str, tmp_path: Path) -> None:
+def test_a_browser_shows_pages_without_complaint(pages: dict[str, Path], scheme: str) -> None:
     """No console message, no request but the page itself, paper and ink as preferred, nothing wider than the window."""
-    with browser(tmp_path / "profile", width=700) as window:
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        window.devtools("Emulation.setEmulatedMedia", {"features": [feature]})
+    with browser() as window:
         for path in pages.values():
-            window.requests()
-            window.open(path.as_uri())
-            assert window.console() == []
-            assert [address for address in window.requests() if address != "data:,"] == [path.as_uri()]
-            paper = window.run("return getComputedStyle(document.body).backgroundColor")
+            window.open(path, width=700, dark=scheme == "dark")
+            assert window.complaints == []
+            assert window.requests == [path.resolve().as_uri()]
+            paper = window.evaluate("getComputedStyle(document.body).backgroundColor")
             wanted = COLOURS["paper"][1 if scheme == "light" else 2]
             assert paper == "rgb({}, {}, {})".format(*bytes.fromhex(wanted[1:]))
-            text = "return [...document.querySelectorAll('svg text')].map(e => getComputedStyle(e).fill)"
             inks = {"rgb({}, {}, {})".format(*bytes.fromhex(COLOURS["ink"][1 if scheme == "light" else 2][1:]))}
-            assert set(window.run(text)) <= inks
-            assert window.run("return document.documentElement.scrollWidth <= window.innerWidth")
+            assert (
+                set(window.evaluate("[...document.querySelectorAll('svg text')].map(e => getComputedStyle(e).fill)")) <= inks
+            )
+            assert window.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-@pytest.mark.skipif(missing(), reason="needs Debian's chromium and chromium-driver")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 def test_what_a_page_may_not_do_is_blocked_and_seen(tmp_path: Path) -> None:
     """The policy works, and the check above would notice."""
     html = render(Page("t", ["here"], [], "c")).replace("here", '<img src="http://127.0.0.1:9/x.png"><script>1</script>')
     (tmp_path / "page.html").write_text(html)
-    with browser(tmp_path / "profile") as window:
-        window.open((tmp_path / "page.html").as_uri())
-        complaints = window.console()
-    assert len([c for c in complaints if "Content Security Policy" in c]) == 2
+    with browser() as window:
+        window.open(tmp_path / "page.html")
+        assert len([c for c in window.complaints if "Content Security Policy" in c]) == 2
 
 
 def test_text_and_background_have_contrast() -> None:
