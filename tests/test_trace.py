@@ -214,6 +214,9 @@ def test_withdrawn_drafts_stand_before_the_token_in_their_place(target: Transfor
     assert [e.kinds[1] == "rejected" for e in gone] == [i == r.accepted for r, i in wanted]
     after_rejection = [page.tokens[i + 1] for i, e in enumerate(page.tokens[:-1]) if e.tag == "del"]
     assert {e.kinds[1] for e in after_rejection} == {"untested", "recovered"}
+    recovered = [e for e in page.tokens if e.kinds[1] == "recovered"]
+    refused = [tip(e, r"^(.*?)    id") for e in gone if e.kinds[1] == "rejected"]
+    assert [tip(e, r"in place of (.*)") for e in recovered] == refused[: len(recovered)]
 
 
 def test_the_shown_text_is_prompt_and_output(target: TransformersModel) -> None:

@@ -116,7 +116,7 @@ def listed(
         ("seed", str(result.seed)),
         ("prompt", f"{result.prompt_tokens:,} tokens, read in {1000 * result.stats.seconds['prefill']:,.0f} ms"),
         ("ended by", ENDINGS[result.finish_reason]),
-        ("machine", f"{device}, {about['threads']} threads"),
+        ("machine", f"{device}, threads: {about['threads']}"),
         ("software", f"Outrider {outrider.__version__}, torch {about['torch']}"),
     ]
 

@@ -114,7 +114,10 @@ class ShownRound:
 
     def about(self, token: Token) -> str:
         """What to say about one of its tokens, in lines."""
-        lines = [f"{token.visible}    id {token.number}", f"{token.kind}: {MEANING[token.kind]}", f"round {self.number}"]
+        origin = f"{token.kind}: {MEANING[token.kind]}"
+        if token.kind == "recovered" and self.withdrawn:
+            origin += f", in place of {self.withdrawn[0].visible}"
+        lines = [f"{token.visible}    id {token.number}", origin, f"round {self.number}"]
         if self.record.drafter is not None:
             where = f"position {token.position} of {self.record.drafted}, " if token.position is not None else ""
             lines[-1] += f", {where}drafted by {self.record.drafter}"
