@@ -28,8 +28,9 @@ $(VENV)/.stamp-gguf: $(VENV)/.stamp-dev
 demo: $(VENV)/.stamp
 	@$(BIN)/outrider demo
 
+# Two processes of one thread each: most tests are too small for two threads.
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-gguf: $(VENV)/.stamp-gguf
 	$(BIN)/python -m pytest tests/test_llama_cpp.py

@@ -17,6 +17,7 @@ from outrider.device_data import pad_rows
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.drafters.base import DraftContext
+from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, fit_vocabulary, known_tokens
 from outrider.models.table import TableSequence
 from outrider.prefill import prefill
@@ -88,8 +89,16 @@ def draft_laws_along(
     `drafter` must be bound to `target`. → [n, V] each, chunks as in `logits_along`
     """
     if isinstance(drafter, ModelDrafter):
-        chunks = (fit_vocabulary(part, target.vocab_size) for part in logits_along(drafter.model, tokens, prompt_length))
-        yield from standardized_along(chunks, tokens, prompt_length, prompt_length, drafter.sampling or sampling)
+        limit = drafter.model.max_length or len(tokens)
+        known = (
+            tokens[: limit + 1] if limit >= prompt_length else []
+        )  # the law after the last token that its context holds is its last
+        chunks = (fit_vocabulary(part, target.vocab_size) for part in logits_along(drafter.model, known, prompt_length))
+        yield from _filled(
+            standardized_along(chunks, tokens, prompt_length, prompt_length, drafter.sampling or sampling),
+            len(tokens) - prompt_length,
+            target,
+        )
         return
     with _walk(drafter, target, tokens, prompt_length, sampling) as (row, context):
         for first in range(prompt_length, len(tokens), CHUNK):
@@ -115,11 +124,28 @@ def point_drafts_along(
     return drafts
 
 
+def _filled(laws: Iterator[Tensor], count: int, target: LanguageModel) -> Iterator[Tensor]:
+    """Laws of `count` positions in chunks; NaN from where there are none on."""
+    for done in range(0, count, CHUNK):
+        wanted = min(CHUNK, count - done)
+        law = next(laws, torch.zeros(0, target.vocab_size, device=target.device))
+        yield torch.nn.functional.pad(law, (0, 0, 0, wanted - len(law)), value=torch.nan)
+
+
+def check_forgets(drafter: Drafter) -> None:
+    """Raise if the drafter may know the very text that it is to be measured on."""
+    if any(part.remembers for part in drafter.parts()):
+        raise ParameterError(
+            f"draft {drafter.name} remembers earlier texts, the one under test among them: leave out memory and store"
+        )
+
+
 @contextmanager
 def _walk(
     drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
 ) -> Iterator[tuple[DraftRow, DraftContext]]:
     """A row that holds the prompt, for a drafter that is asked token by token."""
+    check_forgets(drafter)
     context = DraftContext(sampling, target, target.vocab_size)
     row = DraftRow(list(tokens[:prompt_length]), prompt_length, RandomStream(0), TableSequence())
     try:

@@ -3,6 +3,9 @@
 The answer must name token ids, as vLLM (`return_token_ids`), llama.cpp (ids in `logprobs.content`) and others do, or
 token strings in `logprobs.tokens`, which are then looked up in the target's vocabulary. Every sampling setting is sent,
 those that are off as well, since servers have defaults of their own.
+
+Texts may end. An end that the server keeps to itself (it says that it stopped, and names no such token) is put back as the
+tokenizer's end-of-sequence token, without which the sample would be one of texts that go on.
 """
 
 from __future__ import annotations
@@ -11,17 +14,20 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider.audit.sampled import Text
-from outrider.audit.sources import PROMPTS, TOKENS_PER_TEXT
+from outrider.audit.sources import PROMPTS, TOKENS_PER_TEXT, text_seed, token_ids
+from outrider.audit.text import Text
 from outrider.errors import OutriderError, ParameterError
 from outrider.models.base import TextModel
 from outrider.sampling import SamplingSettings
 
 SECONDS = 600.0
+MOST_EMPTY = 8  # answers in a row
 
 
 class EndpointError(OutriderError):
     """The server can't be reached, or its answer can't be used."""
+
+    exit_code = 2
 
 
 def endpoint_texts(
@@ -38,13 +44,16 @@ def endpoint_texts(
 
     url: with the version, http://localhost:8080/v1. extra: further fields of the requests. done: texts made before.
     """
-    made = 0
+    made = empty = 0
     while made < tokens:
         ids = [int(token) for token in target.tokenizer.encode(prompts[done % len(prompts)])]
-        body = {**request_body(ids, sampling, seed + done), **(extra or {})}
-        new = _token_ids(post(f"{url.rstrip('/')}/completions", body), target)
+        body = {**request_body(ids, sampling, text_seed(seed, done) % 2**31), **(extra or {})}
+        new = _generated(post(f"{url.rstrip('/')}/completions", body), target)
         done += 1
-        if new:  # a text may end before it begins
+        empty = 0 if new else empty + 1
+        if empty == MOST_EMPTY:
+            raise EndpointError(f"endpoint {url} answered {empty} times in a row without a token: check its settings")
+        if new:
             made += len(new)
             yield Text((*ids, *new), len(ids))
 
@@ -62,7 +71,6 @@ def request_body(prompt: list[int], sampling: SamplingSettings, seed: int) -> di
         "logprobs": 1,
         "return_token_ids": True,
         "return_tokens": True,
-        "ignore_eos": True,
     }
 
 
@@ -80,19 +88,35 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
         raise EndpointError(f"endpoint {url} gave no answer ({type(error).__name__}{said}): check the address") from None
     except json.JSONDecodeError:
         raise EndpointError(f"endpoint {url} did not answer in JSON: check the address") from None
-    if not isinstance(found, dict) or not found.get("choices"):
-        raise EndpointError(f"endpoint {url} gave no choices, but {str(found)[:120]!r}: is it OpenAI's completions?")
+    if not isinstance(found, dict):
+        raise EndpointError(f"endpoint {url} gave {str(found)[:80]!r}: is it OpenAI's completions?")
     return found
 
 
-def _token_ids(answer: dict[str, Any], target: TextModel) -> list[int]:
+def _generated(answer: dict[str, Any], target: TextModel) -> list[int]:
+    """The generated tokens of an answer, an end of the text among them."""
+    try:
+        choice = answer["choices"][0]
+        new = _token_ids(choice, answer, target)
+        ended = choice.get("finish_reason") == "stop"
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise EndpointError(f"endpoint gave {str(answer)[:120]!r}, which is no answer of OpenAI's completions") from None
+    wrong = [token for token in new if not 0 <= token < target.vocab_size]
+    if wrong:
+        raise EndpointError(f"endpoint gave token {wrong[0]}, {target.name} has {target.vocab_size}: another model?")
+    end = target.tokenizer.eos_token_id
+    if ended and end is not None and not (new and new[-1] in {end, *target.end_tokens}):
+        new = [*new, int(end)]
+    return new
+
+
+def _token_ids(choice: dict[str, Any], answer: dict[str, Any], target: TextModel) -> list[int]:
     """The ids of the generated tokens, in whichever way the server tells them."""
-    choice = answer["choices"][0]
     logprobs = choice.get("logprobs") or {}
-    content = logprobs.get("content") or []
-    for found in (choice.get("token_ids"), choice.get("tokens"), answer.get("tokens"), [c.get("id") for c in content]):
-        if found and all(isinstance(token, int) for token in found):
-            return [int(token) for token in found]
+    content = [entry.get("id") for entry in logprobs.get("content") or []]
+    for found in (choice.get("token_ids"), choice.get("tokens"), answer.get("tokens"), content):
+        if found and None not in found:
+            return token_ids(found)
     spelled = logprobs.get("tokens")
     if spelled:
         known = target.tokenizer.get_vocab()

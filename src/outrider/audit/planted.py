@@ -57,6 +57,45 @@ def lenient(target: Tensor, draft: Tensor) -> Tensor:
     return _mended(torch.minimum(2.0 * target, draft), (target - draft).clamp(min=0))
 
 
+def noise_of_the_proposal(target: Tensor, draft: Tensor) -> Tensor:
+    """The recovered token is drawn with the number that the proposal was drawn with, both by inversion in order of the ids.
+
+    R(u) is the probability of a rejection with a number below u; a token is recovered with R over its share of the residual.
+    """
+    rejected = 1.0 - torch.where(draft > 0, target / draft, 1.0).clamp(max=1.0)
+    proposed, shares = _cumulated(draft), _residual_shares(target, draft)
+    risk = torch.nn.functional.pad((draft.double() * rejected.double()).cumsum(-1), (1, 0))
+    at = (torch.searchsorted(proposed, shares, right=True) - 1).clamp(0, draft.shape[-1] - 1)
+    until = risk.gather(-1, at) + (shares - proposed.gather(-1, at)) * rejected.double().gather(-1, at)
+    return torch.minimum(target, draft) + until.diff(dim=-1).clamp(min=0).to(target.dtype)
+
+
+def noise_of_the_rejection(target: Tensor, draft: Tensor) -> Tensor:
+    """The recovered token is drawn with the number that rejected the proposal.
+
+    W(u) = sum over proposals x of draft(x) · (u - threshold(x))+ is the probability of a rejection with a number below u.
+    """
+    threshold = torch.where(draft > 0, target / draft, 1.0).clamp(max=1.0).double()
+    edges, order = threshold.sort(-1)
+    mass = draft.double().gather(-1, order)
+    weight = torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
+    moment = torch.nn.functional.pad((mass * edges).cumsum(-1), (1, 0))
+    shares = _residual_shares(target, draft)
+    at = torch.searchsorted(edges.contiguous(), shares)
+    until = shares * weight.gather(-1, at) - moment.gather(-1, at)
+    return torch.minimum(target, draft) + until.diff(dim=-1).clamp(min=0).to(target.dtype)
+
+
+def _cumulated(law: Tensor) -> Tensor:
+    """[n, V] → [n, V + 1], from 0 to 1, float64"""
+    total = torch.nn.functional.pad(law.double().cumsum(-1), (1, 0))
+    return total / total[:, -1:].clamp(min=1e-300)
+
+
+def _residual_shares(target: Tensor, draft: Tensor) -> Tensor:
+    return _cumulated((target - draft).clamp(min=0))
+
+
 FAULTS: dict[str, Fault] = {
     "every draft token accepted": everything_accepted,
     "recovered token drawn from the target": recovered_from_target,
@@ -64,10 +103,14 @@ FAULTS: dict[str, Fault] = {
     "acceptance ratio upside down": ratio_upside_down,
     "argmax draft tested as a drawn one": argmax_draft,
     "lenience of one half": lenient,
+    "noise of the proposal used again": noise_of_the_proposal,
+    "noise of the rejection used again": noise_of_the_rejection,
 }
 
 
 def fault_law(fault: Fault, target: Tensor, draft: Tensor, tested: Tensor) -> Tensor:
     """The law of a fault where the rule decides; the target's elsewhere. tested: bool [n] → [n, V]"""
-    known = (tested & ~draft[:, 0].isnan()).unsqueeze(-1)
-    return torch.where(known, fault(target, torch.where(known, draft, target)), target)
+    known = (tested & ~draft[:, 0].isnan()).nonzero().squeeze(-1)
+    law = target.clone()
+    law[known] = fault(target[known], draft[known])
+    return law

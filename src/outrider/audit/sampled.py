@@ -16,75 +16,51 @@ import torch
 from torch import Tensor
 
 from outrider.audit.planted import FAULTS, fault_law
-from outrider.audit.support import engine_rounding, processed_only, within_rounding
-from outrider.audit.transform import keys, transform
+from outrider.audit.support import engine_rounding, processed_only, rounding_needed, truncated_first
+from outrider.audit.text import Text
+from outrider.audit.transform import keys, likelihood_key, transform
 from outrider.audit.uniformity import Array, Battery, run_battery
 from outrider.drafters import Drafter
 from outrider.errors import ParameterError
 from outrider.forced import draft_laws_along, logits_along, standardized_along
 from outrider.models.base import LanguageModel
-from outrider.records import Round
 from outrider.sampling import SamplingSettings, draw, standardize
 from outrider.theory import acceptance_probability
 
 MEASURED = 8  # tokens outside their law at which the engine's rounding is measured
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt and what was generated after it. rounds: what each round did, where that is known."""
-
-    tokens: tuple[int, ...]
-    prompt_length: int
-    rounds: tuple[Round, ...] = ()
-
-    @property
-    def places(self) -> list[int]:
-        """Each new token's place within its round, -1 where that is not known."""
-        if not self.rounds:
-            return [-1] * (len(self.tokens) - self.prompt_length)
-        return [place for record in self.rounds for place in range(len(record.tokens))]
-
-    @property
-    def tested(self) -> list[bool]:
-        """Whether the rule decided about each new token; where that is not known, whether it could have."""
-        if not self.rounds:
-            return [True] * (len(self.tokens) - self.prompt_length)
-        return [place < record.drafted for record in self.rounds for place in range(len(record.tokens))]
+DRAWS = 2  # of each fault at each position
+HOTTER, UNDECLARED = 1.1, 0.95
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A token to which the law gives no probability. gap: of its logit to the best one."""
+    """A token to which the law gives no probability.
+
+    gap: of its logit to the best one. needed: by how much logits would have to differ to allow it. truncated_first: whether
+    it would be allowed if truncation came before the temperature.
+    """
 
     text: int
     position: int
     token: int
     gap: float
-    explained: bool
-
-
-@dataclass(frozen=True)
-class Planted:
-    """What a fault would have given here. changed: mean total variation between its law and the target's."""
-
-    name: str
-    changed: float
-    outside: int
-    battery: Battery
-    numbers: dict[str, Array]
+    needed: float
+    truncated_first: bool
 
 
 @dataclass
-class _Sample:
-    """Numbers of tokens that were drawn, or would have been."""
+class Planted:
+    """What a fault would have given here, `DRAWS` times.
 
-    numbers: dict[str, list[float]] = field(default_factory=dict)
-    changed: float = 0.0
+    numbers: its transform in its own order, by draw. moved: total variation between its law and the target's, summed over
+    positions. outside: tokens to which the target gives no probability.
+    """
+
+    name: str
+    of_rule: bool
+    numbers: list[list[float]] = field(default_factory=lambda: [[] for _ in range(DRAWS)])
+    moved: float = 0.0
     outside: int = 0
-
-    def arrays(self) -> dict[str, Array]:
-        return {order: np.array(values) for order, values in self.numbers.items()}
 
 
 class TextAudit:
@@ -105,44 +81,28 @@ class TextAudit:
     ) -> None:
         self.target, self.drafter, self.sampling = target, drafter, sampling
         self.outside: list[Outside] = []
+        self.planted: dict[str, Planted] = {}
+        self.rounding = rounding or 0.0
         self.count = 0
-        self._rounding = rounding
-        self._measured = 0
+        self.texts = 0
+        self._measured = 0 if rounding is None else MEASURED
         self._noise = np.random.default_rng(seed)
-        self._own = _Sample()
-        self._faults: dict[str, _Sample] = {}
-        self._texts: list[int] = []
+        self._numbers: dict[str, list[float]] = {}
         self._places: list[int] = []
         self._betas: list[float] = []
-        self._number = -1
 
     @property
     def alpha(self) -> float | None:
         """Mean of sum min(target, draft) over the positions at which the draft proposes, if it is known."""
         return float(np.mean(self._betas)) if self._betas else None
 
-    @property
-    def rounding(self) -> float:
-        """What an engine's logits may differ by, as far as it was needed."""
-        return self._rounding or 0.0
-
     def battery(self) -> Battery:
         """The tests on all texts so far."""
-        return self._tests(self._own)
+        return run_battery(self.numbers(), np.array(self._places, np.int64))
 
     def numbers(self) -> dict[str, Array]:
         """The transforms of all tokens inside their law, by order."""
-        return self._own.arrays()
-
-    def planted(self) -> list[Planted]:
-        """What each fault would have given."""
-        return [
-            Planted(name, sample.changed / max(self.count, 1), sample.outside, self._tests(sample), sample.arrays())
-            for name, sample in self._faults.items()
-        ]
-
-    def _tests(self, sample: _Sample) -> Battery:
-        return run_battery(sample.arrays(), np.array(self._texts, np.int64), np.array(self._places, np.int64))
+        return {order: np.array(values) for order, values in self._numbers.items()}
 
     def add(self, text: Text) -> None:
         """Score one text and take its numbers."""
@@ -151,13 +111,14 @@ class TextAudit:
                 f"prompt_length must be in 1 … {len(text.tokens) - 1}, got {text.prompt_length}: a text needs a prompt "
                 "token and a generated one"
             )
-        self._number += 1
-        start, places, tested = text.prompt_length, text.places, text.tested
+        done = 0
+        follow = _Rounds(text, self._noise)
         for logits, target, draft in self._laws(text):
-            done = start - text.prompt_length
             part = slice(done, done + len(target))
-            self._take(text, start, logits, target, draft, places[part], tested[part])
-            start += len(target)
+            tokens = torch.tensor(text.new[part], device=target.device)
+            self._take(text, done, logits, target, draft, follow.tested(part, tokens, target, draft))
+            done += len(target)
+        self.texts += 1
 
     def _laws(self, text: Text) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """(logits, target's laws, draft's laws) along the new tokens, chunk by chunk."""
@@ -165,85 +126,107 @@ class TextAudit:
         drafts: Iterator[Tensor | None] = repeat(None)
         if self.drafter is not None and not self.sampling.greedy:
             drafts = draft_laws_along(self.drafter, self.target, text.tokens, start, self.sampling)
-        chunks = (
-            chunk.clone() for chunk in logits_along(self.target, text.tokens, start)
-        )  # the draft may be the same model
+        # Cloned, since the draft may be the same model.
+        chunks = (chunk.clone() for chunk in logits_along(self.target, text.tokens, start))
         for logits, draft in zip(chunks, drafts, strict=False):
             (law,) = standardized_along(iter([logits]), text.tokens, start, text.prompt_length, self.sampling)
             yield logits, law, None if draft is None else draft.to(law.dtype)
             start += len(law)
 
     def _take(
-        self,
-        text: Text,
-        start: int,
-        logits: Tensor,
-        target: Tensor,
-        draft: Tensor | None,
-        places: Sequence[int],
-        tested: Sequence[bool],
+        self, text: Text, done: int, logits: Tensor, target: Tensor, draft: Tensor | None, tested: Sequence[bool]
     ) -> None:
-        tokens = torch.tensor(text.tokens[start : start + len(target)], device=target.device)
+        tokens = torch.tensor(text.new[done : done + len(target)], device=target.device)
         self.count += len(tokens)
-        inside = target.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) > 0
+        inside = _mass(target, tokens) > 0
         for i in torch.nonzero(~inside).flatten().tolist():
-            self._explain(text, start + i, logits[i])
+            self._look(text, done + i, logits[i])
         if self.sampling.greedy:
             return
         if draft is not None:
             proposed = ~draft[:, 0].isnan()
             self._betas += acceptance_probability(target, draft)[proposed].tolist()
-        orders = keys(target, draft)
-        self._note(self._own, target, orders, tokens, inside)
-        kept = inside.tolist()
-        self._texts += [self._number] * sum(kept)
-        self._places += [place for place, keep in zip(places, kept, strict=True) if keep]
-        flags = torch.tensor(tested, device=target.device)
-        for name, law in self._fault_laws(logits, target, draft, flags):
-            sample = self._faults.setdefault(name, _Sample())
-            sample.changed += float((law - target).abs().sum() / 2)
-            drawn = draw(law, self._uniforms(len(law), target.device))
-            possible = target.gather(-1, drawn.unsqueeze(-1)).squeeze(-1) > 0
-            sample.outside += int((~possible).sum())
-            # A token outside the law is seen as such: here the real one keeps its place, so that texts and places fit.
-            self._note(sample, target, orders, torch.where(possible, drawn, tokens), inside)
+        places = text.places[done : done + len(target)]
+        self._places += [place for place, keep in zip(places, inside.tolist(), strict=True) if keep]
+        for order, key in keys(target, draft).items():
+            self._note(self._numbers.setdefault(order, []), target, key, tokens, inside)
+        flags = torch.tensor(list(tested), device=target.device)
+        for name, of_rule, law in self._fault_laws(logits, target, draft, flags):
+            self._plant(name, of_rule, target, law, tokens, inside)
 
-    def _note(self, sample: _Sample, target: Tensor, orders: dict[str, Tensor], tokens: Tensor, inside: Tensor) -> None:
-        for order, key in orders.items():
-            u = transform(target, key, tokens, self._uniforms(len(tokens), target.device))
-            sample.numbers.setdefault(order, []).extend(u[inside].tolist())
+    def _plant(self, name: str, of_rule: bool, target: Tensor, law: Tensor, tokens: Tensor, inside: Tensor) -> None:
+        """The real tokens, and what a fault would draw, in the order that tells them apart best."""
+        planted = self.planted.setdefault(name, Planted(name, of_rule))
+        planted.moved += float((law - target).abs().sum() / 2)
+        key = likelihood_key(target, law)
+        self._note(self._numbers.setdefault(f"“{name}”", []), target, key, tokens, inside)
+        for numbers in planted.numbers:
+            drawn = draw(law, self._uniforms(len(law), target.device))
+            possible = _mass(target, drawn) > 0
+            planted.outside += int((~possible).sum())
+            self._note(numbers, target, key, drawn, possible)
+
+    def _note(self, numbers: list[float], target: Tensor, key: Tensor, tokens: Tensor, wanted: Tensor) -> None:
+        numbers += transform(target, key, tokens, self._uniforms(len(tokens), target.device))[wanted].tolist()
 
     def _uniforms(self, count: int, device: torch.device) -> Tensor:
         return torch.from_numpy(self._noise.random(count)).to(device)
 
     def _fault_laws(
         self, logits: Tensor, target: Tensor, draft: Tensor | None, tested: Tensor
-    ) -> Iterator[tuple[str, Tensor]]:
+    ) -> Iterator[tuple[str, bool, Tensor]]:
+        """(name, whether it is one of the acceptance rule, law)"""
         if draft is not None:
             for name, fault in FAULTS.items():
-                yield name, fault_law(fault, target, draft, tested)
-        if self.sampling.needs_context:
+                yield name, True, fault_law(fault, target, draft, tested)
+        own = self.sampling
+        if own.needs_context:
             return
-        if self.sampling.temperature != 1.0:
-            yield "temperature ignored", standardize(logits, replace(self.sampling, temperature=1.0))
-        if self.sampling.top_k or self.sampling.top_p < 1.0 or self.sampling.min_p:
-            yield "truncation ignored", standardize(logits, replace(self.sampling, top_k=0, top_p=1.0, min_p=0.0))
+        yield "temperature a tenth higher", False, standardize(logits, replace(own, temperature=HOTTER * own.temperature))
+        if own.top_p == 1.0:
+            yield f"undeclared top-p {UNDECLARED}", False, standardize(logits, replace(own, top_p=UNDECLARED))
+        if own.temperature != 1.0:
+            yield "temperature ignored", False, standardize(logits, replace(own, temperature=1.0))
+        if own.top_k or own.top_p < 1.0 or own.min_p:
+            yield "truncation ignored", False, standardize(logits, replace(own, top_k=0, top_p=1.0, min_p=0.0))
 
-    def _explain(self, text: Text, position: int, logits: Tensor) -> None:
-        """Note a token outside its law, and whether rounding can have put it inside."""
-        before, token = text.tokens[:position], text.tokens[position]
+    def _look(self, text: Text, position: int, logits: Tensor) -> None:
+        """Note a token outside its law, and what rounding would have to be to put it inside."""
+        at = text.prompt_length + position
+        before, token = text.tokens[:at], text.tokens[at]
+        # In float64, which does not take unlikely tokens for impossible ones.
         (law,) = standardized_along(
-            iter([logits.unsqueeze(0)]), text.tokens, position, text.prompt_length, processed_only(self.sampling)
+            iter([logits.double().unsqueeze(0)]), text.tokens, at, text.prompt_length, processed_only(self.sampling)
         )
-        processed = law[0].double().log()
-        explained = within_rounding(processed, token, self.sampling, self.rounding)
-        if not explained and self._measured < MEASURED and self._rounding_open:
+        processed = law[0].log()
+        needed = rounding_needed(processed, token, self.sampling)
+        if needed > self.rounding and self._measured < MEASURED:
             self._measured += 1
-            self._rounding = max(self.rounding, engine_rounding(self.target, before))
-            explained = within_rounding(processed, token, self.sampling, self.rounding)
+            self.rounding = max(self.rounding, engine_rounding(self.target, before, logits))
         gap = float(processed.max() - processed[token])
-        self.outside.append(Outside(self._number, position - text.prompt_length, token, gap, explained))
+        earlier = not self.sampling.greedy and truncated_first(processed, token, self.sampling)
+        self.outside.append(Outside(self.texts, position, token, gap, needed, earlier))
 
-    @property
-    def _rounding_open(self) -> bool:
-        return self._rounding is None or self._measured > 0
+
+class _Rounds:
+    """Which tokens of a text the rule decided about: known, or as with a draft length of 1, which tests the fewest."""
+
+    def __init__(self, text: Text, noise: np.random.Generator) -> None:
+        self._known = text.tested
+        self._noise = noise
+        self._bonus = False
+
+    def tested(self, part: slice, tokens: Tensor, target: Tensor, draft: Tensor | None) -> list[bool]:
+        if self._known is not None or draft is None:
+            return (self._known or [False] * part.stop)[part]
+        accepted = (_mass(draft, tokens) / _mass(target, tokens)).clamp(max=1.0).nan_to_num(0.0).tolist()
+        flags = []
+        for chance in accepted:
+            flags.append(not self._bonus)
+            self._bonus = not self._bonus and float(self._noise.random()) < chance
+        return flags
+
+
+def _mass(law: Tensor, tokens: Tensor) -> Tensor:
+    """The probability of each row's token. [n, V], [n] → [n]"""
+    return law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

@@ -1,8 +1,8 @@
 """Where audited texts come from: our own decoder, a file of any engine's outputs, a server.
 
-A file holds JSON lines: {"prompt": text or token ids, "tokens": generated ids, "rounds": optional numbers of tokens of each
-round}. Sampling settings may be given in a line ("temperature", "top_p", "top_k", "min_p"); they must not differ from those
-that are audited.
+A file holds JSON lines: {"prompt": text or token ids, "tokens": generated ids}. Optional: "rounds", as [tokens, drafted,
+accepted] each; the sampling settings ("temperature", "top_p", "top_k", "min_p"), "target" and "draft", which must not differ
+from what is audited. Texts must be independent samples, so none may be there twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.audit.sampled import Text
+import numpy as np
+
+from outrider.audit.text import Text
 from outrider.choices import Draft, Length
 from outrider.errors import ParameterError
 from outrider.generation import generate
@@ -21,6 +23,7 @@ from outrider.records import Round
 from outrider.sampling import SamplingSettings
 
 ROWS = 8
+SURELY_DIFFERENT = 24  # tokens: two samples of so many are the same by no chance that matters
 TOKENS_PER_TEXT = 128
 PROMPTS = (
     "def quicksort(items):\n",
@@ -58,7 +61,10 @@ def own_texts(
     done: texts made before, after which the prompts and seeds go on.
     """
     made = 0
+    longest = TOKENS_PER_TEXT if not sampling.greedy else max(TOKENS_PER_TEXT, -(-tokens // len(prompts)))
     while made < tokens:
+        if sampling.greedy and done >= len(prompts):
+            return  # the same texts again would show nothing
         chosen = [prompts[(done + i) % len(prompts)] for i in range(ROWS)]
         ids = [[int(token) for token in target.tokenizer.encode(prompt)] for prompt in chosen]
         results = generate(
@@ -66,9 +72,9 @@ def own_texts(
             ids,
             draft=draft,
             num_draft_tokens=length,
-            max_new_tokens=min(TOKENS_PER_TEXT, -(-(tokens - made) // ROWS)),
+            max_new_tokens=min(longest, -(-(tokens - made) // ROWS)),
             ignore_eos=True,
-            seed=[seed + done + i for i in range(ROWS)],
+            seed=[text_seed(seed, done + i) for i in range(ROWS)],
             **sampling.options(),
         )
         done += ROWS
@@ -80,9 +86,14 @@ def own_texts(
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 
 
-def to_json(text: Text, sampling: SamplingSettings) -> str:
+def text_seed(seed: int, number: int) -> int:
+    """The seed of a text: another one for every (seed, number), so that audits with different seeds share nothing."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | None) -> str:
     """A text as a line of such a file."""
-    line: dict[str, Any] = {name: getattr(sampling, name) for name in _SETTINGS}
+    line: dict[str, Any] = {"target": target, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
     line["prompt"] = list(text.tokens[: text.prompt_length])
     line["tokens"] = list(text.tokens[text.prompt_length :])
     if text.rounds:
@@ -90,43 +101,70 @@ def to_json(text: Text, sampling: SamplingSettings) -> str:
     return json.dumps(line)
 
 
-def read_texts(path: Path, target: TextModel, sampling: SamplingSettings) -> list[Text]:
-    """The texts of a file, checked line by line."""
+def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft: str | None = None) -> list[Text]:
+    """The texts of a file, checked line by line. draft: who drafts, to be compared with what the lines say."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"outputs file {path} can't be read ({error}): name a file of JSON lines") from None
-    texts = [_parse(line, f"{path}, line {n}", target, sampling) for n, line in enumerate(lines, 1) if line.strip()]
+    wanted = {"target": target.name, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
+    seen: dict[tuple[int, ...], int] = {}
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        text = _parse(line, f"{path}, line {number}", target, wanted)
+        first = seen.setdefault(text.tokens, number)
+        if first != number and (len(text.new) >= SURELY_DIFFERENT or sampling.greedy):
+            raise ParameterError(f"{path}, line {number}: repeats line {first}, so it is no further sample: remove it")
+        texts.append(text)
     if not texts:
         raise ParameterError(f"outputs file {path} holds no texts: one JSON object a line is wanted")
     return texts
 
 
-def _parse(line: str, where: str, target: TextModel, sampling: SamplingSettings) -> Text:
+def drop_torn_line(path: Path) -> None:
+    """Remove a last line that was cut short: its text is made again."""
+    whole = path.read_bytes()
+    if whole and not whole.endswith(b"\n"):
+        path.write_bytes(whole[: whole.rfind(b"\n") + 1])
+
+
+def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any]) -> Text:
     try:
         entry = json.loads(line)
-        prompt, new = entry["prompt"], _ids(entry["tokens"])
-        ids = target.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
-        rounds = _rounds(entry.get("rounds", ()), new)
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        prompt, new = entry["prompt"], token_ids(entry["tokens"])
+        ids = [int(token) for token in target.tokenizer.encode(prompt)] if isinstance(prompt, str) else token_ids(prompt)
+        rounds = _rounds(entry.get("rounds") or (), new)
+        other = next((name for name in wanted if _differs(entry, wanted, name)), None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"[:80]
         raise ParameterError(
             f'{where}: must be {{"prompt": text or ids, "tokens": ids}}, got {line[:60]!r} ({reason})'
         ) from None
-    for name in _SETTINGS:
-        if name in entry and float(entry[name]) != float(getattr(sampling, name)):
-            raise ParameterError(
-                f"{where}: {name} is {entry[name]}, audited is {getattr(sampling, name)}: give --{name.replace('_', '-')}"
-            )
-    tokens = (*[int(token) for token in ids], *new)
-    wrong = [token for token in tokens if not 0 <= token < target.vocab_size]
-    if wrong or not new or not len(ids):
+    if other is not None:
+        option = other.replace("_", "-")
+        raise ParameterError(f"{where}: {other} is {entry[other]!r}, audited is {wanted[other]!r}: give --{option}")
+    wrong = [token for token in (*ids, *new) if not 0 <= token < target.vocab_size]
+    if wrong or not new or not ids:
         what = f"token {wrong[0]}" if wrong else "no tokens"
         raise ParameterError(f"{where}: tokens must be in 0 … {target.vocab_size - 1}, got {what}: another tokenizer?")
-    return Text(tokens, len(ids), rounds)
+    return Text((*ids, *new), len(ids), rounds)
 
 
-def _ids(values: Any) -> list[int]:
+def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:
+    if entry.get(name) is None or (name == "draft" and wanted[name] is None):
+        return False  # not said
+    if name in ("target", "draft"):
+        return str(entry[name]) != wanted[name]
+    given = float(entry[name])
+    if name == "top_k":
+        given = max(given, 0.0)  # -1 is no limit in some engines
+    return given != float(wanted[name])  # type: ignore[no-any-return]
+
+
+def token_ids(values: Any) -> list[int]:
+    """Checked to be a list of whole numbers; `ValueError` otherwise."""
     if not isinstance(values, list) or not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         raise ValueError("token ids must be a list of whole numbers")
     return values
@@ -136,6 +174,9 @@ def _rounds(given: Any, new: list[int]) -> tuple[Round, ...]:
     """Rounds from [tokens, drafted, accepted] each."""
     rounds, at = [], 0
     for kept, drafted, accepted in given:
+        token_ids([kept, drafted, accepted])
+        if not 0 <= accepted <= drafted or not 1 <= kept <= accepted + 1:
+            raise ValueError(f"a round can't be {[kept, drafted, accepted]}")
         rounds.append(Round(tuple(new[at : at + kept]), drafted, accepted, "unknown"))
         at += kept
     if rounds and at != len(new):

@@ -19,12 +19,28 @@ from outrider.models.base import LanguageModel
 from outrider.sampling import SamplingSettings, standardize
 
 
-def engine_rounding(target: LanguageModel, tokens: Sequence[int]) -> float:
-    """The most by which a logit after `tokens` varies with the width of the pass that scores it."""
-    ways = logits_by_width(target, tokens)
+def engine_rounding(target: LanguageModel, tokens: Sequence[int], here: Tensor) -> float:
+    """The most by which a logit after `tokens` varies with the width of the pass that scores it.
+
+    here: [V], what the audit's own pass gave.
+    """
+    ways = torch.cat([logits_by_width(target, tokens), here.double().cpu().unsqueeze(0)])
     ways = ways - ways.logsumexp(-1, keepdim=True)
     spread = (ways.amax(0) - ways.amin(0))[ways.amax(0) > ways.amax() - 20]  # what can matter
     return float(spread.nan_to_num(0.0).max())
+
+
+def rounding_needed(logits: Tensor, token: int, settings: SamplingSettings) -> float:
+    """By how much logits must differ from these to allow the token, to a hundredth of itself; infinite if none can. [V]"""
+    low, high = 0.0, 1e-6
+    while not within_rounding(logits, token, settings, high):
+        low, high = high, 4.0 * high
+        if high > 64.0:
+            return math.inf
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if within_rounding(logits, token, settings, middle) else (middle, high)
+    return high
 
 
 def within_rounding(logits: Tensor, token: int, settings: SamplingSettings, rounding: float) -> bool:
@@ -37,19 +53,24 @@ def within_rounding(logits: Tensor, token: int, settings: SamplingSettings, roun
     if not bool(own > -torch.inf):
         return False  # excluded by a processor or a bias, which no rounding brings back
     ahead = logits > own + 2 * rounding
-    if settings.greedy or (settings.top_k and int(ahead.sum()) >= settings.top_k):
-        return not bool(ahead.any()) if settings.greedy else False
-    kept = standardize(logits.unsqueeze(0), replace(unfiltered(settings), top_k=settings.top_k))[0]
+    if settings.greedy:
+        return not bool(ahead.any())
+    if settings.top_k and int(ahead.sum()) >= settings.top_k:
+        return False
+    weights = ((logits - logits.max()) / settings.temperature).exp()
+    if settings.top_k:  # the most that can be kept: ties at the edge stay together
+        edge = logits.topk(min(settings.top_k, len(logits))).values[-1]
+        weights = weights.where(logits >= edge - 2 * rounding, 0.0)
     factor = math.exp(-min(2 * rounding / settings.temperature, 700.0))
-    if settings.top_p < 1.0 and float(kept[ahead].sum()) * factor >= settings.top_p:
+    if settings.top_p < 1.0 and float(weights[ahead].sum() / weights.sum()) * factor >= settings.top_p:
         return False
     relative = math.exp(min(float(own - logits.max()) / settings.temperature, 0.0))
     return relative >= settings.min_p * factor
 
 
-def unfiltered(settings: SamplingSettings) -> SamplingSettings:
-    """The temperature alone: for logits that bias, penalties and processors have gone through."""
-    return SamplingSettings(temperature=settings.temperature or 1.0)
+def truncated_first(logits: Tensor, token: int, settings: SamplingSettings) -> bool:
+    """Whether the token would be allowed if truncation came before the temperature, as in llama.cpp: another law."""
+    return bool(standardize(logits.unsqueeze(0), replace(settings, temperature=1.0))[0, token] > 0)
 
 
 def processed_only(settings: SamplingSettings) -> SamplingSettings:

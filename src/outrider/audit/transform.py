@@ -7,7 +7,9 @@ not follow the target). Each order makes other faults visible:
 
 - "ratio": by target / draft, where a wrong acceptance or a wrong recovery moves mass from one end to the other;
 - "target": by probability, for tempered, truncated or argmax laws;
-- "token": by id, in which tokens are drawn by inversion, so that noise used twice shows.
+- "token": by id, in which tokens are drawn by inversion.
+
+Against a fault whose law is known there is a best order of its own (`likelihood_key`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ def keys(target: Tensor, draft: Tensor | None) -> dict[str, Tensor]:
         return found
     ratio = torch.where(target > 0, target / draft, -1.0)  # x / 0 is inf: whatever the draft never says is tied
     return {"ratio": torch.where(draft.isnan(), target, ratio), **found}
+
+
+def likelihood_key(target: Tensor, law: Tensor) -> Tensor:
+    """The order that tells a law from the target best (Neyman and Pearson): by law / target. [n, V], [n, V] → [n, V]"""
+    return torch.where(target > 0, law / target, -1.0)
 
 
 def transform(target: Tensor, order: Tensor, tokens: Tensor, v: Tensor) -> Tensor:

@@ -7,28 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from outrider.audit.sampled import Planted, TextAudit
-from outrider.audit.uniformity import BINS, DOUBT, REJECT, Array, Check, tokens_to_see
+from outrider.audit.sampled import DRAWS, Outside, Planted, TextAudit
+from outrider.audit.transform import ORDERS
+from outrider.audit.uniformity import BINS, DOUBT, REJECT, Array, Battery, Check, ks_p, tokens_to_see
 
 EXACT, NOT_EXACT, UNCLEAR = "exact", "not exact", "could not tell"
 EXIT = {EXACT: 0, NOT_EXACT: 1, UNCLEAR: 2}
-MATTERS = 0.01  # a fault that changes the law by less is shown, but the verdict does not wait for it
-FEWEST_TOKENS = 1000  # for a verdict where the draft is not known
+MATTERS = 0.05  # a fault that changes the law by less is named if it could hide, but the verdict does not wait for it
+NOTHING = 1e-4  # a change that is no fault here: the noise of arithmetic
+FEWEST_TOKENS = 1000  # for a verdict above temperature 0
+MOST_TIED = 0.1  # share of tokens at temperature 0 that are not the best one but within rounding of it
 MOST_OUTSIDE = 0.01  # share of tokens outside their law, explained by rounding, above which nothing is said
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What the audit would have made of a fault. p: of its battery. needed: tokens that show it nearly always."""
+    """What the audit would have made of a fault.
+
+    changed: mean total variation between its law and the target's. p: of the whole audit, had the tokens been drawn from it.
+    needed: tokens that show it nearly always. seen: whether this sample would have, with a margin.
+    """
 
     fault: str
     changed: float
     p: float
     needed: float
-
-    @property
-    def seen(self) -> bool:
-        return self.p < REJECT
+    seen: bool
 
 
 @dataclass(frozen=True)
@@ -68,71 +72,86 @@ class Report:
         """For machine-readable output."""
         out = asdict(self)
         out["faults"] = [
-            {**asdict(sight), "seen": sight.seen, "needed": None if sight.needed == float("inf") else int(sight.needed)}
-            for sight in self.sights
+            {**asdict(sight), "needed": None if sight.needed == float("inf") else int(sight.needed)} for sight in self.sights
         ]
         del out["sights"]
         return {**out, "recommended_tokens": self.recommended, "false_alarm_rate": REJECT, "doubt_rate": DOUBT}
 
 
-def judge(audit: TextAudit, setting: str, texts: int) -> Report:
+def judge(audit: TextAudit, setting: str) -> Report:
     """The verdict on what an audit has collected."""
-    greedy = audit.sampling.greedy
     battery = audit.battery()
-    sights = tuple(_sight(planted, audit.count) for planted in audit.planted())
-    impossible = tuple((o.text, o.position, o.token, o.gap) for o in audit.outside if not o.explained)
+    sights = tuple(_sight(planted, audit.count, len(battery.checks)) for planted in audit.planted.values())
+    impossible = [one for one in audit.outside if one.needed > audit.rounding]
     explained = len(audit.outside) - len(impossible)
-    verdict, reason = _verdict(audit, battery.p, battery.worst, sights, len(impossible), explained)
+    verdict, reason = _verdict(audit, battery, sights, impossible, explained)
     return Report(
         setting=setting,
         tokens=audit.count,
-        texts=texts,
+        texts=audit.texts,
         verdict=verdict,
         reason=reason,
-        p=None if greedy else battery.p,
+        p=None if audit.sampling.greedy else battery.p,
         checks=battery.checks,
         sights=sights,
         outside=explained,
-        impossible=impossible,
+        impossible=tuple((one.text, one.position, one.token, one.gap) for one in impossible),
         rounding=audit.rounding,
         alpha=audit.alpha,
-        histograms={order: _histogram(u) for order, u in audit.numbers().items()},
+        histograms={order: _histogram(u) for order, u in audit.numbers().items() if order in ORDERS},
     )
 
 
-def _sight(planted: Planted, count: int) -> Sight:
-    if planted.outside:
-        share = planted.outside / max(count, 1)
-        return Sight(planted.name, planted.changed, 0.0, float(np.ceil(9.3 / share)))  # none of so many: 1 in 10,000
-    return Sight(planted.name, planted.changed, planted.battery.p, tokens_to_see(planted.numbers))
+def _sight(planted: Planted, count: int, tests: int) -> Sight:
+    changed = planted.moved / max(count, 1)
+    share = planted.outside / max(DRAWS * count, 1)
+    by_order = min(1.0, tests * ks_p(np.array(planted.numbers[0])))
+    needed = tokens_to_see(np.array([u for numbers in planted.numbers for u in numbers]))
+    if planted.outside >= 10:  # several of so many are seen, even if rounding excuses some
+        needed, by_order = min(needed, float(np.ceil(20 / share))), 0.0
+    return Sight(planted.name, changed, by_order, needed, by_order < REJECT / 100 or needed <= count)
 
 
 def _verdict(
-    audit: TextAudit, p: float, worst: Check | None, sights: tuple[Sight, ...], impossible: int, explained: int
+    audit: TextAudit, battery: Battery, sights: tuple[Sight, ...], impossible: list[Outside], explained: int
 ) -> tuple[str, str]:
     if impossible:
-        return NOT_EXACT, f"{impossible} of {audit.count} tokens have no probability under the target's law"
+        reason = f"{len(impossible)} of {audit.count} tokens have no probability under the target's law"
+        if all(one.truncated_first for one in impossible):
+            reason += "; all have if truncation comes before the temperature, as in llama.cpp, which is another law"
+        return NOT_EXACT, reason
     if audit.sampling.greedy:
-        return EXACT, f"every token is the target's best one ({explained} within rounding of it)"
-    if p < REJECT and worst is not None:
-        return NOT_EXACT, f"p = {p:.1e}; {worst.name}: p = {worst.p:.1e}"
-    doubt = _doubt(audit.count, p, sights, explained)
-    return (UNCLEAR, doubt) if doubt else (EXACT, f"p = {p:.2g}")
+        reason = f"every token is the target's best one, {explained} of {audit.count} within rounding of it"
+        return (UNCLEAR, f"{reason}: too many") if explained > MOST_TIED * audit.count else (EXACT, reason)
+    if battery.p < REJECT and battery.worst is not None:
+        return NOT_EXACT, f"p = {battery.p:.1e}; {battery.worst.name}: p = {battery.worst.p:.1e}"
+    doubt = _doubt(audit, battery.p, sights, explained)
+    if doubt:
+        return UNCLEAR, doubt
+    limits = "" if audit.drafter is not None else "; without knowing the draft, faults of its rule are not planted"
+    hidden = [sight for sight in sights if not sight.seen and sight.changed > NOTHING]
+    if hidden:
+        limits += "; could hide: " + ", ".join(f"{one.fault} ({100 * one.changed:.1f} % of the law)" for one in hidden)
+    return EXACT, f"p = {battery.p:.2g}{limits}"
 
 
-def _doubt(count: int, p: float, sights: tuple[Sight, ...], explained: int) -> str | None:
+def _doubt(audit: TextAudit, p: float, sights: tuple[Sight, ...], explained: int) -> str | None:
     """Why nothing can be said, None if something can."""
+    count = audit.count
+    if count < FEWEST_TOKENS:
+        return f"{count} tokens are too few: use {FEWEST_TOKENS} at least"
     if explained > MOST_OUTSIDE * count:
         return f"{explained} tokens are outside their law, though within rounding: audit on the engine's own weights"
     if p < DOUBT:
-        return f"p = {p:.1e}, which an exact sampler gives once in {1 / max(p, 1e-12):.0f} audits: use other seeds"
+        return f"p = {p:.1e}, which an exact sampler gives once in {1 / max(p, 1e-12):.0f} audits: use another seed"
+    of_rule = [sight for sight in sights if audit.planted[sight.fault].of_rule]
+    if audit.drafter is not None and all(sight.changed < MATTERS for sight in of_rule):
+        return "no fault of the rule would change this text's law, the draft is rejected too rarely: use another draft"
     unseen = [sight for sight in sights if sight.changed >= MATTERS and not sight.seen]
     if unseen:
         needed = max(sight.needed for sight in unseen)
-        more = "another draft" if needed == float("inf") else f"{needed:.0f} tokens"
-        return f"this sample would not have shown {unseen[0].fault!r}: use {more}"
-    if count < FEWEST_TOKENS:
-        return f"{count} tokens are too few: use {FEWEST_TOKENS} at least"
+        more = "many more tokens, or another draft" if needed == float("inf") else f"{needed:.0f} tokens"
+        return f"this sample need not have shown {unseen[0].fault!r}: use {more}"
     return None
 
 

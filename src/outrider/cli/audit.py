@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
-from outrider.errors import ParameterError
+from outrider.errors import OutriderError, ParameterError
 
 if TYPE_CHECKING:
-    from outrider.audit.sampled import Text
+    from outrider.audit.text import Text
     from outrider.audit.verdict import Report
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
@@ -78,13 +78,17 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
     settings = _settings(given)
     wanted = _Wanted(**given)
     _check(wanted, settings, plot)
-    model = models.load_target()
-    drafter = _drafter(models, model, wanted)
-    reports = []
-    for one in settings:
-        reports.append(_audit(model, drafter, one, wanted))
-        if not as_json:
-            show(reports[-1])
+    try:
+        model = models.load_target()
+        drafter = _drafter(models, model, wanted)
+        reports = []
+        for one in settings:
+            reports.append(_audit(model, drafter, one, wanted))
+            if not as_json:
+                show(reports[-1])
+    except OutriderError as error:
+        click.echo(f"outrider: {error}", err=True)
+        return 2  # 1 would say that the sampler is not exact
     if plot is not None:
         draw(reports, plot)
     if as_json:
@@ -129,10 +133,13 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
 def _drafter(models: ModelChoice, model: TextModel, wanted: _Wanted) -> Drafter | None:
     from dataclasses import replace
 
+    from outrider.forced import check_forgets
+
     specs = models.draft or ((OWN_DRAFT,) if wanted.own else ())
     if not specs:
         return None
     drafter = replace(models, draft=specs).load_draft(model)
+    check_forgets(drafter)
     drafter.bind(model)
     return drafter
 
@@ -146,31 +153,33 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
     from outrider.audit.verdict import judge
 
     audit = TextAudit(model, drafter, sampling, wanted.rounding, wanted.seed)
-    count = 0
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("Generating and scoring", total=wanted.tokens)
         for text in _texts(model, drafter, sampling, wanted):
-            count += 1
             audit.add(text)
             progress.update(bar, completed=min(audit.count, wanted.tokens))
         progress.update(bar, completed=wanted.tokens)
-    return judge(audit, name_of(sampling), count)
+    return judge(audit, name_of(sampling))
 
 
 def _texts(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted) -> Iterator[Text]:
     """The texts of a file, or those saved before and fresh ones after them."""
-    from outrider.audit.sources import read_texts, to_json
+    from outrider.audit.sources import drop_torn_line, read_texts, to_json
 
     if wanted.outputs is not None:
         yield from read_texts(wanted.outputs, model, sampling)
         return
-    saved = read_texts(wanted.save, model, sampling) if wanted.save is not None and wanted.save.exists() else []
+    name = drafter.name if drafter is not None else None
+    saved: list[Text] = []
+    if wanted.save is not None and wanted.save.exists():
+        drop_torn_line(wanted.save)
+        saved = read_texts(wanted.save, model, sampling, name) if wanted.save.stat().st_size else []
     yield from saved
     missing = wanted.tokens - sum(len(text.tokens) - text.prompt_length for text in saved)
     for text in _fresh(model, drafter, sampling, wanted, missing, len(saved)):
         if wanted.save is not None:
             with wanted.save.open("a", encoding="utf-8") as file:
-                file.write(to_json(text, sampling) + "\n")
+                file.write(to_json(text, sampling, model.name, name) + "\n")
         yield text
 
 

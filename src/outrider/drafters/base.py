@@ -41,6 +41,8 @@ class Drafter(ABC):
     """Proposes tokens. One instance may serve several generations in turn; state lives in the rows."""
 
     name: str
+    remembers: bool = False
+    """Whether it keeps texts of earlier generations."""
 
     def bind(self, target: LanguageModel) -> None:
         """Called before a generation: raise if this drafter can't draft for `target`."""

@@ -48,7 +48,7 @@ class SuffixDrafter(Drafter):
         if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
             raise ParameterError(f"min_match must be a whole number of 1 or more, got {min_match!r}")
         self.min_match = min_match
-        self._remembers = memory or store is not None
+        self.remembers = memory or store is not None
         self._path = Path(store) if store is not None else None
         self._store: TokenStore | None = None
         self._memories: dict[str, SuffixAutomaton] = {}
@@ -56,7 +56,7 @@ class SuffixDrafter(Drafter):
 
     def bind(self, target: LanguageModel) -> None:
         """Choose the memory that was written in the target's tokens."""
-        if not self._remembers:
+        if not self.remembers:
             return
         tokens = fingerprint(target)
         if self._path is not None:

@@ -1,0 +1,35 @@
+"""A generated text as an audit needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.records import Round
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and what was generated after it. rounds: what each round did, where that is known."""
+
+    tokens: tuple[int, ...]
+    prompt_length: int
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        """The generated tokens."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def places(self) -> list[int]:
+        """Each new token's place within its round, -1 where that is not known."""
+        if not self.rounds:
+            return [-1] * len(self.new)
+        return [place for record in self.rounds for place in range(len(record.tokens))]
+
+    @property
+    def tested(self) -> list[bool] | None:
+        """Whether the rule decided about each new token, if that is known."""
+        if not self.rounds:
+            return None
+        return [place < record.drafted for record in self.rounds for place in range(len(record.tokens))]
