@@ -156,11 +156,11 @@ def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:
     if entry.get(name) is None or (name == "draft" and wanted[name] is None):
         return False  # not said
     if name in ("target", "draft"):
-        return str(entry[name]) != wanted[name]
+        return bool(str(entry[name]) != wanted[name])
     given = float(entry[name])
     if name == "top_k":
         given = max(given, 0.0)  # -1 is no limit in some engines
-    return given != float(wanted[name])  # type: ignore[no-any-return]
+    return given != float(wanted[name])
 
 
 def token_ids(values: Any) -> list[int]:
