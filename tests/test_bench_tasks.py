@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from tokenizers import processors
 
 import outrider
 from outrider.bench.examples import CODE_STOPS, KINDS, Example, Source, load_examples, prompt_tokens, stops
@@ -21,8 +22,10 @@ from outrider.bench.humaneval import _problems, _try_runner, run_tests
 from outrider.bench.quality import Answer, Bleu, Mean, Perplexity, difference, estimate, exact, make_metric, rouge2
 from outrider.bench.run_log import RunLog
 from outrider.bench.tables import load_hub, read_table
+from outrider.bench.texts import chat
 from outrider.cli.main import cli
 from outrider.errors import ParameterError
+from tests.conftest import make_tokenizer
 
 ROWS = [
     {"document": "the quick brown fox jumps", "summary": "a fox jumps"},
@@ -401,3 +404,13 @@ def test_what_is_timed_is_what_generate_writes(target_folder: Path, tmp_path: Pa
     wanted = outrider.generate(model, example.prompt, draft=None, max_new_tokens=10, temperature=1.0, seed=2)
     plain = next(one for one in map(json.loads, log.read_text().splitlines()) if one.get("drafting") == "plain")
     assert (plain["tokens"], plain["text"], plain["rounds"]) == (wanted.tokens, wanted.text, wanted.stats.rounds)
+
+
+def test_a_chat_prompt_begins_once() -> None:
+    """Whether the template, the tokenizer, or both put the beginning-of-sequence token there."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}"
+    assert tokenizer.encode(chat(tokenizer, "hello")).count(tokenizer.bos_token_id) == 1
+    begin = [("<bos>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=begin)
+    assert tokenizer.encode(chat(tokenizer, "hello")).count(tokenizer.bos_token_id) == 1

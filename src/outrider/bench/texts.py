@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider.bench.tasks import Task, human_eval
 
 _SOURCE = '''class Account:
@@ -41,17 +43,18 @@ _WORDS = (
 )
 
 
-def chat(model_tokenizer: object, text: str) -> str:
-    """The text as a user's turn, if the model has a chat template."""
-    if not getattr(model_tokenizer, "chat_template", None):
+def chat(tokenizer: Any, text: str) -> str:
+    """The text as a user's turn, if the model has a chat template; to be encoded as any text is."""
+    if not getattr(tokenizer, "chat_template", None):
         return text
     messages = [{"role": "user", "content": text}]
-    return str(
-        model_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)  # type: ignore[attr-defined]
-    )
+    made = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    start = tokenizer.bos_token
+    # Some templates write the beginning-of-sequence token that encoding puts there, too: once is enough.
+    return made.removeprefix(start) if start and list(tokenizer.encode("")) == [tokenizer.bos_token_id] else made
 
 
-def kinds(tokenizer: object) -> list[Task]:
+def kinds(tokenizer: Any) -> list[Task]:
     """One prompt of each kind; the instructions through the model's chat template."""
     return [
         Task("code completion", human_eval(0, 0)[0].prompt),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.truncation import truncation_options
 from outrider.errors import OutriderError, ParameterError
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 @click.option(
     "--temperature", multiple=True, type=float, default=(1.0,), show_default=True, help="May be given several times."
 )
-@click.option("--top-k", type=int, default=0, help="0: no limit.")
-@click.option("--top-p", type=float, default=1.0, help="1: no limit.")
-@click.option("--min-p", type=float, default=0.0, help="0: no limit.")
+@truncation_options
 @click.option("--tokens", type=int, default=5000, show_default=True, help=_TOKENS)
 @click.option("--outputs", type=click.Path(path_type=Path), metavar="FILE", help=_OUTPUTS)
 @click.option("--endpoint", metavar="URL", help="Audit a server with OpenAI's completions: http://localhost:8080/v1 say.")

@@ -14,6 +14,7 @@ import click
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.trace import TraceFile, trace_file
+from outrider.cli.truncation import truncation_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
-@click.option("--top-k", type=int, default=0, help="0: no limit.")
-@click.option("--top-p", type=float, default=1.0, help="1: no limit.")
-@click.option("--min-p", type=float, default=0.0, help="0: no limit.")
+@truncation_options
 @click.option("--repetition-penalty", type=float, default=1.0, help="1: none.")
 @click.option("--presence-penalty", type=float, default=0.0, help="0: none.")
 @click.option("--frequency-penalty", type=float, default=0.0, help="0: none.")

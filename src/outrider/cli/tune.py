@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.truncation import truncation_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ class _Found:
 )
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Of each prompt.")
 @click.option("--temperature", type=float, default=0.0, show_default=True)
-@click.option("--top-k", type=int, default=0, help="0: no limit.")
-@click.option("--top-p", type=float, default=1.0, help="1: no limit.")
-@click.option("--min-p", type=float, default=0.0, help="0: no limit.")
+@truncation_options
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
     "--write", type=click.Path(path_type=Path), metavar="FILE.toml", help="Write what was found, for generate --config."
