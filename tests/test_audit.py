@@ -506,6 +506,9 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return [1 + len(text) % 5, 2]
 
+    def decode(self, tokens: list[int]) -> str:
+        return "".join("\ufffd" if token == 7 else "t" for token in tokens)
+
     def get_vocab(self) -> dict[str, int]:
         return {f"t{i}": i for i in range(V)}
 
@@ -569,6 +572,24 @@ def test_a_server_is_audited(form: str) -> None:
 def test_a_server_that_answers_otherwise_gets_one_line(code: int, content: bytes, said: str) -> None:
     with Server(lambda body: (code, content)) as server, pytest.raises(EndpointError, match=said):
         list(endpoint_texts(server.url, text_model(), ONE, 10))
+
+
+def test_tokens_that_a_server_leaves_out_are_not_passed_over() -> None:
+    """llama.cpp's server names one token of several that make a character: the text is cut there."""
+
+    def answer(tokens: list[int], told: int) -> tuple[int, bytes]:
+        content = [{"id": token} for token in tokens]
+        choice = {"text": "x", "finish_reason": "length", "logprobs": {"content": content}}
+        return 200, json.dumps({"choices": [choice], "usage": {"completion_tokens": told}}).encode()
+
+    with Server(lambda body: answer([4, 5, 7, 6], 5)) as server:
+        (text,) = endpoint_texts(server.url, text_model(), ONE, 2)
+    assert text.new == (4, 5)
+    with (
+        Server(lambda body: answer([4, 5, 6], 5)) as server,
+        pytest.raises(EndpointError, match="made 5 tokens and named 3"),
+    ):
+        list(endpoint_texts(server.url, text_model(), ONE, 2))
 
 
 def test_repeated_texts_are_refused(tmp_path: Path) -> None:

@@ -104,10 +104,25 @@ def _generated(answer: dict[str, Any], target: TextModel) -> list[int]:
     wrong = [token for token in new if not 0 <= token < target.vocab_size]
     if wrong:
         raise EndpointError(f"endpoint gave token {wrong[0]}, {target.name} has {target.vocab_size}: another model?")
+    told = (answer.get("usage") or {}).get("completion_tokens")
+    if isinstance(told, int) and told > len(new) + ended:
+        return _before_what_is_missing(new, told, target)
     end = target.tokenizer.eos_token_id
     if ended and end is not None and not (new and new[-1] in {end, *target.end_tokens}):
         new = [*new, int(end)]
     return new
+
+
+def _before_what_is_missing(new: list[int], told: int, target: TextModel) -> list[int]:
+    """The tokens before the first piece of a character: llama.cpp's server leaves tokens out that complete one.
+
+    Cutting there leaves such tokens out of the sample, about one in a thousand of English text, which is too few to show.
+    """
+    pieces = (i for i, token in enumerate(new) if "\ufffd" in target.tokenizer.decode([token]))
+    first = next(pieces, None)
+    if first is None:
+        raise EndpointError(f"endpoint made {told} tokens and named {len(new)}: have it return token ids")
+    return new[:first]
 
 
 def _token_ids(choice: dict[str, Any], answer: dict[str, Any], target: TextModel) -> list[int]:
