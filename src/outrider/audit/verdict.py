@@ -15,6 +15,7 @@ EXACT, NOT_EXACT, UNCLEAR = "exact", "not exact", "could not tell"
 EXIT = {EXACT: 0, NOT_EXACT: 1, UNCLEAR: 2}
 MATTERS = 0.05  # a fault that changes the law by less is named if it could hide, but the verdict does not wait for it
 NOTHING = 1e-4  # a change that is no fault here: the noise of arithmetic
+PLAUSIBLE = 1.0  # by how much the logits of another build of an engine may differ
 MOSTLY = 0.8  # share of such tokens that another order of the settings explains
 FEWEST_TOKENS = 1000  # for a verdict above temperature 0
 MOST_TIED = 0.1  # share of tokens at temperature 0 that are not the best one but within rounding of it
@@ -118,6 +119,9 @@ def _verdict(
 ) -> tuple[str, str]:
     if impossible:
         reason = f"{len(impossible)} of {audit.count} tokens have no probability under the target's law"
+        needed = max(one.needed for one in impossible)
+        if needed < PLAUSIBLE:
+            reason += f"; --rounding {needed:.2g} would explain them, if the engine's logits differ from these by as much"
         earlier = sum(one.truncated_first for one in impossible)
         if earlier > MOSTLY * len(impossible):
             reason += f"; {earlier} have if truncation comes before the temperature, as in llama.cpp: another law"
