@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 
 from outrider.audit.greedy import Divergence, first_divergence
-from outrider.bench.contest import WARM_UP_TOKENS, Setting
+from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens, stops
 from outrider.bench.quality import Answer, Estimate, Metric, difference, estimate
 from outrider.bench.run_log import RunLog
@@ -84,10 +84,9 @@ def measure(
     done = {run.key: run for run in (AnswerRun(**entry) for entry in log.entries)}
     warm: set[str] = set()
     for number, example in enumerate(plan.examples):
-        turn = number % len(draftings)
         for setting in plan.settings:
             for sample in range(plan.samples_of(setting)):
-                for drafting in [*draftings[turn:], *draftings[:turn]]:
+                for drafting in in_turn(draftings, number):
                     key = (example.name, example.digest, sample, setting.name, drafting.name)
                     if key not in done:
                         if drafting.name not in warm:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios, spread
@@ -19,6 +19,7 @@ from outrider.generation import generate
 from outrider.models.base import TextModel
 
 WARM_UP_TOKENS = 16
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,12 @@ def ours(target: TextModel, draft: Any) -> Contender:
     return run
 
 
+def in_turn(entries: Sequence[T], number: int) -> list[T]:
+    """The entries, beginning with another one for each prompt, so that none always runs first."""
+    turn = number % len(entries)
+    return [*entries[turn:], *entries[:turn]]
+
+
 def measure(
     contenders: Mapping[str, Contender],
     encode: Callable[[str], Sequence[int]],
@@ -87,9 +94,8 @@ def measure(
     warm: set[str] = set()
     for number, task in enumerate(tasks):
         prompt = [int(token) for token in encode(task.prompt)]
-        turn = number % len(entries)
         for setting in settings:
-            for name, contender in entries[turn:] + entries[:turn]:
+            for name, contender in in_turn(entries, number):
                 key = (name, setting.name, task.name)
                 if key not in done:
                     if name not in warm:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.bench.contest import WARM_UP_TOKENS, Setting
+from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
 from outrider.bench.run_log import RunLog
 from outrider.drafters import Drafter
@@ -64,9 +64,8 @@ def measure(
     done = {run.key: run for run in (SweepRun(**entry) for entry in log.entries)}
     warm: set[int] = set()
     for number, example in enumerate(examples):
-        turn = number % len(lengths)
         for setting in settings:
-            for length in [*lengths[turn:], *lengths[:turn]]:
+            for length in in_turn(lengths, number):
                 key = (example.name, example.digest, setting.name, length)
                 if key not in done:
                     if length not in warm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,10 +89,10 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
     except OutriderError as error:
         click.echo(f"outrider: {error}", err=True)
         return 2  # 1 would say that the sampler is not exact
-    if plot is not None:
-        draw(reports, plot)
     if as_json:
         click.echo(json.dumps(as_object(reports, model, drafter)))
+    if plot is not None:
+        draw(reports, plot)
     codes = {report.exit_code for report in reports}
     return 1 if 1 in codes else max(codes)
 
@@ -109,6 +110,7 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
     from outrider.cli.generate import parse_length
     from outrider.randomness import check_seed
 
+    parse_extra(wanted.extra)
     if wanted.outputs is not None and wanted.endpoint is not None:
         raise click.UsageError("--outputs and --endpoint exclude each other: leave one out")
     if wanted.outputs is not None and wanted.save is not None:
@@ -117,16 +119,33 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
         raise click.UsageError("--temperature must be given once for an engine's outputs: they were made at one")
     if len(settings) > 1 and wanted.save is not None:
         raise click.UsageError("--save holds texts of one temperature: give --temperature once")
+    _check_used(wanted)
     if wanted.tokens < 1:
         raise ParameterError(f"tokens must be 1 or more, got {wanted.tokens}: 5000 show most faults")
     if wanted.rounding is not None and not 0 <= wanted.rounding < 100:
         raise ParameterError(f"rounding must be in [0, 100), got {wanted.rounding}: it is a difference of logits")
+    if plot is not None and all(one.greedy for one in settings):
+        raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
     for path in (wanted.save, plot):
         if path is not None and not path.resolve().parent.is_dir():
             raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
-    parse_extra(wanted.extra)
     parse_length(wanted.length)
     check_seed(wanted.seed)
+
+
+def _check_used(wanted: _Wanted) -> None:
+    """Refuse options that would do nothing."""
+    from click.core import ParameterSource
+
+    source = click.get_current_context().get_parameter_source
+    if wanted.extra is not None and wanted.endpoint is None:
+        raise click.UsageError("--extra is for the requests to a server: give --endpoint, too")
+    if not wanted.own and source("length") == ParameterSource.COMMANDLINE:
+        raise click.UsageError("--num-draft-tokens is for Outrider's own decoder: leave it out for another engine's outputs")
+    if wanted.outputs is not None and source("tokens") == ParameterSource.COMMANDLINE:
+        raise click.UsageError("--tokens is how many to generate, --outputs is there already: leave one out")
 
 
 def _drafter(models: ModelChoice, model: TextModel, wanted: _Wanted) -> Drafter | None:

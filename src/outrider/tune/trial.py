@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+from outrider.bench.contest import in_turn
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.choices import Draft, Length
 from outrider.generation import generate
@@ -48,8 +49,7 @@ def run_setups(
     for _, setup in entries:
         _generate(target, setup, prompts[0], sampling, WARM_UP_TOKENS, seed)
     for number, prompt in enumerate(prompts):
-        turn = number % len(entries)
-        for name, setup in entries[turn:] + entries[:turn]:
+        for name, setup in in_turn(entries, number):
             stats = _generate(target, setup, prompt, sampling, max_new_tokens, seed + number).stats
             yield Run(name, number, stats.tokens_per_second, stats.tokens, stats.mean_acceptance_length)
 
