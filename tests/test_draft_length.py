@@ -9,7 +9,10 @@ import pytest
 from outrider import theory
 from outrider.costs import Costs
 from outrider.draft_length import AdaptiveLength, FixedLength, OptimalLength, Prospect, Trial, optimal_length
+from outrider.draft_length.account import Account
 from outrider.draft_length.adaptive import expected
+from outrider.draft_length.base import Finding
+from outrider.draft_length.foretold import Foretold
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
 from outrider.errors import ParameterError
 from outrider.records import Round
@@ -165,3 +168,68 @@ def test_the_oracle_is_never_slower_than_plain_decoding() -> None:
     records = rounds_of(4, 3, 0, 1)
     assert oracle_seconds(records, LINEAR, 1.0, 5) == pytest.approx(plain_seconds(records, LINEAR, 5))
     assert oracle_seconds(records, FLAT, 0.1, 5) < plain_seconds(records, FLAT, 5)
+
+
+def test_foretold_tokens_are_compared_with_what_came() -> None:
+    foretold, copy = Foretold(), Prospect("copy", kind=2, foretold=True)
+    foretold.add(copy, [7, 8, 9], start=3)
+    assert foretold.compare([0, 0, 0]) == []
+    assert foretold.compare([0, 0, 0, 7]) == [Finding(copy, 3, 0, True)]
+    foretold.add(copy, [8, 1, 9], start=4)
+    found = foretold.compare([0, 0, 0, 7, 8, 1])
+    first = [Finding(copy, 3, 1, True), Finding(copy, 3, 2, False)]
+    assert found == [*first, Finding(copy, 4, 0, True), Finding(copy, 4, 1, True, again=True)]
+    foretold.add(copy, [5], start=6)  # nothing that counts in full is followed any more
+    assert foretold.compare([0, 0, 0, 7, 8, 1, 5, 5]) == [Finding(copy, 4, 2, False, again=True), Finding(copy, 6, 0, True)]
+    assert foretold.compare([0, 0, 0, 7, 8, 1, 5, 5, 5]) == []
+
+
+def test_a_copy_is_learned_without_being_offered() -> None:
+    """Neither probes nor rounds are spent on it, and both its rates are learned apart."""
+    copy = Prospect("copy", kind=1, first=0.1, later=0.1, foretold=True)
+    state = AdaptiveLength(Costs({1: 1.0, 2: 1.6, 17: 10.6})).start()
+    for _ in range(200):
+        assert state.plan([copy], 64, 0).limit == 0
+        state.update(Trial())
+    for _ in range(60):
+        state.learn(Finding(copy, 0, 0, accepted=True))
+        state.learn(Finding(copy, 0, 1, accepted=True))
+        state.learn(Finding(copy, 0, 1, accepted=False, again=True))
+    assert state.plan([copy], 64, 0).limit >= 4
+    for _ in range(60):
+        state.learn(Finding(copy, 0, 1, accepted=False))
+    assert state.plan([copy], 64, 0).limit == 1
+    state.update(Trial(copy, drafted=1, tested=1, accepted=0))  # what is offered is not counted twice
+    assert state.plan([copy], 64, 0).limit == 1
+
+
+def test_a_debt_is_paid_on_paper_and_each_time_it_takes_twice_as_much() -> None:
+    account = Account(probe_share=0.02, loss_passes=1.0, loss_share=0.0)
+    for needed in (1.0, 2.0, 4.0):
+        assert not account.suspended(1.0)
+        account.spend(3.0, saved=-1.5)
+        assert account.suspended(1.0)
+        for _ in range(4):
+            account.save_on_paper(needed / 4 - 0.01)
+            assert account.suspended(1.0)
+        account.save_on_paper(0.05)
+    assert not account.suspended(1.0)
+    account.spend(3.0, saved=4.6)  # all that was lost is made good, in earnest
+    account.spend(3.0, saved=-5.7)
+    assert account.suspended(1.0)
+    account.save_on_paper(-9.0)
+    account.save_on_paper(1.01)
+    assert not account.suspended(1.0)
+
+
+def test_suspended_copies_are_judged_by_what_they_would_have_saved() -> None:
+    copy = Prospect("copy", first=0.95, later=0.95, foretold=True)
+    state = AdaptiveLength(Costs({1: 1.0, 2: 1.6, 17: 10.6}), loss_share=0.0).start()
+    while (planned := state.plan([copy], 64, 10).limit) > 0:
+        state.update(Trial(copy, drafted=planned, tested=1, accepted=0))
+    for start in range(20, 40):
+        if state.plan([copy], 64, start).limit:
+            break
+        for place in range(8):
+            state.learn(Finding(copy, start, place, accepted=True))
+    assert 20 < start <= 30

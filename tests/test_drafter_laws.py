@@ -218,3 +218,16 @@ def test_signals_are_learned_by_the_rows_that_asked_only() -> None:
             drafter = ModelDrafter(table(2, V), step_seconds=0.2)
             alone = decode(target, [Request([0, i % V], 40, RandomStream(seed, i))], settings, drafter, policy)[0][0]
             assert alone == batch[i]
+
+
+@pytest.mark.parametrize("copying", [PromptLookupDrafter, SuffixDrafter])
+def test_a_copy_that_becomes_good_is_taken_up_without_a_probe(copying: Callable[[], Drafter]) -> None:
+    """Costs as llama.cpp's: wrong copies are not offered in vain for long, and it is noticed when they turn right."""
+    turn = TableModel(torch.eye(64, dtype=torch.float64).roll(1, 1))  # counts up, over and over
+    noise = torch.randint(0, 64, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    policy = AdaptiveLength(Costs({1: 1.0, 2: 1.7, 4: 2.5, 8: 4.0, 17: 8.0}))
+    _, rounds = decode(turn, [Request(noise, 400, RandomStream(0))], SamplingSettings(), copying(), policy)
+    records = rounds[0]
+    seconds = sum(policy.costs.verify(r.drafted + 1) for r in records)
+    assert seconds < 0.65 * 400
+    assert all(r.drafted for r in records[-10:-1])

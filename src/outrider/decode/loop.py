@@ -116,6 +116,8 @@ class Decoder:
             return [None] * len(active), empty_proposal(len(active), self.target.device)
         prospects = [self.drafter.prospects(row.draft) for row in active]
         plans = [row.plan(offered) for row, offered in zip(active, prospects, strict=True)]
+        for row, offered, plan in zip(active, prospects, plans, strict=True):
+            row.follow(self.drafter, offered, plan)
         chosen: list[Prospect | None] = [offered[plan.prospect] for offered, plan in zip(prospects, plans, strict=True)]
         if not any(plan.limit for plan in plans):
             return chosen, empty_proposal(len(active), self.target.device)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.foretold import HORIZON, Foretold
+from outrider.drafters.base import Drafter
 from outrider.errors import ContextLengthError, NumericalError, ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.base import Sequence as ModelSequence
@@ -43,6 +45,7 @@ class Row:
         self.draft = DraftRow(self.tokens, len(self.tokens), request.stream, sequence)
         self.finish_reason: FinishReason | None = None
         self.closed = False
+        self._foretold = Foretold()
         self._limit = len(self.tokens) + request.max_new_tokens
         self._full: FinishReason = "length"
         if context is not None and context < self._limit:
@@ -56,6 +59,15 @@ class Row:
     def plan(self, prospects: Sequence[Prospect]) -> Plan:
         """What the policy wants drafted now, one place left for the token that follows the accepted ones."""
         return self.length.plan(prospects, max(0, self.remaining - 1), len(self.tokens))
+
+    def follow(self, drafter: Drafter, prospects: Sequence[Prospect], plan: Plan) -> None:
+        """Note what would be proposed, or is going to be, where that is certain: the policy learns from what comes."""
+        if not self.length.learns:
+            return
+        for i, prospect in enumerate(prospects):
+            if prospect.foretold and prospect.longest:
+                limit = max(HORIZON, plan.limit) if i == plan.prospect else HORIZON
+                self._foretold.add(prospect, drafter.foretell(self.draft, i, limit), len(self.tokens))
 
     def extend(self, new: list[int]) -> int:
         """Add the round's tokens up to where the sequence ends; sets `finish_reason` there. → how many were kept"""
@@ -74,6 +86,8 @@ class Row:
             if cut is not None:
                 keep, self.finish_reason = cut, "stop"
         self.tokens.extend(new[:keep])
+        for finding in self._foretold.compare(self.tokens):
+            self.length.learn(finding)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = self._full
         return keep

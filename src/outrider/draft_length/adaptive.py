@@ -8,9 +8,11 @@ During a draft, if the drafter tells how sure it was of each token: the probabil
 product of the acceptance rates learned for such signals. One more token is drafted while some continuation gains more
 tokens than the same seconds would give at the planned rate: the marginal gain against the marginal cost.
 
-What isn't tried isn't learned, so now and then a prospect is probed with one token, or a draft is made one token longer; all
-probes together may cost a small share of the time spent, by the cost tables. What drafts have lost against plain decoding is
-kept account of, too, and bounded: where every drafted token costs a pass, a few wrong first guesses would be a loss.
+Of a copy it is known what it would propose, so it is learned from the tokens that come, whether it is offered or not
+(`foretold`). Other drafts that aren't tried aren't learned, so now and then one is probed with one token, or made one token
+longer; all probes together may cost a small share of the time spent, by the cost tables. What drafts have lost against plain
+decoding is kept account of, too, and bounded (`account`): where every drafted token costs a pass, a few wrong first guesses
+would be a loss.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from outrider.costs import Costs
-from outrider.draft_length.base import DraftLength, LengthState, Plan, Prospect, SimplePlan, Trial
+from outrider.draft_length.account import Account, PaperRound
+from outrider.draft_length.base import DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
+from outrider.draft_length.foretold import HORIZON
 from outrider.draft_length.rates import Rate
 from outrider.draft_length.signals import PRIORS
 
@@ -32,8 +36,7 @@ class AdaptiveLength(DraftLength):
     several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
     probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
     tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: once drafts
-    have lost more than so many passes and this share of the time against plain decoding, only probes are made until they
-    have won it back.
+    have lost more than so many passes and this share of the time against plain decoding, they are suspended.
     """
 
     costs: Costs
@@ -103,9 +106,8 @@ class _AdaptiveState(LengthState):
         self._signals: dict[tuple[str, int], Rate] = {}
         self._tries: dict[tuple[str, int], int] = {}
         self._context = 0
-        self._elapsed = 0.0
-        self._probed = 0.0
-        self._saved = 0.0  # seconds, against plain decoding
+        self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
+        self._paper: PaperRound | None = None
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         self._context = context
@@ -113,7 +115,8 @@ class _AdaptiveState(LengthState):
         chosen = self._probe(prospects, best, room)
         if chosen is not None:
             return SimplePlan(chosen, 1)
-        if best.length and self._policy.only is None and self._in_debt():
+        if best.length and self._policy.only is None and self._account.suspended(self._verify(1)):
+            self._plan_on_paper(prospects[best.prospect], best.length)
             best = _Best(best.rate, best.prospect, 0)
         if best.length == 0 or self._policy.only is not None:
             return SimplePlan(best.prospect, best.length)
@@ -143,7 +146,8 @@ class _AdaptiveState(LengthState):
         """A prospect to be tried with one token instead: the one tried least, if the account allows it."""
         if room == 0 or self._policy.only is not None:
             return None
-        others = [i for i, p in enumerate(prospects) if p.longest and not (best.length and i == best.prospect)]
+        chosen = best.prospect if best.length else -1
+        others = [i for i, p in enumerate(prospects) if p.longest and not p.foretold and i != chosen]
         if not others:
             return None
         i = min(others, key=lambda i: self._tries.get((prospects[i].drafter, prospects[i].kind), 0))
@@ -155,25 +159,23 @@ class _AdaptiveState(LengthState):
 
     def _probe_length(self, about: Prospect, length: int, limit: int) -> int:
         """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
-        if length >= limit:
+        if length >= limit or about.foretold:
             return 0
         return int(self._afford(about.step_seconds + max(0.0, self._verify(length + 2) - self._verify(length + 1))))
 
-    def _in_debt(self) -> bool:
-        """Whether drafts have lost more against plain decoding than they may."""
-        allowed = self._policy.loss_passes * self._verify(1) + self._policy.loss_share * self._elapsed
-        return self._saved < -allowed
+    def _plan_on_paper(self, about: Prospect, length: int) -> None:
+        """What would be done now, if it can be compared with what comes; one such round at a time, as in earnest."""
+        over = self._paper is None or self._context > self._paper.start + self._paper.length
+        if about.foretold and over:
+            self._paper = PaperRound(about.drafter, self._context, min(length, HORIZON))
 
     def _afford(self, seconds: float) -> bool:
-        """Whether the account of the probes allows so many seconds; they are then spent.
+        """Where a second token is free by the tables, a draft still costs what the margin is there for."""
+        return self._account.afford(max(seconds, self._policy.margin * self._verify(1)))
 
-        Where a second token is free by the tables, a draft still costs what the margin is there for.
-        """
-        seconds = max(seconds, self._policy.margin * self._verify(1))
-        if self._probed + seconds > self._policy.probe_share * self._elapsed:
-            return False
-        self._probed += seconds
-        return True
+    def _saved(self, accepted: int, drafted: int, drafting: float) -> float:
+        """Seconds that a round saves against plain decoding."""
+        return (accepted + 1) * self._verify(1) - self._verify(drafted + 1) - drafting
 
     def pays(self, plan: _GatedPlan, signals: Many[int]) -> bool:
         """Whether some continuation gains more tokens than its seconds would give at the planned rate."""
@@ -190,19 +192,33 @@ class _AdaptiveState(LengthState):
 
     def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect
-        self._elapsed += self._verify(outcome.drafted + 1)
         if prospect is None or outcome.drafted == 0:
+            self._account.spend(self._verify(1))
             return
         drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
-        self._elapsed += drafting
-        self._saved += (outcome.accepted + 1) * self._verify(1) - self._verify(outcome.drafted + 1) - drafting
+        saved = self._saved(outcome.accepted, outcome.drafted, drafting)
+        self._account.spend(self._verify(outcome.drafted + 1) + drafting, saved)
         key = (prospect.drafter, prospect.kind)
         self._tries[key] = self._tries.get(key, 0) + 1
-        first, later = self._of(prospect)
-        first.update(min(outcome.tested, 1), min(outcome.accepted, 1))
-        later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))
+        if not prospect.foretold:
+            first, later = self._of(prospect)
+            first.update(min(outcome.tested, 1), min(outcome.accepted, 1))
+            later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))
         for i, signal in enumerate(outcome.signals[: outcome.tested]):
             self._of_signal(prospect.drafter, signal).update(1, int(i < outcome.accepted))
+
+    learns = True
+
+    def learn(self, finding: Finding) -> None:
+        if not finding.again:
+            self._of(finding.prospect)[min(finding.place, 1)].update(1, int(finding.accepted))
+        paper = self._paper
+        if paper is not None and (paper.drafter, paper.start) == (finding.prospect.drafter, finding.start):
+            paper.accepted += int(finding.accepted)
+            if not finding.accepted or paper.accepted == paper.length:
+                drafting = finding.prospect.start_seconds + paper.length * finding.prospect.step_seconds
+                self._account.save_on_paper(self._saved(paper.accepted, paper.length, drafting))
+                self._paper = None
 
     def _verify(self, tokens: int) -> float:
         return self._policy.costs.verify(tokens, self._context)

@@ -20,7 +20,8 @@ class Prospect:
     drafter: its name in the records. kind: acceptance is learned for each kind apart (the length of a match, say).
     first, later: acceptance to assume at first, of the first drafted token and of each later one. step_seconds: per
     drafted token; start_seconds: before the first. longest: more can't be drafted. gated: the plan is asked before each
-    further token, and told how sure the draft was of the last one.
+    further token, and told how sure the draft was of the last one. foretold: it is certain what would be proposed, at no
+    cost (`Drafter.foretell`), so how it fares is learned whether it is offered or not.
     """
 
     drafter: str
@@ -31,6 +32,7 @@ class Prospect:
     start_seconds: float = 0.0
     longest: int = 64
     gated: bool = False
+    foretold: bool = False
 
 
 class Plan(Protocol):
@@ -81,6 +83,21 @@ class Trial:
     signals: Many[int] = ()
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What became of one token of a foretold proposal, or would have.
+
+    start: tokens before the proposal. place: 0 for its first token. again: a later token of a proposal that began inside
+    another one of the same drafter, so that it was most likely counted there already.
+    """
+
+    prospect: Prospect
+    start: int
+    place: int
+    accepted: bool
+    again: bool = False
+
+
 class LengthState(ABC):
     """The policy for one sequence."""
 
@@ -91,6 +108,13 @@ class LengthState(ABC):
     def update(self, outcome: Trial) -> None:
         """Learn from a round; one without a draft has no prospect."""
         del outcome
+
+    learns: bool = False
+    """Whether `learn` is of use."""
+
+    def learn(self, finding: Finding) -> None:
+        """Learn from a token of a foretold proposal, made or not."""
+        del finding
 
 
 class DraftLength(ABC):

@@ -70,6 +70,11 @@ class Drafter(ABC):
         del row
         return [Prospect(self.name, step_seconds=self.step_seconds)]
 
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
+        """What `propose` would offer for a prospect that is `foretold`: no draw, no pass, and nothing changed."""
+        del row, prospect, limit
+        return []
+
     @abstractmethod
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         """Draft up to plans[i].limit ≥ 0 tokens after row i."""

@@ -66,6 +66,10 @@ class ChoiceDrafter(Drafter):
         rows = [_child(row, i) for i in range(len(self.drafters))]
         return [p for drafter, own in zip(self.drafters, rows, strict=True) for p in drafter.prospects(own)]
 
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
+        number, at = self._whose(row, prospect)
+        return self.drafters[number].foretell(_child(row, number), at, limit)
+
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         chosen = [self._part(row, plan) for row, plan in zip(rows, plans, strict=True)]
         parts: list[tuple[list[int], Proposal]] = []
@@ -78,13 +82,18 @@ class ChoiceDrafter(Drafter):
 
     def _part(self, row: DraftRow, plan: Plan) -> tuple[int, _Part]:
         """Which drafter a plan means, and the plan for it."""
-        at = plan.prospect
+        number, at = self._whose(row, plan.prospect)
+        return number, _Part(at, plan.limit, plan.gated, plan)
+
+    def _whose(self, row: DraftRow, prospect: int) -> tuple[int, int]:
+        """The drafter that offered a prospect, and which of its own it is."""
+        at = prospect
         for number, drafter in enumerate(self.drafters):
             count = len(drafter.prospects(_child(row, number)))
             if at < count:
-                return number, _Part(at, plan.limit, plan.gated, plan)
+                return number, at
             at -= count
-        raise ParameterError(f"prospect must be one of those offered, got {plan.prospect}")
+        raise ParameterError(f"prospect must be one of those offered, got {prospect}")
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         for i, drafter in enumerate(self.drafters):

@@ -55,7 +55,12 @@ class NgramDrafter(Drafter):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         depth = self.table.depth(row.tokens[-self.table.order :])
         prior = PRIORS[min(depth, len(PRIORS) - 1)]
-        return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[self._quick])]
+        return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[self._quick], foretold=self._quick)]
+
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
+        """Its guesses at temperature 0; where it samples nothing is certain."""
+        del prospect
+        return self._guesses(row, limit)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         draft = self._guess if _quick(context.sampling) else self._sample
@@ -78,11 +83,14 @@ class NgramDrafter(Drafter):
 
     def _guess(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
         del context
+        return self._guesses(row, limit), []
+
+    def _guesses(self, row: DraftRow, limit: int) -> list[int]:
         tail = row.tokens[-self.table.order :]
         drafted: list[int] = []
         for _ in range(limit):
             drafted.append(self.table.best([*tail, *drafted][-self.table.order :]))
-        return drafted, []
+        return drafted
 
     def _sample(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
         drafted: list[int] = []

@@ -33,7 +33,7 @@ def copy_prospect(name: str, length: int) -> Prospect:
     """What a copy after a match of this length promises; nothing for 0."""
     kind = min(length, LONGEST_KIND)
     first, later = PRIORS.get(kind, LONGEST_PRIOR) if length else (0.0, 0.0)
-    return Prospect(name, kind, first, later, longest=64 if length else 0)
+    return Prospect(name, kind, first, later, longest=64 if length else 0, foretold=True)
 
 
 @dataclass
@@ -66,6 +66,10 @@ class PromptLookupDrafter(Drafter):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         """Proposals fare alike by the length of the match."""
         return [copy_prospect(self.name, self._match(row)[1])]
+
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
+        del prospect
+        return self._continue(row, limit)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]

@@ -8,7 +8,7 @@ A round inside may end anywhere; whether a further position is drafted depends o
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ class SpeculativeDrafter(Drafter):
     def _round(self, scorer: Scorer, inside: DraftContext, inners: list[_Inner], room: list[int]) -> list[Outcome]:
         """One round of the draft model and its drafter."""
         rows = [inner.row for inner in inners]
-        prospects = [self.drafter.prospects(row) for row in rows]
+        prospects = [[replace(p, foretold=False) for p in self.drafter.prospects(row)] for row in rows]  # nothing is certain
         plans = [inner.length.plan(p, n, len(inner.row.tokens)) for inner, p, n in zip(inners, prospects, room, strict=True)]
         proposal = (
             self.drafter.propose(rows, plans, inside)

@@ -73,6 +73,10 @@ class SuffixDrafter(Drafter):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         return [copy_prospect(self.name, self._source(row)[2])]
 
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
+        del prospect
+        return self._continue(row, limit)
+
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]
         if not any(drafts):
