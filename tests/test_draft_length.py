@@ -206,20 +206,21 @@ def test_a_copy_is_learned_without_being_offered() -> None:
 def test_a_debt_is_paid_on_paper_and_each_time_it_takes_twice_as_much() -> None:
     account = Account(probe_share=0.02, loss_passes=1.0, loss_share=0.0)
     for needed in (1.0, 2.0, 4.0):
-        assert not account.suspended(1.0)
-        account.spend(3.0, saved=-1.5)
-        assert account.suspended(1.0)
+        assert not account.suspended(1.0, risk=0.5)
+        assert account.bearable(1.0) == 1.0
+        account.spend(3.0, saved=-0.6)
+        assert account.suspended(1.0, risk=0.5)
         for _ in range(4):
             account.save_on_paper(needed / 4 - 0.01)
-            assert account.suspended(1.0)
+            assert account.suspended(1.0, risk=0.5)
         account.save_on_paper(0.05)
-    assert not account.suspended(1.0)
-    account.spend(3.0, saved=4.6)  # all that was lost is made good, in earnest
-    account.spend(3.0, saved=-5.7)
-    assert account.suspended(1.0)
+    assert not account.suspended(1.0, risk=0.5)
+    account.spend(3.0, saved=1.9)  # all that was lost is made good, in earnest
+    account.spend(3.0, saved=-2.5)
+    assert account.suspended(1.0, risk=0.5)
     account.save_on_paper(-9.0)
     account.save_on_paper(1.01)
-    assert not account.suspended(1.0)
+    assert not account.suspended(1.0, risk=0.5)
 
 
 def test_suspended_copies_are_judged_by_what_they_would_have_saved() -> None:

@@ -1,9 +1,9 @@
 """What drafts have cost and brought, in seconds by the cost tables: what may be spent on probes, and when to stop losing.
 
-Once drafts have lost more than is allowed, they are made on paper only (`PaperRound`): rounds that are planned, not offered,
-and then compared with the tokens that came. What they would have saved pays the debt. Each further time it takes twice as
-much, until real drafts have made good what was lost, so that a text on which they win on paper and lose in earnest costs
-little all the same.
+Once a further draft could make the loss greater than is allowed, drafts are made on paper only (`PaperRound`): rounds that
+are planned, not offered, and then compared with the tokens that came. What they would have saved pays the debt. Each further
+time it takes twice as much, until real drafts have made good what was lost, so that a text on which they win on paper and
+lose in earnest costs little all the same.
 """
 
 from __future__ import annotations
@@ -49,15 +49,22 @@ class Account:
         self._probed += seconds
         return True
 
-    def suspended(self, pass_seconds: float) -> bool:
-        """Whether drafts have lost more than they may, and not made it good since."""
-        allowed = self._loss_passes * pass_seconds + self._loss_share * self._elapsed
+    def _allowed(self, pass_seconds: float) -> float:
+        return self._loss_passes * pass_seconds + self._loss_share * self._elapsed
+
+    def bearable(self, pass_seconds: float) -> float:
+        """Seconds that the next draft may lose."""
+        return self._saved + self._allowed(pass_seconds)
+
+    def suspended(self, pass_seconds: float, risk: float) -> bool:
+        """Whether a draft that may lose `risk` seconds could make drafts lose more than they may."""
+        allowed, short = self._allowed(pass_seconds), self.bearable(pass_seconds) < risk
         if self._on_paper is None:
-            if self._saved >= -allowed:
+            if not short:
                 return False
             self._on_paper = 0.0
             self._suspensions += 1
-        if self._on_paper < allowed * 2 ** (self._suspensions - 1) and self._saved < -allowed:
+        if short and self._on_paper < allowed * 2 ** (self._suspensions - 1):
             return True
         self._on_paper = None
         self._forgiven += max(0.0, -self._saved)

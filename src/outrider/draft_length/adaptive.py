@@ -35,8 +35,8 @@ class AdaptiveLength(DraftLength):
     costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
     several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
     probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
-    tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: once drafts
-    have lost more than so many passes and this share of the time against plain decoding, they are suspended.
+    tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: drafts may lose
+    so many passes and this share of the time against plain decoding, and no draft is made that could lose more.
     """
 
     costs: Costs
@@ -115,13 +115,14 @@ class _AdaptiveState(LengthState):
         chosen = self._probe(prospects, best, room)
         if chosen is not None:
             return SimplePlan(chosen, 1)
-        if best.length and self._policy.only is None and self._account.suspended(self._verify(1)):
-            self._plan_on_paper(prospects[best.prospect], best.length)
-            best = _Best(best.rate, best.prospect, 0)
         if best.length == 0 or self._policy.only is not None:
             return SimplePlan(best.prospect, best.length)
         about = prospects[best.prospect]
-        limit = min(self._policy.longest, about.longest, room)
+        longest = self._affordable(about, min(self._policy.longest, about.longest, room))
+        if longest == 0:
+            self._plan_on_paper(about, best.length)
+            return SimplePlan(best.prospect, 0)
+        best, limit = _Best(best.rate, best.prospect, min(best.length, longest)), longest
         further = self._probe_length(about, best.length, limit)
         if not about.gated:
             return SimplePlan(best.prospect, best.length + further)
@@ -162,6 +163,22 @@ class _AdaptiveState(LengthState):
         if length >= limit or about.foretold:
             return 0
         return int(self._afford(about.step_seconds + max(0.0, self._verify(length + 2) - self._verify(length + 1))))
+
+    def _affordable(self, about: Prospect, longest: int) -> int:
+        """The longest draft whose loss could be borne, should nothing of it be accepted; 0: drafts are suspended.
+
+        One that is asked again after each token stops itself.
+        """
+
+        def risk(length: int) -> float:
+            return -self._saved(0, length, about.start_seconds + length * about.step_seconds)
+
+        if self._account.suspended(self._verify(1), risk(1)):
+            return 0
+        if about.gated:
+            return longest
+        allowed = self._account.bearable(self._verify(1))
+        return max(length for length in range(1, longest + 1) if length == 1 or risk(length) <= allowed)
 
     def _plan_on_paper(self, about: Prospect, length: int) -> None:
         """What would be done now, if it can be compared with what comes; one such round at a time, as in earnest."""
