@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -104,7 +104,7 @@ class RayPool:
 
         return [ray.get(actor.handle.pid.remote()) for actor in self._actors]
 
-    def __call__(self, setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Iterator[Record]:
+    def __call__(self, setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Generator[Record]:
         import ray
 
         _connect(self.cluster.address)
@@ -127,7 +127,7 @@ class _Run:
         self._tables: Mapping[str, Any] = {}
         self._deaths = 0
 
-    def records(self, tables: Mapping[str, Any], keep: KeepTables) -> Iterator[Record]:
+    def records(self, tables: Mapping[str, Any], keep: KeepTables) -> Generator[Record]:
         """Load one actor, which measures what is not measured yet, then the others, and keep all of them at work."""
         self._tables = tables
         self._start()

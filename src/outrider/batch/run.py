@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -18,11 +18,11 @@ KeepTables = Callable[[Mapping[str, Any]], None]
 class Executor(Protocol):
     """Computes jobs, in any order. tables: the run's cost tables, if it has them; `keep` gets them once they are known."""
 
-    def __call__(self, setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Iterator[Record]:
+    def __call__(self, setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Generator[Record]:
         """The finished prompts; jobs are taken from the iterator only as there is room for them."""
 
 
-def run_here(setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Iterator[Record]:
+def run_here(setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Generator[Record]:
     """In this process."""
     ready = setup.load(tables)
     keep(ready.tables)

@@ -47,7 +47,7 @@ class Setup:
         book = CostBook.from_dict(self.batch_size, tables or {})
         if book.tables and (name := book.name_of(target)) not in book.tables:
             raise ParameterError(
-                f"target is {name} here, but the run began with {', '.join(book.tables)}: say --dtype and --engine, or start anew"
+                f"target is {name} here, but the run began with {', '.join(book.tables)}: say --dtype and --engine"
             )
         drafter = self._drafter(target)
         with costs_by(book):
