@@ -10,7 +10,7 @@ import outrider
 from outrider.choices import make_length
 from outrider.costs import CostBook, costs_by
 from outrider.draft_length import DraftLength, OptimalLength
-from outrider.draft_specs import make_from_spec
+from outrider.draft_specs import LoadModel, make_from_spec
 from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
@@ -49,19 +49,21 @@ class Setup:
             raise ParameterError(
                 f"target is {name} here, but the run began with {', '.join(book.tables)}: say --dtype and --engine"
             )
-        drafter = self._drafter(target)
+        drafter = self.drafter(target)
         with costs_by(book):
             if drafter is not None:
                 drafter.bind(target)
             length = make_length(self.num_draft_tokens, target, drafter)
         return Ready(target, drafter, length, book, self.defaults, self.chat)
 
-    def _drafter(self, target: TextModel) -> Drafter | None:
-        def load(name: str, own: dict[str, str]) -> TextModel:
+    def drafter(self, target: TextModel, load: LoadModel | None = None) -> Drafter | None:
+        """The drafter for this target, or None. load: how its models are loaded, if not anew."""
+
+        def load_anew(name: str, own: dict[str, str]) -> TextModel:
             dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
             return outrider.load(name, dtype=dtype, device=self.device, engine=engine)
 
-        made = [make_from_spec(spec, load, target) for spec in self.draft]
+        made = [make_from_spec(spec, load or load_anew, target) for spec in self.draft]
         for part in (part for one in made for part in one.parts()):
             if part.remembers:
                 raise ParameterError(
