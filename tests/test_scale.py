@@ -47,7 +47,7 @@ def test_the_fit_gives_both_times_back_and_sensible_parts() -> None:
 
 
 def test_the_bandwidth_limit_lies_where_the_paper_says() -> None:
-    """For HumanEval (5.73 ms) and greedy XSum (7.00), says Chen, it was exceeded; not for XSum with nucleus sampling (7.52)."""
+    """For HumanEval (5.73 ms) and greedy XSum (7.00), says Chen, it was exceeded; not for XSum with a nucleus (7.52)."""
     assert 7.00e-3 < forward(TARGET, TPUS).weights < 7.52e-3
 
 
