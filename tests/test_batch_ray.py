@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from outrider.audit.sources import own_texts
+from outrider.audit.spread import spread_texts
 from outrider.batch import Job, Setup
-from outrider.batch.ray_pool import Cluster, RayPool, Share, share_of
+from outrider.batch.ray_pool import Cluster, RayPool, Share, share_of, threads_of
 from outrider.batch.run import run_here
 from outrider.cli.main import run
+from outrider.draft_specs import make_named
 from outrider.errors import ParameterError
+from outrider.models.loading import load
+from outrider.sampling import SamplingSettings
 
 pytest.importorskip("ray")
 # Ray's own modules and its sockets at the end of a process
@@ -85,6 +90,36 @@ def test_the_command_goes_on_with_ray_where_one_process_stopped(
     assert sorted(again, key=lambda one: one["index"]) == sorted(strip, key=lambda one: one["index"])
 
 
+def test_audited_texts_are_those_of_one_process_in_the_same_order(target_folder: Path) -> None:
+    sampling, draft = SamplingSettings(temperature=1.0, top_p=0.9), "self:temperature=1.5"
+    target = load(target_folder, dtype="float64")
+    setup = Setup(str(target_folder), (draft,), 3, batch_size=8, dtype="float64", device="cpu", rounds=True)
+    got = list(spread_texts(Cluster(None, 1), setup, target, sampling, 400, seed=5, done=8))
+    want = list(own_texts(target, make_named(draft), sampling, 400, 3, seed=5, done=8))
+    assert [one.tokens for one in got] == [one.tokens for one in want]
+    counts = [[[(len(r.tokens), r.drafted, r.accepted) for r in one.rounds] for one in texts] for texts in (got, want)]
+    assert counts[0] == counts[1]
+
+
+def test_tasks_are_answered_as_by_one_process(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "asked.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"the fox {i}"}) + "\n" for i in range(3)))
+    models = ["--target", str(target_folder), "--dtype", "float64", "--draft", "suffix", "--num-draft-tokens", "2"]
+    command = ["bench", "tasks", "--task", f"jsonl:{source}", "--temperature", "1", "--max-new-tokens", "8", *models]
+    logs = [tmp_path / "here.jsonl", tmp_path / "ray.jsonl"]
+    for log, options in zip(logs, ([], ["--ray", "--actors", "1"]), strict=True):
+        assert run([*command, "--metric", "none", "--log", str(log), "--json", *options]) == 0
+    answers: list[dict[Any, Any]] = [{}, {}]
+    for log, found in zip(logs, answers, strict=True):
+        for line in log.read_text().splitlines()[1:]:
+            one = json.loads(line)
+            found[one["example"], one["drafting"]] = (one["tokens"], one["text"], one["rounds"])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 6
+
+
 def test_errors_of_an_actor_are_one_line_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n')
@@ -104,6 +139,13 @@ def test_actors_share_what_the_cluster_has() -> None:
             share_of(cluster, device, resources, 1)
     with pytest.raises(ParameterError, match="no GPU"):
         share_of(Cluster(), "cuda", {"CPU": 8}, 1)
+
+
+def test_an_actor_has_no_more_threads_than_this_process_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert [threads_of(Share(1, cpus, 0)) for cpus in (0, 1, 8)] == [1, 1, 2]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert threads_of(Share(1, 8, 0)) == 8
 
 
 def test_actors_without_ray_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ class ContinuousBatch:
             place = lane.places[number]
             place.rounds.append(record)
             if record.finish_reason is not None:
-                ended.append(_record(lane.places.pop(number)))
+                ended.append(_record(lane.places.pop(number), self._ready.rounds))
         if ended:
             lane.decoder.dismiss()
         return ended
@@ -179,7 +179,7 @@ class ContinuousBatch:
         return ended
 
 
-def _record(place: _Place) -> Record:
+def _record(place: _Place, with_rounds: bool) -> Record:
     place.tracker.finish()
     result = Result(
         text=place.tracker.text,
@@ -190,7 +190,10 @@ def _record(place: _Place) -> Record:
         rounds=[],
         prompt_tokens=place.row.draft.prompt_length,
     )
-    return {"index": place.job.index, **place.job.passed, **result.to_dict()}
+    record = {"index": place.job.index, **place.job.passed, **result.to_dict()}
+    if with_rounds:
+        record["rounds"] = [[len(made.tokens), made.drafted, made.accepted] for made in place.rounds]
+    return record
 
 
 def _error(job: Job, error: OutriderError) -> Record:

@@ -164,7 +164,7 @@ class _Run:
 
         share = self._share
         remote = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0)(Worker)
-        actor = _Actor(remote.remote(self._setup, os.getcwd(), max(1, share.cpus)))
+        actor = _Actor(remote.remote(self._setup, os.getcwd(), threads_of(share)))
         self._pool._actors.append(actor)
         self._calls[actor.handle.load.remote(dict(self._tables))] = actor
 
@@ -225,6 +225,12 @@ def share_of(cluster: Cluster, device: str, resources: Mapping[str, float], mach
     if actors > cpus:
         raise ParameterError(f"actors must be in 1 … {cpus}, the processors of the cluster, got {actors}")
     return Share(actors, cpus // actors, 0)
+
+
+def threads_of(share: Share) -> int:
+    """Threads of an actor: its processors, or fewer if this process was told so by OMP_NUM_THREADS (Ray sets it for actors)."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(share.cpus, int(asked)) if asked.isdigit() else share.cpus)
 
 
 def _connect(address: str | None) -> None:

@@ -23,6 +23,7 @@ class Setup:
     draft: specifications as `--draft` takes them, none for plain decoding. num_draft_tokens: a number, `OptimalLength`, or
     None: adapted to costs and acceptance. chat: whether text goes through the chat template, None: if there is one.
     defaults: the options of lines that say nothing else, a seed among them. device: of the models, "auto" as in `load`.
+    rounds: whether records tell every round, as [tokens, drafted, accepted].
     """
 
     target: str | None = None
@@ -34,6 +35,7 @@ class Setup:
     dtype: str = "auto"
     device: str = "auto"
     engine: str = "auto"
+    rounds: bool = False
 
     def load(self, tables: Mapping[str, Any] | None = None) -> Ready:
         """Load the models. tables: cost tables of an earlier part of the run (`Ready.tables`); measured for want of them."""
@@ -54,7 +56,7 @@ class Setup:
             if drafter is not None:
                 drafter.bind(target)
             length = make_length(self.num_draft_tokens, target, drafter)
-        return Ready(target, drafter, length, book, self.defaults, self.chat)
+        return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds)
 
     def drafter(self, target: TextModel, load: LoadModel | None = None) -> Drafter | None:
         """The drafter for this target, or None. load: how its models are loaded, if not anew."""
@@ -83,6 +85,7 @@ class Ready:
     book: CostBook
     defaults: Mapping[str, Any]
     chat: bool | None = None
+    rounds: bool = False
 
     @property
     def tables(self) -> dict[str, Any]:
