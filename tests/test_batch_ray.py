@@ -54,7 +54,8 @@ def tokens_of(records: list[dict[str, Any]]) -> dict[int, Any]:
 def test_two_actors_one_of_them_killed_give_what_one_process_gives(target_folder: Path, draft_folder: Path) -> None:
     """The draft lengths are adapted, and follow from the tables of the run."""
     setup = setup_of(target_folder, draft_folder)
-    tables = {f"{folder} float64": TABLE for folder in (target_folder, draft_folder)}
+    costs = {f"{folder} float64": TABLE for folder in (target_folder, draft_folder)}
+    tables = {"target": f"{target_folder} float64", "costs": costs}
     want = tokens_of(list(run_here(setup, jobs(), tables, lambda found: None)))
     assert sum(text is None for _, text, _ in want.values()) == 1
 

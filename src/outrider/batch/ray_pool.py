@@ -228,7 +228,7 @@ def share_of(cluster: Cluster, device: str, resources: Mapping[str, float], mach
 
 
 def threads_of(share: Share) -> int:
-    """Threads of an actor: its processors, or fewer if this process was told so by OMP_NUM_THREADS (Ray sets it for actors)."""
+    """Threads of an actor: its processors, or fewer if OMP_NUM_THREADS says so to this process (Ray sets it for actors)."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(share.cpus, int(asked)) if asked.isdigit() else share.cpus)
 

@@ -9,9 +9,9 @@ from typing import Any
 import outrider
 from outrider.choices import make_length
 from outrider.costs import CostBook, costs_by
-from outrider.draft_length import DraftLength, OptimalLength
+from outrider.draft_length import DraftLength, FixedLength, OptimalLength
 from outrider.draft_specs import LoadModel, make_from_spec
-from outrider.drafters import ChoiceDrafter, Drafter
+from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 
@@ -46,17 +46,26 @@ class Setup:
         """The same with a target that is loaded already."""
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: a batch of prompts needs one")
-        book = CostBook.from_dict(self.batch_size, tables or {})
-        if book.tables and (name := book.name_of(target)) not in book.tables:
-            raise ParameterError(
-                f"target is {name} here, but the run began with {', '.join(book.tables)}: say --dtype and --engine"
-            )
+        given = tables or {}
+        book = CostBook.from_dict(self.batch_size, given.get("costs", {}))
+        name, began = book.name_of(target), given.get("target")
+        if began not in (None, name):
+            raise ParameterError(f"target is {name} here, but the run began with {began}: say --dtype and --engine")
         drafter = self.drafter(target)
         with costs_by(book):
-            if drafter is not None:
-                drafter.bind(target)
-            length = make_length(self.num_draft_tokens, target, drafter)
+            length = self._length(target, drafter)
         return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds)
+
+    def _length(self, target: TextModel, drafter: Drafter | None) -> DraftLength:
+        """The policy; the target's passes are timed only where it needs that."""
+        if drafter is not None:
+            drafter.bind(target)
+        fixed = 0 if drafter is None else self.num_draft_tokens
+        if self.batch_size > 1 and isinstance(fixed, int) and (drafter is None or len(drafter.parts()) == 1):
+            if drafter is not None and not isinstance(drafter, ModelDrafter):
+                drafter.measure()  # one with a draft of its own may need it
+            return FixedLength(fixed)
+        return make_length(self.num_draft_tokens, target, drafter)
 
     def drafter(self, target: TextModel, load: LoadModel | None = None) -> Drafter | None:
         """The drafter for this target, or None. load: how its models are loaded, if not anew."""
@@ -89,8 +98,8 @@ class Ready:
 
     @property
     def tables(self) -> dict[str, Any]:
-        """The cost tables, for the other parts of the run."""
-        return self.book.to_dict()
+        """The target and the cost tables, for the other parts of the run."""
+        return {"target": self.book.name_of(self.target), "costs": self.book.to_dict()}
 
     def as_prompt(self, prompt: Any) -> Any:
         """Text as a chat message where that is wanted; all else as it is."""
