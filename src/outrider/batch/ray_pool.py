@@ -14,7 +14,7 @@ import importlib.util
 import os
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -164,7 +164,8 @@ class _Run:
 
         share = self._share
         remote = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0)(Worker)
-        actor = _Actor(remote.remote(self._setup, os.getcwd(), threads_of(share)))
+        setup = replace(self._setup, device="cuda") if share.gpus else self._setup  # an actor sees its own GPU alone
+        actor = _Actor(remote.remote(setup, os.getcwd(), threads_of(share)))
         self._pool._actors.append(actor)
         self._calls[actor.handle.load.remote(dict(self._tables))] = actor
 
@@ -179,7 +180,12 @@ class _Run:
             if isinstance(error.cause, OutriderError):
                 raise type(error.cause)(*error.cause.args) from None
             raise
-        except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+        except (
+            ray.exceptions.RayActorError,
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.OutOfMemoryError,
+            ray.exceptions.ObjectLostError,
+        ) as error:
             self._bury(actor, error)
             return None
 

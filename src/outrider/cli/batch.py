@@ -118,8 +118,9 @@ def _run(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | None
         code = 130
     if as_json:
         about = {"batch": str(asked.path), "output": str(journal.path), "batch_size": setup.batch_size}
-        totals = {"total": asked.count, "done": journal.done, "before": before, "errors": journal.errors}
-        click.echo(json.dumps({**about, "complete": journal.done == asked.count, **totals, **tally.to_dict()}))
+        totals: dict[str, Any] = {"total": asked.count, "done": journal.done, "before": before, "errors": journal.errors}
+        totals |= {"complete": journal.done == asked.count, "peak_memory_bytes": _peak_memory()}
+        click.echo(json.dumps({**about, **totals, **tally.to_dict()}))
     elif code == 0:
         click.echo(_conclusion(tally, journal), err=True)
     return code or int(journal.errors > 0)
@@ -155,6 +156,16 @@ def _progress() -> Any:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
     console = Console(stderr=True)
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty())
+
+
+def _peak_memory() -> int | None:
+    """The most memory that this process has had; actors' is their own."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _conclusion(tally: Tally, journal: Journal) -> str:
