@@ -13,12 +13,13 @@ import os
 import platform
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -29,6 +30,7 @@ from outrider.models.cache_folder import cache_folder
 from outrider.sampling import SamplingSettings, standardize
 
 SIZES = (1, 2, 4, 6, 8, 12, 17)
+BATCH_SIZES = (1, 2, 3, 5, 9)  # of each of several rows: fewer, since the passes are wide
 LONG_SIZES = (1, 2, 4, 8, 17)
 CONTEXT = 64
 LONG_CONTEXT = 2048
@@ -100,29 +102,85 @@ def _between(table: Mapping[int, float], size: int) -> float:
     return table[low] + (table[high] - table[low]) / (high - low) * (size - low)
 
 
+@dataclass
+class CostBook:
+    """Tables that hold for a whole run, wherever its parts are computed: those given, and those measured for want of one.
+
+    rows: of each pass that is measured; a table's sizes are tokens of each row. tables: by model, not by machine.
+    """
+
+    rows: int = 1
+    tables: dict[str, Costs] = field(default_factory=dict)
+
+    def of(self, model: LanguageModel) -> Costs:
+        """The model's table."""
+        name = self.name_of(model)
+        if name not in self.tables:
+            self.tables[name] = _held_or_measured(model, self.rows)
+        return self.tables[name]
+
+    @staticmethod
+    def name_of(model: LanguageModel) -> str:
+        """What a table is found by: the model, and what its weights were rounded to."""
+        return f"{model.name} {getattr(model, 'dtype_name', '')}".strip()
+
+    def to_dict(self) -> dict[str, dict[str, object]]:
+        """For JSON; `from_dict` reads it back."""
+        return {
+            name: {"seconds": dict(one.verify_seconds), "per_token": dict(one.per_token), "context": one.context}
+            for name, one in self.tables.items()
+        }
+
+    @classmethod
+    def from_dict(cls, rows: int, held: Mapping[str, Mapping[str, Any]]) -> CostBook:
+        """What `to_dict` gave."""
+        return cls(rows, {name: _from_dict(one) for name, one in held.items()})
+
+
+_books: list[CostBook] = []
+
+
+@contextmanager
+def costs_by(book: CostBook) -> Iterator[CostBook]:
+    """Let `measured_costs` answer from this book meanwhile."""
+    _books.append(book)
+    try:
+        yield book
+    finally:
+        _books.remove(book)
+
+
 def measured_costs(model: LanguageModel) -> Costs:
     """What passes of this model cost on this machine, from memory, from disk, or measured now (about sixty passes).
 
-    Also lets the model pad its passes to the widths at which it is quicker.
+    Also lets the model pad its passes to the widths at which it is quicker, unless they have several rows (`costs_by`).
     """
-    key = _key(model)
+    book = _books[-1] if _books else None
+    costs = _held_or_measured(model) if book is None else book.of(model)
+    if not isinstance(model, PadsWidths):
+        return costs
+    if book is not None and book.rows > 1:
+        model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
+        return costs
+    padded = replace(costs, padded=True)
+    model.pad_widths(lru_cache(maxsize=4096)(padded.width))
+    return padded
+
+
+def _held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
+    key = _key(model, rows)
     if key not in _measured:
         path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
         found = _read(path) if path else None
         if found is None:
             if isinstance(model, PadsWidths):
                 model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
-            found, settled = _measure_settled(model)
+            found, settled = _measure_settled(model, rows)
             if path and settled:
                 about = {"model": model.name, "seconds": dict(found.verify_seconds), "per_token": dict(found.per_token)}
                 path.write_text(json.dumps({**about, "context": found.context}, indent=1))
         _measured[key] = found
-    costs = _measured[key]
-    if not isinstance(model, PadsWidths):
-        return costs
-    padded = replace(costs, padded=True)
-    model.pad_widths(lru_cache(maxsize=4096)(padded.width))
-    return padded
+    return _measured[key]
 
 
 def forget_costs(model: LanguageModel) -> None:
@@ -152,11 +210,11 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]])
     return True
 
 
-def _measure_settled(model: LanguageModel) -> tuple[Costs, bool]:
+def _measure_settled(model: LanguageModel, rows: int) -> tuple[Costs, bool]:
     """The quickest of a few attempts, ended by the first one whose repetitions agree. → the costs, whether they agreed"""
     best: Costs | None = None
     for _ in range(ATTEMPTS):
-        found, noise = _measure(model)
+        found, noise = _measure(model) if rows == 1 else _measure_rows(model, rows)
         best = found if best is None or found.verify(1) < best.verify(1) else best
         if noise <= UNSETTLED:
             return found, True
@@ -180,6 +238,13 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     return Costs(near, slopes, short), noise
 
 
+def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
+    """The same for passes of several rows, after a short context only."""
+    short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(BATCH_SIZES)))
+    times = _times(model, BATCH_SIZES, short, rows)
+    return Costs(_medians(times), context=short), median(median(taken) / min(taken) for taken in times.values())
+
+
 def _can_pretend(model: LanguageModel) -> bool:
     """Whether long contexts can be timed. Reading one of 2,048 tokens can take longer than all else that is timed,
     and attention adds much the same share to passes of all sizes.
@@ -200,35 +265,38 @@ def _medians(times: dict[int, list[float]]) -> dict[int, float]:
     return {n: float(f"{median(taken):.3g}") for n, taken in times.items()}
 
 
-def _times(model: LanguageModel, sizes: tuple[int, ...], context: int) -> dict[int, list[float]]:
-    """{n: the seconds of each repetition}.
+def _times(model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1) -> dict[int, list[float]]:
+    """{n: the seconds of each repetition}, n tokens of each of so many rows.
 
     What a round does with the logits belongs to its cost: on a small model it is several per cent. The sizes take turns, so
     that whatever else the machine does meets all of them.
     """
     limit = model.max_length or context + max(sizes)
     sizes = tuple(n for n in sizes if context + n <= limit) or (1,)
-    sequence = model.open(reserve=context + max(sizes))
+    sequences = [model.open(reserve=context + max(sizes)) for _ in range(rows)]
     try:
-        if isinstance(sequence, Advances):
-            sequence.advance(context)
-        else:
-            tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
-            model.score([sequence], tokens, lengths, "none")
+        for sequence in sequences:
+            if isinstance(sequence, Advances):
+                sequence.advance(context)
+            else:
+                tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
+                model.score([sequence], tokens, lengths, "none")
         seconds: dict[int, list[float]] = {n: [] for n in sizes}
         for repeat in range(REPEATS + 1):
             for n in sizes:
-                new, count = pad_rows([[i % model.vocab_size for i in range(n)]], model.device)
+                new, count = pad_rows([[i % model.vocab_size for i in range(n)]] * rows, model.device)
                 _synchronise(model)
                 start = time.perf_counter()
-                logits = model.score([sequence], new, count, "all")
+                logits = model.score(sequences, new, count, "all")
                 assert logits is not None
                 standardize(logits, SamplingSettings()).sum(-1).tolist()  # waits for the device, too
                 if repeat:  # the first pass warms up
                     seconds[n].append(time.perf_counter() - start)
-                sequence.truncate(context)
+                for sequence in sequences:
+                    sequence.truncate(context)
     finally:
-        sequence.close()
+        for sequence in sequences:
+            sequence.close()
     return seconds
 
 
@@ -237,11 +305,13 @@ def _synchronise(model: LanguageModel) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _key(model: LanguageModel) -> str:
+def _key(model: LanguageModel, rows: int = 1) -> str:
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     kind = getattr(model, "fingerprint", id(model))
     parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
     parts += [torch.__version__, "median with sampling", SIZES, LONG_SIZES, CONTEXT, LONG_CONTEXT]
+    if rows > 1:
+        parts += [rows, BATCH_SIZES]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
@@ -257,8 +327,12 @@ def _path(key: str) -> Path | None:
 
 def _read(path: Path) -> Costs | None:
     try:
-        held = json.loads(path.read_text())
-        seconds, slopes = ({int(n): float(s) for n, s in held[name].items()} for name in ("seconds", "per_token"))
-        return Costs(seconds, slopes, int(held["context"])) if 1 in seconds else None
+        found = _from_dict(json.loads(path.read_text()))
+        return found if 1 in found.verify_seconds else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
+
+
+def _from_dict(held: Mapping[str, Any]) -> Costs:
+    seconds, slopes = ({int(n): float(s) for n, s in held[name].items()} for name in ("seconds", "per_token"))
+    return Costs(seconds, slopes, int(held["context"]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,34 @@ PROMPTS = (
 """Beginnings of different kinds of text, none of which fixes how it goes on."""
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A text to be written: its number among all texts, from which its prompt and seed follow, and its length."""
+
+    number: int
+    prompt: str
+    seed: int
+    max_new_tokens: int
+
+
+def longest_text(sampling: SamplingSettings, tokens: int, prompts: Sequence[str] = PROMPTS) -> int:
+    """Tokens of a text at most, if `tokens` are wanted: greedily there is one text of each prompt and no more."""
+    return max(TOKENS_PER_TEXT, -(-tokens // len(prompts))) if sampling.greedy else TOKENS_PER_TEXT
+
+
+def plan_group(
+    sampling: SamplingSettings, missing: int, longest: int, seed: int, done: int, prompts: Sequence[str] = PROMPTS
+) -> list[Planned]:
+    """The next `ROWS` texts, while `missing` new tokens are wanted; none if they would be the same as those before.
+
+    done: texts made before, after which the prompts and seeds go on.
+    """
+    if missing <= 0 or (sampling.greedy and done >= len(prompts)):
+        return []
+    length = min(longest, -(-missing // ROWS))
+    return [Planned(i, prompts[i % len(prompts)], text_seed(seed, i), length) for i in range(done, done + ROWS)]
+
+
 def own_texts(
     target: TextModel,
     draft: Draft,
@@ -60,21 +89,17 @@ def own_texts(
 
     done: texts made before, after which the prompts and seeds go on.
     """
-    made = 0
-    longest = TOKENS_PER_TEXT if not sampling.greedy else max(TOKENS_PER_TEXT, -(-tokens // len(prompts)))
-    while made < tokens:
-        if sampling.greedy and done >= len(prompts):
-            return  # the same texts again would show nothing
-        chosen = [prompts[(done + i) % len(prompts)] for i in range(ROWS)]
-        ids = [[int(token) for token in target.tokenizer.encode(prompt)] for prompt in chosen]
+    made, longest = 0, longest_text(sampling, tokens, prompts)
+    while group := plan_group(sampling, tokens - made, longest, seed, done, prompts):
+        ids = [[int(token) for token in target.tokenizer.encode(one.prompt)] for one in group]
         results = generate(
             target,
             ids,
             draft=draft,
             num_draft_tokens=length,
-            max_new_tokens=min(longest, -(-(tokens - made) // ROWS)),
+            max_new_tokens=group[0].max_new_tokens,
             ignore_eos=True,
-            seed=[text_seed(seed, done + i) for i in range(ROWS)],
+            seed=[one.seed for one in group],
             **sampling.options(),
         )
         done += ROWS
@@ -135,7 +160,7 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any]) -> 
         entry = json.loads(line)
         prompt, new = entry["prompt"], token_ids(entry["tokens"])
         ids = [int(token) for token in target.tokenizer.encode(prompt)] if isinstance(prompt, str) else token_ids(prompt)
-        rounds = _rounds(entry.get("rounds") or (), new)
+        rounds = read_rounds(entry.get("rounds") or (), new)
         other = next((name for name in wanted if _differs(entry, wanted, name)), None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:80]
@@ -170,7 +195,7 @@ def token_ids(values: Any) -> list[int]:
     return values
 
 
-def _rounds(given: Any, new: list[int]) -> tuple[Round, ...]:
+def read_rounds(given: Any, new: list[int]) -> tuple[Round, ...]:
     """Rounds from [tokens, drafted, accepted] each."""
     rounds, at = [], 0
     for kept, drafted, accepted in given:

@@ -8,9 +8,10 @@ prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
+from typing import Any
 
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
@@ -23,7 +24,7 @@ from outrider.generation import generate
 from outrider.models.base import TextModel
 
 PLAIN = "plain"
-_SAMPLE_STRIDE = 1_000_003  # seeds of an example's further samples: the same whatever else is asked for
+_SAMPLE_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True)
@@ -117,24 +118,41 @@ def _generate(
         temperature=setting.temperature,
         top_p=setting.top_p,
         stop=stops(target, plan.kind, example),
-        seed=example.number + sample * _SAMPLE_STRIDE,
+        seed=seed_of(example, sample),
     )
-    answer = Answer(example, prompt, result.tokens, result.text)
-    stats = result.stats
+    return make_run(drafting.name, example, setting, sample, prompt, result.to_dict(), metric)
+
+
+def seed_of(example: Example, sample: int) -> int:
+    """Of an example's sample: the same whatever else is asked for."""
+    return example.number + sample * _SAMPLE_STRIDE
+
+
+def make_run(
+    drafting: str,
+    example: Example,
+    setting: Setting,
+    sample: int,
+    prompt: list[int],
+    result: Mapping[str, Any],
+    metric: Metric | None,
+) -> AnswerRun:
+    """From a result's dictionary."""
+    answer, stats = Answer(example, prompt, result["tokens"], result["text"]), result["stats"]
     return AnswerRun(
         example=example.name,
         digest=example.digest,
         sample=sample,
         setting=setting.name,
-        drafting=drafting.name,
-        tokens=result.tokens,
-        text=result.text,
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=stats.accepted,
-        tested=stats.tested,
-        seconds=stats.decode_seconds,
-        prefill_seconds=stats.seconds["prefill"],
+        drafting=drafting,
+        tokens=result["tokens"],
+        text=result["text"],
+        rounds=stats["rounds"],
+        drafted=stats["drafted"],
+        accepted=stats["accepted"],
+        tested=stats["tested"],
+        seconds=stats["seconds"]["total"] - stats["seconds"]["prefill"],
+        prefill_seconds=stats["seconds"]["prefill"],
         sums=metric.sums(answer) if metric is not None else None,
     )
 

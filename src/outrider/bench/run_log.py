@@ -20,12 +20,18 @@ class RunLog:
     """Runs as plain dictionaries, in the order they were made. entries: those made so far.
 
     path: the file, made with its first line; None keeps nothing. settings: what all runs must share; None for logs whose
-    entries say everything themselves.
+    entries say everything themselves. remedy: what to do about a log of other runs, for the message.
     Raises `ParameterError` if the file is not such a log, or was made with other settings.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        settings: Mapping[str, object] | None = None,
+        remedy: str = "give another --log, or delete it",
+    ) -> None:
         self.path = path
+        self._remedy = remedy
         self.entries: list[dict[str, Any]] = []
         # Through JSON, since that is what a log that is read back holds (tuples are lists there).
         self._settings = None if settings is None else json.loads(json.dumps(settings))
@@ -52,11 +58,11 @@ class RunLog:
     def _check(self, path: Path, made_with: Any) -> None:
         mine = self._settings
         if (made_with is None) != (mine is None):
-            raise ParameterError(f"log {path} was made by another command: give another --log, or delete it")
+            raise ParameterError(f"log {path} was made by another command: {self._remedy}")
         if made_with != mine and made_with is not None and mine is not None:
             differ = [name for name in {**made_with, **mine} if made_with.get(name) != mine.get(name)]
             told = "; ".join(f"{name}: {made_with.get(name)!r} there, {mine.get(name)!r} here" for name in differ)
-            raise ParameterError(f"log {path} was made with other settings ({told}): give another --log, or delete it")
+            raise ParameterError(f"log {path} was made with other settings ({told}): {self._remedy}")
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], str | None]:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.ray import ray_options
 from outrider.cli.truncation import truncation_options
 from outrider.errors import OutriderError, ParameterError
 
 if TYPE_CHECKING:
     from outrider.audit.text import Text
     from outrider.audit.verdict import Report
+    from outrider.batch.ray_pool import Cluster
+    from outrider.draft_length import OptimalLength
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
     from outrider.sampling import SamplingSettings
@@ -37,6 +40,8 @@ class _Wanted:
     save: Path | None
     rounding: float | None
     seed: int
+    cluster: Cluster | None
+    models: ModelChoice
 
     @property
     def own(self) -> bool:
@@ -67,6 +72,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 @click.option("--rounding", type=float, help="By how much the engine's logits may differ from these  [default: measured]")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the histograms of the transform.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@ray_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -> int:
     """Is a sampler exact? Ours, or any engine's whose weights --target names.
@@ -76,7 +82,7 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
     from outrider.cli.audit_report import as_object, draw, show
 
     settings = _settings(given)
-    wanted = _Wanted(**given)
+    wanted = _Wanted(models=models, **given)
     _check(wanted, settings, plot)
     try:
         model = models.load_target()
@@ -142,6 +148,8 @@ def _check_used(wanted: _Wanted) -> None:
     source = click.get_current_context().get_parameter_source
     if wanted.extra is not None and wanted.endpoint is None:
         raise click.UsageError("--extra is for the requests to a server: give --endpoint, too")
+    if not wanted.own and wanted.cluster is not None:
+        raise click.UsageError("--ray spreads Outrider's own texts: leave it out for another engine's outputs")
     if not wanted.own and source("length") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--num-draft-tokens is for Outrider's own decoder: leave it out for another engine's outputs")
     if wanted.outputs is not None and source("tokens") == ParameterSource.COMMANDLINE:
@@ -212,4 +220,29 @@ def _fresh(
         extra = parse_extra(wanted.extra)
         return endpoint_texts(wanted.endpoint, model, sampling, tokens, extra, seed=wanted.seed, done=done)
     length = parse_length(wanted.length)
+    if wanted.cluster is not None:
+        return _spread(model, sampling, wanted, length, tokens, done)
     return own_texts(model, drafter, sampling, tokens, length, seed=wanted.seed, done=done)
+
+
+def _spread(
+    model: TextModel, sampling: SamplingSettings, wanted: _Wanted, length: int | OptimalLength | None, tokens: int, done: int
+) -> Iterator[Text]:
+    """The same texts as one process would write, by actors that load the models for themselves."""
+    from outrider.audit.sources import ROWS
+    from outrider.audit.spread import spread_texts
+    from outrider.batch import Setup
+
+    assert wanted.cluster is not None
+    models = wanted.models
+    setup = Setup(
+        target=models.target,
+        draft=models.draft or (OWN_DRAFT,),
+        num_draft_tokens=length,
+        batch_size=ROWS,
+        dtype=models.dtype,
+        device=models.device,
+        engine=models.engine,
+        rounds=True,
+    )
+    return spread_texts(wanted.cluster, setup, model, sampling, tokens, wanted.seed, done)

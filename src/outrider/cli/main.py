@@ -12,6 +12,7 @@ import click
 
 import outrider
 from outrider.cli.audit import audit
+from outrider.cli.batch import batch
 from outrider.cli.bench import bench
 from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
@@ -31,7 +32,7 @@ def cli() -> None:
     """Lossless speculative decoding: a cheap draft rides ahead, the target's distribution is kept."""
 
 
-for command in (generate, demo, tune, audit, theory, bench, calibrate, train_ngram):
+for command in (generate, demo, batch, tune, audit, theory, bench, calibrate, train_ngram):
     cli.add_command(command)
 
 

@@ -4,6 +4,9 @@ Each round every unfinished row drafts as many tokens as its policy wants, the t
 acceptance rule says what each row keeps. The newest token of a row is always unscored: it goes in front of the next draft,
 so that one pass yields the laws for the draft *and* for the token after it.
 
+Rows may join between rounds (`admit`), so that a finished row's place is taken at once: continuous batching. What a row
+draws, drafts and accepts depends on the row alone, whatever rows keep it company.
+
 The loop knows token ids only.
 """
 
@@ -28,7 +31,11 @@ from outrider.sampling import SamplingSettings
 
 
 class Decoder:
-    """One batch being generated: iterate over `rounds()`; `rows` and `prefill_seconds` can be read at any time."""
+    """One batch being generated: iterate over `rounds()`; `rows` and `prefill_seconds` can be read at any time.
+
+    Without requests it is a batch that others fill: `admit` and `step` in turn, `dismiss` for rows that are done with, and
+    `close` at the end.
+    """
 
     def __init__(
         self,
@@ -40,8 +47,6 @@ class Decoder:
         extras: Extras | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        if not requests:
-            raise ParameterError("requests must not be empty: give at least one prompt")
         for request in requests:
             check_request(request, target)
         if drafter is not None:
@@ -51,6 +56,7 @@ class Decoder:
         self.prefill_seconds = 0.0
         self.rows: list[Row] = []
         self._requests = requests
+        self._admitted = 0
         self._length = length if drafter is not None and length is not None else FixedLength(0)
         self._ask = cancelled
         self._was_cancelled = False
@@ -61,32 +67,60 @@ class Decoder:
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds of all unfinished rows, a list of (row, round) per pass. Frees all sequences when it ends."""
         try:
-            self._begin()
-            while (active := [row for row in self.rows if row.finish_reason is None]) and not self._cancelled():
-                yield self._round(active)
+            if not self._requests:
+                raise ParameterError("requests must not be empty: give at least one prompt")
+            admitted = self.admit(self._requests)
+            self.prefill_seconds = admitted[0].prefill_seconds
+            while not self._cancelled() and (made := self.step()):
+                yield made
             for row in self.rows:
                 row.finish_reason = row.finish_reason or "cancelled"
         finally:
-            with ExitStack() as stack:  # every row is closed, whatever one of them raises
-                for row in self.rows:
-                    stack.callback(self._close, row)
+            self.close()
+
+    def admit(self, requests: Many[Request]) -> list[Row]:
+        """Let further sequences join, their prompts read together. → their rows, numbered on from those before"""
+        for request in requests:
+            self.check(request)
+        context, joined = self.target.max_length, []
+        for request in requests:
+            sequence = self.target.open(reserve=len(request.prompt) + request.max_new_tokens)
+            joined.append(Row(self._admitted, request, sequence, self._length.start(), context))
+            self._admitted += 1
+            self.rows.append(joined[-1])  # at once, so that `close` knows of it whatever happens next
+        self._clock.take()
+        with self._clock.phase("prefill"):
+            prefill(self.target, [row.sequence for row in joined], [row.tokens[:-1] for row in joined], self._cancelled)
+        if self.drafter is not None and joined and not self._cancelled():
+            self.drafter.begin([row.draft for row in joined], self._context)
+        seconds = self._clock.take()["prefill"]
+        for row in joined:
+            row.prefill_seconds = seconds / len(joined)
+        return joined
+
+    def check(self, request: Request) -> None:
+        """Raise unless the request can be served."""
+        check_request(request, self.target)
+
+    def step(self) -> list[tuple[int, Round]]:
+        """One round of all unfinished rows; empty if there are none."""
+        active = [row for row in self.rows if row.finish_reason is None]
+        return self._round(active) if active else []
+
+    def dismiss(self) -> None:
+        """Forget the rows that have ended, so that a batch that never ends does not grow."""
+        self.rows = [row for row in self.rows if row.finish_reason is None]
+
+    def close(self) -> None:
+        """Free all sequences."""
+        with ExitStack() as stack:  # every row is closed, whatever one of them raises
+            for row in self.rows:
+                stack.callback(self._close, row)
 
     def _cancelled(self) -> bool:
         """Whether to stop; once said, it holds, so that nothing goes on from a prompt half read."""
         self._was_cancelled = self._was_cancelled or self._ask()
         return self._was_cancelled
-
-    def _begin(self) -> None:
-        context = self.target.max_length
-        for number, request in enumerate(self._requests):
-            sequence = self.target.open(reserve=len(request.prompt) + request.max_new_tokens)
-            self.rows.append(Row(number, request, sequence, self._length.start(), context))
-        with self._clock.phase("prefill"):
-            prompts = [row.tokens[:-1] for row in self.rows]
-            prefill(self.target, [row.sequence for row in self.rows], prompts, self._cancelled)
-        if self.drafter is not None and not self._cancelled():
-            self.drafter.begin([row.draft for row in self.rows], self._context)
-        self.prefill_seconds = self._clock.take()["prefill"] / len(self.rows)
 
     def _round(self, active: list[Row]) -> list[tuple[int, Round]]:
         self._clock.take()  # what the caller did since the last round is not ours

@@ -46,6 +46,7 @@ class Row:
         self.finish_reason: FinishReason | None = None
         self.closed = False
         self._foretold = Foretold()
+        self.prefill_seconds = 0.0
         self._limit = len(self.tokens) + request.max_new_tokens
         self._full: FinishReason = "length"
         if context is not None and context < self._limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +12,16 @@ import click
 
 from outrider.cli.bench.choices import about_source, check_length, open_log, scored_options, track
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.ray import ray_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
-    from outrider.bench.answers import Drafting, Row
+    from outrider.batch.ray_pool import Cluster
+    from outrider.bench.answers import AnswerRun, Drafting, Plan, Row
     from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
     from outrider.bench.quality import Metric
+    from outrider.bench.run_log import RunLog
     from outrider.models.base import TextModel
 
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", type=int, help="Tokens of an answer at most  [default: 128; humaneval 512]")
 @click.option("--samples", default=1, show_default=True, help="Answers to each prompt where the temperature is not 0.")
 @click.option("--execute-generated-code", is_flag=True, help="humaneval: run what the model writes (no sandbox).")
+@ray_options
 def tasks(
     models: ModelChoice,
     source: Source,
@@ -38,6 +43,7 @@ def tasks(
     max_new_tokens: int | None,
     samples: int,
     execute_generated_code: bool,
+    cluster: Cluster | None,
 ) -> None:
     """The papers' tasks, plain and with each --draft on its own: quality, time per token, speed-up, acceptance.
 
@@ -68,7 +74,11 @@ def tasks(
     about |= {**about_source(source), "max_new_tokens": plan.max_new_tokens}
     kept = open_log(log, about)
     draftings = _draftings(models, target, num_draft_tokens)
-    runs = track(measure(target, draftings, plan, metric, kept), "Answering", plan.count(len(draftings)))
+    if cluster is None:
+        steps = measure(target, [one for one, _ in draftings], plan, metric, kept)
+    else:
+        steps = _spread(cluster, models, target, draftings, plan, metric, kept)
+    runs = track(steps, "Answering", plan.count(len(draftings)))
     rows = summarise(runs, plan, target, metric)
     if as_json:
         out = {**about, "prompts": len(examples), "samples": samples, "rows": [asdict(row) for row in rows], **machine()}
@@ -78,19 +88,35 @@ def tasks(
         _print(rows, metric)
 
 
-def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...]) -> list[Drafting]:
-    """Plain decoding, and each draft at each length."""
+def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...]) -> list[tuple[Drafting, str | None]]:
+    """Plain decoding, and each draft at each length, with what the command line says of it."""
     from outrider.bench.answers import PLAIN, Drafting
 
     for one in lengths:
         check_length("num_draft_tokens", one, 1, 64)
-    found = [Drafting(PLAIN, None)]
+    found: list[tuple[Drafting, str | None]] = [(Drafting(PLAIN, None), None)]
     for spec in dict.fromkeys(models.draft):
         drafter = models.load_one_draft(spec, target)
         asked: list[int | None] = [*dict.fromkeys(lengths)]
         for length in asked or [None]:
-            found.append(Drafting(f"{spec}, {'adaptive' if length is None else f'K = {length}'}", drafter, length))
+            found.append((Drafting(f"{spec}, {'adaptive' if length is None else f'K = {length}'}", drafter, length), spec))
     return found
+
+
+def _spread(
+    cluster: Cluster,
+    models: ModelChoice,
+    target: TextModel,
+    draftings: list[tuple[Drafting, str | None]],
+    plan: Plan,
+    metric: Metric | None,
+    kept: RunLog,
+) -> Iterator[AnswerRun]:
+    from outrider.batch import Setup
+    from outrider.bench.answers_spread import measure_spread
+
+    setup = Setup(models.target, dtype=models.dtype, device=models.device, engine=models.engine)
+    return measure_spread(cluster, setup, target, draftings, plan, metric, kept)
 
 
 def _print(rows: list[Row], metric: Metric | None) -> None:

@@ -6,6 +6,7 @@ import click
 
 from outrider.cli.theory.explain import explain
 from outrider.cli.theory.figures import figures
+from outrider.cli.theory.scale import scale
 from outrider.cli.theory.tables import tables
 
 
@@ -14,5 +15,5 @@ def theory() -> None:
     """What the papers' formulas say, without running a model."""
 
 
-for _command in (explain, tables, figures):
+for _command in (explain, tables, figures, scale):
     theory.add_command(_command)

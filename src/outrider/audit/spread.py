@@ -1,0 +1,68 @@
+"""Our own texts, written by the actors of a Ray cluster: the same as `sources.own_texts` writes, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from outrider.audit.sources import ROWS, longest_text, plan_group, read_rounds
+from outrider.audit.text import Text
+from outrider.batch import Job, Setup
+from outrider.batch.jobs import LAW
+from outrider.batch.ray_pool import Cluster, RayPool
+from outrider.errors import ModelError
+from outrider.models.base import TextModel
+from outrider.sampling import SamplingSettings
+
+
+def spread_texts(
+    cluster: Cluster, setup: Setup, target: TextModel, sampling: SamplingSettings, tokens: int, seed: int, done: int
+) -> Iterator[Text]:
+    """Texts until they hold `tokens` new tokens or more. setup: with `rounds`; its defaults are replaced by `sampling`.
+
+    done: texts made before, after which the prompts and seeds go on.
+    """
+    law = {name: getattr(sampling, name) for name in LAW}
+    setup = replace(setup, chat=False, defaults={**law, "seed": 0, "ignore_eos": True})
+    longest = longest_text(sampling, tokens)
+    made = 0
+    while made < tokens:
+        before, jobs = made, _jobs(target, sampling, tokens - made, longest, seed, done)
+        records = RayPool(cluster)(setup, jobs, {}, _forget)
+        for record in _in_order(records, done):
+            if "error" in record:
+                raise ModelError(f"text {record['index']} could not be written: {record['error']}")
+            prompt = record["metadata"]
+            made += len(record["tokens"])
+            done += 1
+            yield Text((*prompt, *record["tokens"]), len(prompt), read_rounds(record["rounds"], record["tokens"]))
+        if made == before:
+            return  # no further texts are to be had
+
+
+def _jobs(target: TextModel, sampling: SamplingSettings, tokens: int, longest: int, seed: int, done: int) -> Iterator[Job]:
+    """Texts that hold so many tokens, if none of them ends early."""
+    planned = 0
+    while group := plan_group(sampling, tokens - planned, longest, seed, done):
+        for one in group:
+            prompt = [int(token) for token in target.tokenizer.encode(one.prompt)]
+            options = {"max_new_tokens": one.max_new_tokens, "seed": one.seed}
+            yield Job(one.number, prompt, options, {"metadata": prompt})
+        planned += ROWS * group[0].max_new_tokens
+        done += ROWS
+
+
+def _in_order(records: Iterable[dict[str, Any]], first: int) -> Iterator[dict[str, Any]]:
+    """By their index; what comes too early waits, which is little, since the texts are of one length."""
+    early: dict[int, dict[str, Any]] = {}
+    for record in records:
+        early[record["index"]] = record
+        while first in early:
+            yield early.pop(first)
+            first += 1
+
+
+def _forget(tables: object) -> None:
+    """An audit is made in one go: the cost tables are not kept."""
+    del tables

@@ -1,0 +1,200 @@
+"""A continuous batch: a finished row's place is taken by the next prompt at once.
+
+What a prompt's tokens depend on is its own: the seed and its index, its options, a draft-length policy that starts anew for
+each row, and cost tables that hold for the whole run. Rows that keep it company change nothing but the last bits of the
+logits, and not even these where the engine's bits do not depend on the pass (docs/engines.md).
+
+Rows that sample alike share their passes. A line with another temperature is in the batch, too, but in passes of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.batch.jobs import LAW, Job, options_of
+from outrider.batch.setup import Ready
+from outrider.decode import Decoder, Request
+from outrider.decode.row import Row
+from outrider.errors import NumericalError, OutriderError, ParameterError
+from outrider.options import Options
+from outrider.prompts import encode, end_tokens
+from outrider.randomness import RandomStream
+from outrider.records import Round, summarise
+from outrider.results import Result
+from outrider.text import TextTracker
+
+Record = dict[str, Any]
+"""A finished prompt, as it is written: index, what the line handed on, and the result or an error."""
+
+
+@dataclass
+class _Place:
+    """A prompt in the batch."""
+
+    job: Job
+    seed: int
+    tracker: TextTracker
+    row: Row
+    rounds: list[Round] = field(default_factory=list)
+
+
+@dataclass
+class _Lane:
+    """Rows that sample alike: they share a decoder."""
+
+    decoder: Decoder
+    places: dict[int, _Place] = field(default_factory=dict)
+
+
+class ContinuousBatch:
+    """Prompts through one model, `batch_size` of them side by side.
+
+    `put` takes prompts, of which those that find no place wait; `advance` makes one round of every row and returns what has
+    ended. Use it as a context manager: it frees the sequences.
+    """
+
+    def __init__(self, ready: Ready, batch_size: int) -> None:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ParameterError(f"batch_size must be a whole number of 1 or more, got {batch_size!r}")
+        self.batch_size = batch_size
+        self._ready = ready
+        self._waiting: deque[Job] = deque()
+        self._lanes: dict[tuple[Any, ...], _Lane] = {}
+        self._failed: list[Record] = []
+
+    def __enter__(self) -> ContinuousBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def load(self) -> int:
+        """Prompts that are here, those that wait included."""
+        return len(self._waiting) + self._busy
+
+    @property
+    def _busy(self) -> int:
+        return sum(len(lane.places) for lane in self._lanes.values())
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        """Take prompts; they join before the next round, as far as there is room."""
+        self._waiting.extend(jobs)
+
+    def advance(self) -> list[Record]:
+        """One round of every row. → what has ended, in no particular order"""
+        self._fill()
+        ended, self._failed = self._failed, []
+        for key, lane in list(self._lanes.items()):
+            try:
+                ended += self._step(lane)
+            except NumericalError:
+                ended += self._one_by_one(key, lane)
+        return ended
+
+    def close(self) -> None:
+        """Free all sequences; prompts in the batch are given up."""
+        for lane in self._lanes.values():
+            lane.decoder.close()
+        self._lanes.clear()
+        self._waiting.clear()
+
+    def _fill(self) -> None:
+        """Give every free place to a waiting prompt, and read the prompts that join the same rows together."""
+        joining: dict[tuple[Any, ...], list[tuple[Job, Options, Request, TextTracker]]] = {}
+        free = self.batch_size - self._busy
+        while free > 0 and self._waiting:
+            job = self._waiting.popleft()
+            try:
+                options = options_of(job, self._ready.defaults)
+                request, tracker = self._request(job, options)
+                key = tuple(options.sampling.options()[name] for name in LAW)
+                self._lane(key, options).decoder.check(request)
+            except OutriderError as error:
+                self._failed.append(_error(job, error))
+                continue
+            joining.setdefault(key, []).append((job, options, request, tracker))
+            free -= 1
+        for key, new in joining.items():
+            lane = self._lanes[key]
+            rows = lane.decoder.admit([request for _, _, request, _ in new])
+            for (job, options, _, tracker), row in zip(new, rows, strict=True):
+                lane.places[row.number] = _Place(job, options.seeds[0], tracker, row)
+
+    def _lane(self, key: tuple[Any, ...], options: Options) -> _Lane:
+        if key not in self._lanes:
+            for idle in [other for other, lane in self._lanes.items() if not lane.places][self.batch_size :]:
+                del self._lanes[idle]  # lines that all sample otherwise must not pile up
+            decoder = Decoder(self._ready.target, (), options.sampling, self._ready.drafter, self._ready.length)
+            self._lanes[key] = _Lane(decoder)
+        return self._lanes[key]
+
+    def _request(self, job: Job, options: Options) -> tuple[Request, TextTracker]:
+        target = self._ready.target
+        tokens = encode(target, self._ready.as_prompt(job.prompt))
+        tracker = TextTracker(target.tokenizer, tokens, options.stop)
+        seed = options.seeds[0]
+        # A seed of the line's own gives what `outrider generate --seed` gives; the command's is spread over the prompts.
+        stream = RandomStream(seed) if "seed" in job.options else RandomStream(seed, job.index)
+        eos = frozenset() if options.ignore_eos else end_tokens(target)
+        return Request(tokens, options.max_new_tokens, stream, eos, tracker), tracker
+
+    def _step(self, lane: _Lane) -> list[Record]:
+        ended = []
+        for number, record in lane.decoder.step():
+            place = lane.places[number]
+            place.rounds.append(record)
+            if record.finish_reason is not None:
+                ended.append(_record(lane.places.pop(number), self._ready.rounds))
+        if ended:
+            lane.decoder.dismiss()
+        return ended
+
+    def _one_by_one(self, key: tuple[Any, ...], lane: _Lane) -> list[Record]:
+        """A row without a law has stopped its lane: each of the lane's prompts again from its beginning, alone.
+
+        What a prompt gives does not depend on its company, so nothing is lost but time, and only the culprit fails.
+        """
+        ended: list[Record] = []
+        jobs = [place.job for place in lane.places.values()]
+        del self._lanes[key]
+        lane.decoder.close()
+        for job in jobs:
+            options = options_of(job, self._ready.defaults)
+            alone = self._lane(key, options)
+            try:
+                request, tracker = self._request(job, options)
+                (row,) = alone.decoder.admit([request])
+                alone.places[row.number] = _Place(job, options.seeds[0], tracker, row)
+                while alone.places:
+                    ended += self._step(alone)
+            except NumericalError as error:
+                ended.append(_error(job, error))
+            finally:
+                del self._lanes[key]
+                alone.decoder.close()
+        return ended
+
+
+def _record(place: _Place, with_rounds: bool) -> Record:
+    place.tracker.finish()
+    result = Result(
+        text=place.tracker.text,
+        tokens=[token for made in place.rounds for token in made.tokens],
+        finish_reason=place.rounds[-1].finish_reason or "cancelled",
+        seed=place.seed,
+        stats=summarise(place.rounds, place.row.prefill_seconds),
+        rounds=[],
+        prompt_tokens=place.row.draft.prompt_length,
+    )
+    record = {"index": place.job.index, **place.job.passed, **result.to_dict()}
+    if with_rounds:
+        record["rounds"] = [[len(made.tokens), made.drafted, made.accepted] for made in place.rounds]
+    return record
+
+
+def _error(job: Job, error: OutriderError) -> Record:
+    return {"index": job.index, **job.passed, "error": str(error)}

@@ -1,0 +1,135 @@
+"""The lines of a file of prompts: checked all at once before a model is loaded, read one by one afterwards.
+
+A line is a JSON object with `prompt` (text or token ids) or `messages` (for the chat template), and, if it wants other
+settings than the command's, any of `OPTIONS`. `id` and `metadata` are handed on to the line's result. A prompt's index is
+its line's number among those that are not empty, from 0: with the seed it is all that its randomness depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ParameterError
+from outrider.options import Options, parse_options
+
+LAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", *LAW)
+_KEYS = ("prompt", "messages", "id", "metadata", *OPTIONS)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt. options: what the line says otherwise than the command. passed: `id` and `metadata`, if it has them."""
+
+    index: int
+    prompt: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    passed: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A checked file. digest: of its bytes, by which a run that goes on knows that it is the same file."""
+
+    path: Path
+    count: int
+    digest: str
+
+    def jobs(self) -> Iterator[Job]:
+        """The prompts, read as they are asked for."""
+        for number, index, line in _lines(self.path):
+            yield _job(self.path, number, index, line)
+
+
+def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
+    """Read the file once, keep nothing, and raise one `ParameterError` with the number of the first line that is wrong.
+
+    defaults: the command's own options, which the lines' are laid over.
+    """
+    count, digest = 0, hashlib.sha256()
+    for number, index, line in _lines(path):
+        digest.update(line)
+        job = _job(path, number, index, line)
+        try:
+            options_of(job, defaults)
+        except ParameterError as error:
+            raise ParameterError(f"{path}, line {number}: {error}") from None
+        count = index + 1
+    if not count:
+        raise ParameterError(f'{path} holds no prompts: give a JSON object such as {{"prompt": "…"}} on each line')
+    return Prompts(path, count, digest.hexdigest())
+
+
+def options_of(job: Job, defaults: Mapping[str, Any]) -> Options:
+    """The job's options: its own over the command's."""
+    options = parse_options(1, {**defaults, **job.options})  # type: ignore[typeddict-item]
+    count = options.max_new_tokens
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {count!r}")
+    return options
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """The lines that are not empty. → (number from 1, index from 0, the line)"""
+    index = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, index, line
+                    index += 1
+    except OSError as error:
+        raise ParameterError(f"prompts {path} can't be read ({error.strerror}): check the path") from None
+
+
+def _job(path: Path, number: int, index: int, line: bytes) -> Job:
+    where = f"{path}, line {number}"
+    try:
+        found = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ParameterError(f"{where} is not UTF-8 text") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ParameterError(f'{where} must be a JSON object such as {{"prompt": "…"}}')
+    unknown = [key for key in found if key not in _KEYS]
+    if unknown:
+        raise ParameterError(f"{where}: {unknown[0]!r} must be one of {', '.join(_KEYS)}: put other data into metadata")
+    if ("prompt" in found) == ("messages" in found):
+        raise ParameterError(f"{where} must have either prompt or messages")
+    options = {key: found[key] for key in OPTIONS if key in found}
+    for key in ("seed", "stop"):
+        _check_kind(where, key, options)
+    prompt = _tokens_or_text(where, found["prompt"]) if "prompt" in found else _messages(where, found["messages"])
+    return Job(index, prompt, options, {key: found[key] for key in ("id", "metadata") if key in found})
+
+
+def _check_kind(where: str, key: str, options: Mapping[str, Any]) -> None:
+    """What `parse_options` would take for something else, or leave to chance."""
+    value = options.get(key)
+    if key == "seed" and "seed" in options and not isinstance(value, int):
+        raise ParameterError(f"{where}: seed must be a whole number, got {value!r}")
+    if key == "stop" and "stop" in options and not isinstance(value, str | list):
+        raise ParameterError(f"{where}: stop must be a string or a list of them, got {value!r}")
+
+
+def _tokens_or_text(where: str, prompt: Any) -> Any:
+    text = isinstance(prompt, str) and prompt
+    ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
+    if not text and not ids:
+        raise ParameterError(f"{where}: prompt must be text or a list of token ids, not empty")
+    return prompt
+
+
+def _messages(where: str, messages: Any) -> Any:
+    def good(one: Any) -> bool:
+        return isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+
+    if not (isinstance(messages, list) and messages and all(good(one) for one in messages)):
+        raise ParameterError(f"{where}: messages must be a list of objects with role and content")
+    return messages

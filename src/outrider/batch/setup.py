@@ -1,0 +1,107 @@
+"""What a process must know to compute prompts as any other process would: models, draft, lengths, options, cost tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import outrider
+from outrider.choices import make_length
+from outrider.costs import CostBook, costs_by
+from outrider.draft_length import DraftLength, FixedLength, OptimalLength
+from outrider.draft_specs import LoadModel, make_from_spec
+from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
+from outrider.errors import ParameterError
+from outrider.models.base import TextModel
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the command line says; it travels to other processes.
+
+    draft: specifications as `--draft` takes them, none for plain decoding. num_draft_tokens: a number, `OptimalLength`, or
+    None: adapted to costs and acceptance. chat: whether text goes through the chat template, None: if there is one.
+    defaults: the options of lines that say nothing else, a seed among them. device: of the models, "auto" as in `load`.
+    rounds: whether records tell every round, as [tokens, drafted, accepted].
+    """
+
+    target: str | None = None
+    draft: tuple[str, ...] = ("prompt-lookup",)
+    num_draft_tokens: int | OptimalLength | None = None
+    batch_size: int = 8
+    chat: bool | None = None
+    defaults: Mapping[str, Any] = field(default_factory=lambda: {"seed": 0})
+    dtype: str = "auto"
+    device: str = "auto"
+    engine: str = "auto"
+    rounds: bool = False
+
+    def load(self, tables: Mapping[str, Any] | None = None) -> Ready:
+        """Load the models. tables: cost tables of an earlier part of the run (`Ready.tables`); measured for want of them."""
+        target = outrider.load(self.target, dtype=self.dtype, device=self.device, engine=self.engine)
+        return self.use(target, tables)
+
+    def use(self, target: TextModel, tables: Mapping[str, Any] | None = None) -> Ready:
+        """The same with a target that is loaded already."""
+        if target.tokenizer is None:
+            raise ParameterError(f"target {target.name} has no tokenizer: a batch of prompts needs one")
+        given = tables or {}
+        book = CostBook.from_dict(self.batch_size, given.get("costs", {}))
+        name, began = book.name_of(target), given.get("target")
+        if began not in (None, name):
+            raise ParameterError(f"target is {name} here, but the run began with {began}: say --dtype and --engine")
+        drafter = self.drafter(target)
+        with costs_by(book):
+            length = self._length(target, drafter)
+        return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds)
+
+    def _length(self, target: TextModel, drafter: Drafter | None) -> DraftLength:
+        """The policy; the target's passes are timed only where it needs that."""
+        if drafter is not None:
+            drafter.bind(target)
+        fixed = 0 if drafter is None else self.num_draft_tokens
+        if self.batch_size > 1 and isinstance(fixed, int) and (drafter is None or len(drafter.parts()) == 1):
+            if drafter is not None and not isinstance(drafter, ModelDrafter):
+                drafter.measure()  # one with a draft of its own may need it
+            return FixedLength(fixed)
+        return make_length(self.num_draft_tokens, target, drafter)
+
+    def drafter(self, target: TextModel, load: LoadModel | None = None) -> Drafter | None:
+        """The drafter for this target, or None. load: how its models are loaded, if not anew."""
+
+        def load_anew(name: str, own: dict[str, str]) -> TextModel:
+            dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
+            return outrider.load(name, dtype=dtype, device=self.device, engine=engine)
+
+        made = [make_from_spec(spec, load or load_anew, target) for spec in self.draft]
+        for part in (part for one in made for part in one.parts()):
+            if part.remembers:
+                raise ParameterError(
+                    f"draft {part.name} can't keep texts in a batch: what a prompt gives would depend on which others were "
+                    "finished before it; leave memory and store out"
+                )
+        return None if not made else made[0] if len(made) == 1 else ChoiceDrafter(made)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Loaded models, and how they are used. book: what their passes cost, for passes of as many rows as the batch has."""
+
+    target: TextModel
+    drafter: Drafter | None
+    length: DraftLength
+    book: CostBook
+    defaults: Mapping[str, Any]
+    chat: bool | None = None
+    rounds: bool = False
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The target and the cost tables, for the other parts of the run."""
+        return {"target": self.book.name_of(self.target), "costs": self.book.to_dict()}
+
+    def as_prompt(self, prompt: Any) -> Any:
+        """Text as a chat message where that is wanted; all else as it is."""
+        chat = bool(getattr(self.target.tokenizer, "chat_template", None)) if self.chat is None else self.chat
+        return [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt

@@ -1,0 +1,179 @@
+"""`outrider batch`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.config import config_option
+from outrider.cli.generate import _LENGTH, parse_length
+from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.ray import ray_options
+from outrider.cli.truncation import truncation_options
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.batch import Setup
+    from outrider.batch.jobs import Prompts
+    from outrider.batch.journal import Journal
+    from outrider.batch.ray_pool import Cluster
+    from outrider.batch.run import Tally
+
+_LAW = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+@click.command()
+@click.argument("prompts", metavar="INPUT.jsonl", type=click.Path(path_type=Path))
+@click.option("--output", "-o", required=True, metavar="OUTPUT.jsonl", type=click.Path(path_type=Path))
+@click.option("--batch-size", type=int, default=8, show_default=True, help="Prompts side by side in a process.")
+@model_options
+@config_option
+@click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
+@click.option("--max-new-tokens", type=int, default=256, show_default=True)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
+@truncation_options
+@click.option("--repetition-penalty", type=float, default=1.0, help="1: none.")
+@click.option("--presence-penalty", type=float, default=0.0, help="0: none.")
+@click.option("--frequency-penalty", type=float, default=0.0, help="0: none.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
+@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
+@click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence.")
+@click.option("--chat/--raw", "chat", default=None, help="Use the chat template  [default: if the model has one]")
+@click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
+@ray_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: what it came to.")
+def batch(
+    prompts: Path,
+    output: Path,
+    models: ModelChoice,
+    cluster: Cluster | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Generate for every line of INPUT.jsonl, many at a time; the same command goes on where it was interrupted.
+
+    A line holds {"prompt": text or token ids} or {"messages": […]}, and, where it differs from the command, max_new_tokens,
+    temperature and the like, stop, seed; id and metadata are handed on. Lines of the output come as prompts are finished,
+    each with its index. A prompt's output does not depend on the others (docs/batch.md).
+    """
+    from outrider.batch.jobs import check_prompts
+    from outrider.batch.journal import Journal
+
+    setup = make_setup(models, given)
+    asked = check_prompts(prompts, setup.defaults)
+    if output.resolve() == prompts.resolve():
+        raise ParameterError(f"output must be another file than the input, got {output} for both")
+    with Journal(output, settings_of(setup, asked), asked.count) as journal:
+        return _run(setup, asked, journal, cluster, as_json)
+
+
+def make_setup(models: ModelChoice, given: dict[str, Any]) -> Setup:
+    """From the options to what the processes are told."""
+    from outrider.batch import Setup
+
+    if not 1 <= given["batch_size"] <= 4096:
+        raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", *_LAW, "seed", "ignore_eos")
+    return Setup(
+        target=models.target,
+        draft=() if given["plain"] else models.draft,
+        num_draft_tokens=parse_length(given["num_draft_tokens"]),
+        batch_size=given["batch_size"],
+        chat=given["chat"],
+        defaults={**{name: given[name] for name in names}, "stop": list(given["stop"])},
+        dtype=models.dtype,
+        device=models.device,
+        engine=models.engine,
+    )
+
+
+def settings_of(setup: Setup, asked: Prompts) -> dict[str, object]:
+    """What all parts of a run must share: not where it runs, nor how many processes share the work."""
+    about = {name: getattr(setup, name) for name in ("target", "draft", "chat", "dtype", "engine")}
+    length = setup.num_draft_tokens
+    if setup.draft and not isinstance(length, int):  # then the lengths follow from the costs of so many rows
+        about |= {"batch_size": setup.batch_size, "num_draft_tokens": f"optimal:{length.alpha}" if length else "auto"}
+    else:
+        about |= {"num_draft_tokens": length if setup.draft else 0}
+    return {"command": "batch", "input_sha256": asked.digest, **about, **setup.defaults}
+
+
+def _run(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | None, as_json: bool) -> int:
+    from outrider.batch.run import Tally
+
+    tally, before, code = Tally(), journal.done, 0
+    if before:
+        click.echo(f"outrider: {journal.path} holds {before} of {asked.count} prompts: going on", err=True)
+    try:
+        if before < asked.count:
+            _compute(setup, asked, journal, cluster, tally)
+    except KeyboardInterrupt:
+        click.echo(
+            f"outrider: interrupted after {journal.done} of {asked.count} prompts; the same command goes on", err=True
+        )
+        code = 130
+    if as_json:
+        about = {"batch": str(asked.path), "output": str(journal.path), "batch_size": setup.batch_size}
+        totals: dict[str, Any] = {"total": asked.count, "done": journal.done, "before": before, "errors": journal.errors}
+        totals |= {"complete": journal.done == asked.count, "peak_memory_bytes": _peak_memory()}
+        click.echo(json.dumps({**about, **totals, **tally.to_dict()}))
+    elif code == 0:
+        click.echo(_conclusion(tally, journal), err=True)
+    return code or int(journal.errors > 0)
+
+
+def _compute(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | None, tally: Tally) -> None:
+    from contextlib import closing
+
+    from outrider.batch.ray_pool import RayPool
+    from outrider.batch.run import run_here
+
+    jobs = (job for job in asked.jobs() if job.index not in journal)
+    execute = run_here if cluster is None else RayPool(cluster)
+    with _progress() as progress:
+        bar = progress.add_task("Loading", total=asked.count, completed=journal.done, rate="")
+
+        def loaded(tables: Any) -> None:
+            journal.keep_tables(tables)
+            tally.begin()
+            progress.update(bar, description="Generating")
+
+        with closing(execute(setup, jobs, journal.tables, loaded)) as records:
+            for record in records:
+                journal.append(record)
+                tally.add(record)
+                progress.update(bar, completed=journal.done, rate=f"{tally.tokens / tally.seconds:.1f} tokens/s")
+
+
+def _progress() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    console = Console(stderr=True)
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty())
+
+
+def _peak_memory() -> int | None:
+    """The most memory that this process has had; actors' is their own."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _conclusion(tally: Tally, journal: Journal) -> str:
+    told = f"{journal.done} of {journal.count} prompts in {journal.path}"
+    if tally.prompts:
+        told += f"; {tally.tokens} tokens in {tally.seconds:.1f} s, {tally.tokens / tally.seconds:.1f} tokens/s"
+    if tally.rounds:
+        told += f", {tally.tokens / tally.rounds:.2f} a round"
+    if journal.errors:
+        told += f"; {journal.errors} with an error instead of a text"
+    return f"outrider: {told}"

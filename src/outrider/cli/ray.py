@@ -1,0 +1,48 @@
+"""--ray and --actors, the same for every command whose work can be spread over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from outrider.errors import ParameterError
+
+HERE = "here"
+_OPTIONS = (
+    click.option(
+        "--ray",
+        "address",
+        is_flag=False,
+        flag_value=HERE,
+        default=None,
+        metavar="[ADDRESS]",
+        help="Spread the prompts over the devices of a Ray cluster: the one at ADDRESS (auto: the one that runs here), or "
+        "one started for this command.",
+    ),
+    click.option("--actors", type=int, help="Processes on Ray  [default: one per GPU, or per machine without GPUs]"),
+)
+
+
+def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add them; the command gets `cluster`, None without --ray."""
+
+    @wraps(command)
+    def with_cluster(address: str | None, actors: int | None, **given: Any) -> Any:
+        from outrider.batch.ray_pool import Cluster, check_installed
+
+        if address is None and actors is not None:
+            raise click.UsageError("--actors belongs to --ray: give that, too")
+        if actors is not None and actors < 1:
+            raise ParameterError(f"actors must be 1 or more, got {actors}")
+        if address is not None:
+            check_installed()
+        cluster = None if address is None else Cluster(None if address == HERE else address, actors)
+        return command(cluster=cluster, **given)
+
+    wrapped: Callable[..., Any] = with_cluster
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped

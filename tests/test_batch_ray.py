@@ -1,0 +1,154 @@
+"""The same prompts over Ray: equal output, also where an actor is killed; the shares that actors get of a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.audit.sources import own_texts
+from outrider.audit.spread import spread_texts
+from outrider.batch import Job, Setup
+from outrider.batch.ray_pool import Cluster, RayPool, Share, share_of, threads_of
+from outrider.batch.run import run_here
+from outrider.cli.main import run
+from outrider.draft_specs import make_named
+from outrider.errors import ParameterError
+from outrider.models.loading import load
+from outrider.sampling import SamplingSettings
+
+pytest.importorskip("ray")
+# Ray's own modules and its sockets at the end of a process
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+DEFAULTS = {"seed": 3, "temperature": 1.0, "max_new_tokens": 20, "ignore_eos": True}
+COUNT = 40
+TABLE = {"seconds": {"1": 1.0, "9": 1.2}, "per_token": {}, "context": 64}
+
+
+def jobs(taken: list[int] | None = None) -> Iterator[Job]:
+    for i in range(COUNT):
+        if taken is not None:
+            taken.append(i)
+        yield Job(i, f"the quick brown {i}" if i != 7 else "a b " * 400, {"max_new_tokens": 5 + 40 * (i % 4 == 1)})
+
+
+def setup_of(target: Path, draft: Path) -> Setup:
+    return Setup(target=str(target), draft=(str(draft),), batch_size=2, dtype="float64", device="cpu", defaults=DEFAULTS)
+
+
+def tokens_of(records: list[dict[str, Any]]) -> dict[int, Any]:
+    found = {one["index"]: (one.get("tokens"), one.get("text"), one.get("error")) for one in records}
+    assert len(found) == len(records)
+    return found
+
+
+def test_two_actors_one_of_them_killed_give_what_one_process_gives(target_folder: Path, draft_folder: Path) -> None:
+    """The draft lengths are adapted, and follow from the tables of the run."""
+    setup = setup_of(target_folder, draft_folder)
+    costs = {f"{folder} float64": TABLE for folder in (target_folder, draft_folder)}
+    tables = {"target": f"{target_folder} float64", "costs": costs}
+    want = tokens_of(list(run_here(setup, jobs(), tables, lambda found: None)))
+    assert sum(text is None for _, text, _ in want.values()) == 1
+
+    pool = RayPool(Cluster(None, 2))
+    got: list[Any] = []
+    taken: list[int] = []
+    kept: list[Any] = []
+    records = pool(setup, jobs(taken), tables, kept.append)
+    for record in records:
+        got.append(record)
+        assert len(taken) <= len(got) + 2 * (2 + 1) + 2 * (2 + 1)  # what two actors hold, and what is on its way back
+        if len(got) == 9:
+            os.kill(pool.pids()[0], signal.SIGKILL)
+    assert pool.deaths == 1
+    assert tokens_of(got) == want
+    assert kept == [tables]
+
+
+def test_the_command_goes_on_with_ray_where_one_process_stopped(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"the fox {i}"}) + "\n" for i in range(12)))
+    options = ["--target", str(target_folder), "--dtype", "float64", "--temperature", "1", "--max-new-tokens", "9"]
+    command = ["batch", str(source), "-o", str(output), "--batch-size", "2", *options]
+    assert run(command) == 0
+    whole = output.read_text().splitlines(keepends=True)
+    output.write_text("".join(whole[:5]) + whole[5][:20])
+    assert run([*command, "--ray", "--actors", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["before"] == 5
+    strip = [{k: v for k, v in json.loads(line).items() if k != "stats"} for line in whole]
+    again = [{k: v for k, v in json.loads(line).items() if k != "stats"} for line in output.read_text().splitlines()]
+    assert sorted(again, key=lambda one: one["index"]) == sorted(strip, key=lambda one: one["index"])
+
+
+def test_audited_texts_are_those_of_one_process_in_the_same_order(target_folder: Path) -> None:
+    sampling, draft = SamplingSettings(temperature=1.0, top_p=0.9), "self:temperature=1.5"
+    target = load(target_folder, dtype="float64")
+    setup = Setup(str(target_folder), (draft,), 3, batch_size=8, dtype="float64", device="cpu", rounds=True)
+    got = list(spread_texts(Cluster(None, 1), setup, target, sampling, 400, seed=5, done=8))
+    want = list(own_texts(target, make_named(draft), sampling, 400, 3, seed=5, done=8))
+    assert [one.tokens for one in got] == [one.tokens for one in want]
+    counts = [[[(len(r.tokens), r.drafted, r.accepted) for r in one.rounds] for one in texts] for texts in (got, want)]
+    assert counts[0] == counts[1]
+
+
+def test_tasks_are_answered_as_by_one_process(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "asked.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"the fox {i}"}) + "\n" for i in range(3)))
+    models = ["--target", str(target_folder), "--dtype", "float64", "--draft", "suffix", "--num-draft-tokens", "2"]
+    command = ["bench", "tasks", "--task", f"jsonl:{source}", "--temperature", "1", "--max-new-tokens", "8", *models]
+    logs = [tmp_path / "here.jsonl", tmp_path / "ray.jsonl"]
+    for log, options in zip(logs, ([], ["--ray", "--actors", "1"]), strict=True):
+        assert run([*command, "--metric", "none", "--log", str(log), "--json", *options]) == 0
+    answers: list[dict[Any, Any]] = [{}, {}]
+    for log, found in zip(logs, answers, strict=True):
+        for line in log.read_text().splitlines()[1:]:
+            one = json.loads(line)
+            found[one["example"], one["drafting"]] = (one["tokens"], one["text"], one["rounds"])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 6
+
+
+def test_errors_of_an_actor_are_one_line_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}\n')
+    command = ["batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--ray", "--actors", "1"]
+    assert run([*command, "--target", str(tmp_path / "nowhere")]) == 1
+    err = capsys.readouterr().err
+    assert "nowhere" in err
+    assert err.count("\n") == 1
+
+
+def test_actors_share_what_the_cluster_has() -> None:
+    assert share_of(Cluster(), "auto", {"CPU": 16}, 2) == Share(2, 8, 0)
+    assert share_of(Cluster(None, 3), "cpu", {"CPU": 16, "GPU": 4}, 2) == Share(3, 5, 0)
+    assert share_of(Cluster(), "auto", {"CPU": 16, "GPU": 4}, 2) == Share(4, 1, 1)
+    for cluster, device, resources in ((Cluster(None, 5), "auto", {"GPU": 4}), (Cluster(None, 9), "cpu", {"CPU": 8})):
+        with pytest.raises(ParameterError, match="actors must be in 1 …"):
+            share_of(cluster, device, resources, 1)
+    with pytest.raises(ParameterError, match="no GPU"):
+        share_of(Cluster(), "cuda", {"CPU": 8}, 1)
+
+
+def test_an_actor_has_no_more_threads_than_this_process_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert [threads_of(Share(1, cpus, 0)) for cpus in (0, 1, 8)] == [1, 1, 2]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert threads_of(Share(1, 8, 0)) == 8
+
+
+def test_actors_without_ray_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["batch", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--actors", "2"]) == 2
+    assert "--actors belongs to --ray" in capsys.readouterr().err
