@@ -92,7 +92,9 @@ CONFIGS_OF_ALL = {**CONFIGS, **ENCODER_DECODERS}
 _CLASSES = {
     **{name: (f"{name}Config", f"{name}ForConditionalGeneration") for name in ENCODER_DECODERS},
     "Marian": ("MarianConfig", "MarianMTModel"),
-    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"), "OPT": ("OPTConfig", "OPTForCausalLM")}
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "OPT": ("OPTConfig", "OPTForCausalLM"),
+}
 
 
 def module(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: Any) -> Any:

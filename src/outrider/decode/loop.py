@@ -19,7 +19,7 @@ from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
@@ -78,10 +78,10 @@ class Decoder:
 
     def _begin(self) -> None:
         context = self.target.max_length
-        for number, request in enumerate(self._requests):
-            sequence = self.target.open(reserve=len(request.prompt) + request.max_new_tokens)
-            self.rows.append(Row(number, request, sequence, self._length.start(), context))
         with self._clock.phase("prefill"):
+            for number, request in enumerate(self._requests):
+                sequence = open_sequence(self.target, request.source, len(request.prompt) + request.max_new_tokens)
+                self.rows.append(Row(number, request, sequence, self._length.start(), context))
             prompts = [row.tokens[:-1] for row in self.rows]
             prefill(self.target, [row.sequence for row in self.rows], prompts, self._cancelled)
         if self.drafter is not None and not self._cancelled():

@@ -126,5 +126,3 @@ class CrossCache(Cache):  # type: ignore[misc]
 def _more(have: int, wanted: int) -> int:
     """How many slots to make: half as many again, so that the copying stays in proportion to the end."""
     return max(wanted, have + have // 2) if wanted > have else have
-
-

@@ -50,7 +50,7 @@ class EncoderDecoderModel(TransformersModel):
         self._tables, self._biased = position_modules(self._decoder, self._name)
         self._cross = CrossCache(_decoder_layers(config))
         self._both = EncoderDecoderCache(self._cache, self._cross)
-        self._hears = model.main_input_name == "input_features"
+        self._hears: bool = model.main_input_name == "input_features"
         # Relative positions have no end; the other limits are those of the tables.
         self._max_length = None if self._biased else _decoder_limit(config)
         self._longest_source = None if self._biased or self._hears else context_limit(config)
@@ -168,5 +168,3 @@ def _decoder_layers(config: Any) -> int:
 
 def _decoder_limit(config: Any) -> int | None:
     return getattr(config, "max_target_positions", None) or context_limit(config)
-
-

@@ -6,14 +6,14 @@ this catches the rest: models that derive positions from padding, keep further s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
 from outrider.errors import ModelError
-from outrider.models.base import EncoderDecoder, Source, open_sequence
+from outrider.models.base import Source, open_sequence
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
@@ -43,10 +43,10 @@ def probe(model: TransformersModel) -> None:
         )
 
 
-def _plain(model: TransformersModel, tokens: list[int]) -> Tensor:
+def _plain(model: Any, tokens: list[int]) -> Tensor:
     """Logits of a pass without a cache. [1, T, V]"""
     ids = torch.tensor([tokens], device=model.device)
-    if not isinstance(model, EncoderDecoder):
+    if not model.has_encoder:
         out: Tensor = model.module(input_ids=ids, use_cache=False).logits
         return out
     source = _sources(model)[1]
@@ -58,9 +58,9 @@ def _plain(model: TransformersModel, tokens: list[int]) -> Tensor:
     return seen
 
 
-def _sources(model: EncoderDecoder) -> tuple[Source, Source]:
+def _sources(model: Any) -> tuple[Source, Source]:
     """Two sources: features as they are, tokens of different number."""
-    whole = model.stand_in()
+    whole: Source = model.stand_in()
     if isinstance(whole, Tensor):
         return whole, torch.linspace(-1, 1, whole.numel()).sin().reshape(whole.shape)
     return whole[:9], whole[2:7]
@@ -68,7 +68,7 @@ def _sources(model: EncoderDecoder) -> tuple[Source, Source]:
 
 def _through_cache(model: TransformersModel, tokens: list[int]) -> Tensor:
     """Logits of tokens[4:], scored beside a longer row and after a wrong continuation was taken back. [4, V]"""
-    theirs, mine = _sources(model) if isinstance(model, EncoderDecoder) else (None, None)
+    theirs, mine = _sources(model) if model.has_encoder else (None, None)
     longer, ours = open_sequence(model, theirs), open_sequence(model, mine)
     try:
         model.score([longer, ours], *pad_rows([tokens[:6], tokens[:3]], model.device), "none")

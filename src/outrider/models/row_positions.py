@@ -2,7 +2,7 @@
 
 Two ways of knowing where a token stands do that: tables of positions added to the embeddings (BART, Marian, Whisper, …), and
 T5's bias of the attention by the distance between query and key. For the time of one pass, both are told the positions that
-each row really has. Both give a row what the model's own code would have given it alone: the same entries of the same tables.
+each row really has. Both give a row what the model's own code would have given it alone: the same entries of the tables.
 """
 
 from __future__ import annotations
