@@ -17,7 +17,6 @@ from torch import Tensor
 
 import outrider.round as round_module
 from outrider.audit.enumerate import target_joint
-from outrider.choices import make_drafter
 from outrider.decode import Request, decode
 from outrider.device_data import pad_rows
 from outrider.draft_length import FixedLength
@@ -31,8 +30,6 @@ from outrider.drafters import (
     SpeculativeDrafter,
     SuffixDrafter,
 )
-from outrider.errors import ContextLengthError, ModelError, OutriderError, ParameterError, VocabularyMismatchError
-from outrider.forced import betas_along, logits_along
 from outrider.models.base import Source
 from outrider.models.decoder_rules import decoder_prefix, decoder_processors
 from outrider.models.encoder_decoder import EncoderDecoderModel
@@ -45,6 +42,7 @@ from tests.toys import WRONG_RULES
 
 CLOSE = 1e-9
 ALARM = 1e-6
+COUNT = 16
 FOUR = ("T5", "Bart", "Marian", "Whisper")
 
 
@@ -126,7 +124,9 @@ def test_the_encoder_runs_once_a_sequence(architecture: str) -> None:
     hook = model.module.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     projected: list[int] = []
     names = ("EncDecAttention.k", "encoder_attn.k_proj")
-    hooks = [m.register_forward_hook(lambda *_: projected.append(1)) for n, m in model.module.named_modules() if n.endswith(names)]
+    hooks = [
+        m.register_forward_hook(lambda *_: projected.append(1)) for n, m in model.module.named_modules() if n.endswith(names)
+    ]
     layers = len(hooks)
     assert layers == 3
     try:
@@ -144,15 +144,17 @@ def request(model: EncoderDecoderModel, source: Source, count: int, seed: int = 
 
 
 def greedy_by_transformers(model: EncoderDecoderModel, source: Source, count: int) -> list[int]:
-    """The new tokens of `module.generate` with one beam, forced first tokens left out as prefix."""
+    """The new tokens of `module.generate` with one beam. It counts a forced first token as new; here it is prefix."""
     key = "input_features" if model.hears else "input_ids"
     inputs = {key: source.unsqueeze(0) if isinstance(source, Tensor) else torch.tensor([source])}
     prefix = decoder_prefix(model, source)
+    count += len(prefix) - 1
     with torch.inference_mode():
-        out = model.module.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=count, use_cache=False)[0].tolist()
-    if out[: len(prefix)] == prefix:
-        out = out[len(prefix) :]
-    return out
+        out = model.module.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=count, use_cache=False)[
+            0
+        ].tolist()
+    new: list[int] = out[len(prefix) :] if out[: len(prefix)] == prefix else out
+    return new
 
 
 def drafters(architecture: str) -> dict[str, Drafter]:
@@ -163,11 +165,15 @@ def drafters(architecture: str) -> dict[str, Drafter]:
         "copies": PromptLookupDrafter(),
         "suffix": SuffixDrafter(),
         "random": RandomDrafter(),
-        "several": ChoiceDrafter([PromptLookupDrafter(), ModelDrafter(tiny_encoder_decoder(architecture, 1), step_seconds=1e-3)]),
+        "several": ChoiceDrafter(
+            [PromptLookupDrafter(), ModelDrafter(tiny_encoder_decoder(architecture, 1), step_seconds=1e-3)]
+        ),
         "speculative": SpeculativeDrafter(
             tiny_encoder_decoder(architecture, 1), PromptLookupDrafter(), FixedLength(2), step_seconds=1e-3
         ),
-        "speculative, decoder-only": SpeculativeDrafter(tiny("Llama"), PromptLookupDrafter(), FixedLength(2), step_seconds=1e-3),
+        "speculative, decoder-only": SpeculativeDrafter(
+            tiny("Llama"), PromptLookupDrafter(), FixedLength(2), step_seconds=1e-3
+        ),
     }
 
 
@@ -188,14 +194,19 @@ def ruled(architecture: str) -> EncoderDecoderModel:
     return model
 
 
-@pytest.mark.parametrize("drafting", drafters("T5"))
-@pytest.mark.parametrize("architecture", FOUR)
+@pytest.mark.parametrize(
+    ("architecture", "drafting"),
+    [
+        *(("T5", name) for name in drafters("T5")),
+        *((name, drafting) for name in FOUR[1:] for drafting in ("encoder-decoder", "copies", "several")),
+    ],
+)
 def test_greedy_output_is_that_of_transformers(architecture: str, drafting: str) -> None:
     """In a ragged batch, in float64: every token, with sources of different length, under the config's rules."""
     model = ruled(architecture)
     sources = [some_source(model, i, length) for i, length in enumerate((9, 21, 4))]
     wanted = transformers_outputs(architecture)
-    assert len({token for row in wanted for token in row}) > 15  # not one token again and again
+    assert len({token for row in wanted for token in row}) > 10  # not one token again and again
     requests = [request(model, source, COUNT) for source in sources]
     processors = decoder_processors(model, len(requests[0].prompt), COUNT)
     tokens, rounds = decode(
@@ -212,17 +223,16 @@ def transformers_outputs(architecture: str) -> list[list[int]]:
     return [greedy_by_transformers(model, some_source(model, i, length), COUNT) for i, length in enumerate((9, 21, 4))]
 
 
-COUNT = 24
 TINY = {"vocab_size": 5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 LENGTH = 3
-SAMPLES = 3000
+SAMPLES = 1500
 
 
 @cache
 def five(architecture: str, seed: int = 0) -> EncoderDecoderModel:
     """A vocabulary of five tokens; its law depends on source and past."""
-    size = {"decoder_vocab_size": 5} if architecture == "Marian" else {}
-    made = module(architecture, seed, **TINY, **size)
+    overrides: dict[str, Any] = {**TINY, **({"decoder_vocab_size": 5} if architecture == "Marian" else {})}
+    made = module(architecture, seed, **overrides)
     for parameter in made.get_output_embeddings().parameters():
         parameter.data *= 3
     return EncoderDecoderModel(made, name=f"five-{architecture}-{seed}")

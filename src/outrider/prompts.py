@@ -73,6 +73,13 @@ def end_tokens(target: TextModel) -> frozenset[int]:
     return target.end_tokens | (frozenset() if own is None else {own})
 
 
+def law_along(target: TextModel, sampling: SamplingSettings) -> SamplingSettings:
+    """The settings along texts of any prompts, whose end nothing forces."""
+    return (
+        with_own_rules(target, sampling, [prepare(target, "A").tokens]) if isinstance(target, EncoderDecoder) else sampling
+    )
+
+
 def with_own_rules(
     target: TextModel, sampling: SamplingSettings, prefixes: Sequence[Sequence[int]], max_new_tokens: int | None = None
 ) -> SamplingSettings:

@@ -96,6 +96,15 @@ class EncoderDecoder(LanguageModel, Protocol):
         """Some source, for measuring what a pass costs."""
 
 
+def refuse_encoder(target: LanguageModel, what: str) -> None:
+    """For what has no use for a source: raise, naming what does."""
+    if isinstance(target, EncoderDecoder):
+        raise ParameterError(
+            f"{what} is for decoder-only models, {target.name} is an encoder-decoder: use generate, tune, audit, or bench "
+            "tasks, sweep or alpha"
+        )
+
+
 def open_sequence(model: LanguageModel, source: Source | None, reserve: int = 0) -> Sequence:
     """A new sequence of any model; a decoder-only one has no use for the source."""
     return model.open(reserve, source) if isinstance(model, EncoderDecoder) else model.open(reserve)
