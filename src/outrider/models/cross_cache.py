@@ -54,11 +54,11 @@ class CrossLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
         return key_states, value_states
 
-    def move(self, source: int, target: int) -> None:
-        """Copy one slot to another."""
-        for tensor in (self._keys, self._values):
-            if tensor is not None:
-                tensor[target] = tensor[source]
+    def copy(self, source: int, length: int) -> None:
+        """Keep what one slot holds in the slot that is being filled."""
+        if self._keys is not None and self._values is not None:
+            self._keys = self._owner.keep(self._keys, self._keys[source : source + 1, :, :length])
+            self._values = self._owner.keep(self._values, self._values[source : source + 1, :, :length])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         del query_length
@@ -111,16 +111,16 @@ class CrossCache(Cache):  # type: ignore[misc]
             if held is not None:
                 grown[:slots, :, :longest] = held
             held = grown
-        held[self.filling] = 0
         held[self.filling, :, :length] = states[0]
+        held[self.filling, :, length:] = 0  # an earlier source may have left a NaN there
         return held
 
     @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
-    def move(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int) -> None:
         """Copy one sequence's source to another slot, in every layer."""
-        self._lengths[target] = self._lengths[source]
+        self.filling = target
         for layer in self.layers:
-            layer.move(source, target)
+            layer.copy(source, self._lengths[source])
 
 
 def _more(have: int, wanted: int) -> int:

@@ -2,7 +2,8 @@
 
 A sequence's source is read when it is opened: the encoder runs once, every layer's cross attention keeps its keys and values
 in the sequence's slot (`cross_cache`), and from then on a pass is the decoder's alone, as cheap to roll back as in a
-decoder-only model. Sources are encoded one by one, so that no row's depend on another's padding.
+decoder-only model. Sources are encoded one by one, so that no row's depend on another's padding; one that an open sequence
+has read already (several answers to a question, a model that drafts for itself) is copied from there.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class EncoderDecoderModel(TransformersModel):
         self._max_length = None if self._biased else _decoder_limit(config)
         self._longest_source = None if self._biased or self._hears else context_limit(config)
         self._size = int(config.hidden_size)
+        self._read_by: dict[SlotSequence, bytes] = {}  # who has read what
 
     def _num_layers(self, config: Any) -> int:
         return _decoder_layers(config)
@@ -92,12 +94,18 @@ class EncoderDecoderModel(TransformersModel):
         Raises `ParameterError` without a source or for one of another kind, `ContextLengthError` for one that is too long.
         """
         inputs = self._inputs(source)
+        key = next(iter(inputs.values())).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        reader = next((other for other, held in self._read_by.items() if held == key), None)
         sequence = super().open(reserve)
         try:
-            self._read(inputs, sequence)
+            if reader is None:
+                self._read(inputs, sequence)
+            else:
+                self._cross.copy(reader.slot, sequence.slot)
         except BaseException:
-            self.release(sequence)
+            super().release(sequence)
             raise
+        self._read_by[sequence] = key
         return sequence
 
     def _inputs(self, source: Source | None) -> dict[str, Tensor]:
@@ -135,8 +143,9 @@ class EncoderDecoderModel(TransformersModel):
 
     def release(self, sequence: SlotSequence) -> None:
         """Free a sequence's slot; the last sequence moves into it, its source, too."""
+        self._read_by.pop(sequence, None)
         if sequence in self._open and self._open[-1] is not sequence:
-            self._cross.move(self._open[-1].slot, sequence.slot)
+            self._cross.copy(self._open[-1].slot, sequence.slot)
         super().release(sequence)
 
     def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
