@@ -57,6 +57,7 @@ def save_encoder_decoder(folder: Path, architecture: str, seed: int = 0, **overr
         extractor.save_pretrained(folder)
     made = module(architecture, seed, torch.float32, **{**size, **overrides})
     made.generation_config.no_repeat_ngram_size = 2
+    made.generation_config._from_model_config = False  # or loading would make it anew
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -63,6 +63,7 @@ def _configure(generation: Any, given: dict[str, Any]) -> None:
         "is_multilingual": False,
         "return_timestamps": False,
         "max_length": 448,
+        "_from_model_config": False,  # or loading would make it anew, without these
     }.items():
         setattr(generation, name, value)
 

@@ -31,10 +31,11 @@ from outrider.drafters import (
     SuffixDrafter,
 )
 from outrider.models.base import Source
-from outrider.models.decoder_rules import decoder_prefix, decoder_processors
+from outrider.models.decoder_rules import decoder_prefix
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
+from outrider.prompts import with_own_rules
 from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.tiny_models import ENCODER_DECODERS, VOCABULARY, module, tiny, tiny_encoder_decoder
@@ -208,10 +209,8 @@ def test_greedy_output_is_that_of_transformers(architecture: str, drafting: str)
     wanted = transformers_outputs(architecture)
     assert len({token for row in wanted for token in row}) > 10  # not one token again and again
     requests = [request(model, source, COUNT) for source in sources]
-    processors = decoder_processors(model, len(requests[0].prompt), COUNT)
-    tokens, rounds = decode(
-        model, requests, SamplingSettings(processors=processors), drafters(architecture)[drafting], FixedLength(3)
-    )
+    settings = with_own_rules(model, SamplingSettings(), [one.prompt for one in requests], COUNT)
+    tokens, rounds = decode(model, requests, settings, drafters(architecture)[drafting], FixedLength(3))
     assert tokens == wanted
     assert any(record.drafted for row in rounds for record in row)
     assert not model._open

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from outrider.audio import Audio, features
 from outrider.errors import ParameterError
-from outrider.models.base import EncoderDecoder, Source, TextModel
+from outrider.models.base import EncoderDecoder, LanguageModel, Source, TextModel
 from outrider.sampling import SamplingSettings
 
 Message = Mapping[str, str]
@@ -81,7 +81,7 @@ def law_along(target: TextModel, sampling: SamplingSettings) -> SamplingSettings
 
 
 def with_own_rules(
-    target: TextModel, sampling: SamplingSettings, prefixes: Sequence[Sequence[int]], max_new_tokens: int | None = None
+    target: LanguageModel, sampling: SamplingSettings, prefixes: Sequence[Sequence[int]], max_new_tokens: int | None = None
 ) -> SamplingSettings:
     """The settings and, for an encoder-decoder, what its generation config forbids and forces, before the caller's own.
 
@@ -89,12 +89,13 @@ def with_own_rules(
     """
     if not isinstance(target, EncoderDecoder):
         return sampling
-    from outrider.models.decoder_rules import decoder_processors
+    from outrider.models.decoder_rules import decoder_rules
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
     assert isinstance(target, EncoderDecoderModel)
     lengths = {len(prefix) for prefix in prefixes}
     if len(lengths) > 1:
         raise ParameterError(f"prompts of one batch must begin alike, got {sorted(lengths)} tokens for the decoder")
-    own = decoder_processors(target, lengths.pop(), max_new_tokens)
-    return replace(sampling, processors=(*own, *sampling.processors)) if own else sampling
+    own = decoder_rules(target, lengths.pop(), max_new_tokens)
+    bias = {**sampling.logit_bias, **own.bias}
+    return replace(sampling, logit_bias=bias, processors=(*own.processors, *sampling.processors))

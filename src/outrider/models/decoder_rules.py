@@ -7,8 +7,13 @@ output is that of transformers' `generate` with one beam. What a config says abo
 
 from __future__ import annotations
 
-import torch
+import math
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import Source
 from outrider.models.encoder_decoder import EncoderDecoderModel
@@ -84,36 +89,72 @@ def _heard(model: EncoderDecoderModel, source: Source, start: int) -> int:
         sequence.close()
 
 
-def decoder_processors(
-    model: EncoderDecoderModel, prefix_length: int, max_new_tokens: int | None = None
-) -> tuple[LogitsProcessor, ...]:
+@dataclass(frozen=True)
+class Rules:
+    """bias: tokens that are never said, at -inf. processors: what depends on the tokens before."""
+
+    bias: dict[int, float]
+    processors: tuple[LogitsProcessor, ...]
+
+
+def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens: int | None = None) -> Rules:
     """The config's forbidden and forced tokens, as transformers applies them and in its order.
 
     max_new_tokens: where the output ends at the latest, for a token that is forced there (BART); None to force none.
     """
     from transformers.generation import logits_process as made
 
-    config, device = model.module.generation_config, model.device
+    config = model.module.generation_config
     ignored = [name for name in _NOT_KEPT if getattr(config, name, None) not in (None, 0, 1.0)]
     if ignored:
         raise ModelError(f"{model.name} can't be used: its generation config sets {ignored[0]}, which looks at the source")
-    ends = sorted(model.end_tokens)
+    ends = tuple(sorted(model.end_tokens))
+    words = [word for word in getattr(config, "bad_words_ids", None) or () if word not in [[end] for end in ends]]
+    phrases = [word for word in words if len(word) > 1]
+    never = {int(token) for token in getattr(config, "suppress_tokens", None) or ()} | {w[0] for w in words if len(w) == 1}
     found: list[LogitsProcessor] = []
     if getattr(config, "repetition_penalty", None) not in (None, 1.0):
         found.append(made.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
     if getattr(config, "no_repeat_ngram_size", None):
         found.append(made.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
-    if getattr(config, "bad_words_ids", None):
-        found.append(made.NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
-    if getattr(config, "min_length", None) and ends:
-        found.append(made.MinLengthLogitsProcessor(config.min_length, ends, device=device))
-    if getattr(config, "min_new_tokens", None) and ends:
-        found.append(made.MinNewTokensLengthLogitsProcessor(prefix_length, config.min_new_tokens, ends, device=device))
+    if phrases:
+        found.append(made.NoBadWordsLogitsProcessor(phrases, list(ends) or None))
+    fewest = max(getattr(config, "min_length", None) or 0, prefix_length + (getattr(config, "min_new_tokens", None) or 0))
+    if ends and fewest > prefix_length:
+        found.append(_Forbidden(ends, prefix_length, fewest))
     if getattr(config, "forced_eos_token_id", None) is not None and max_new_tokens is not None:
-        last = prefix_length + max_new_tokens
-        found.append(made.ForcedEOSTokenLogitsProcessor(last, config.forced_eos_token_id, device=device))
-    if getattr(config, "suppress_tokens", None):
-        found.append(made.SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+        forced = config.forced_eos_token_id
+        last = prefix_length + max_new_tokens - 1
+        found.append(_Forced(tuple(forced) if isinstance(forced, list) else (forced,), last))
     if getattr(config, "begin_suppress_tokens", None):
-        found.append(made.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prefix_length, device=device))
-    return tuple(found)
+        found.append(_Forbidden(tuple(config.begin_suppress_tokens), prefix_length, prefix_length + 1))
+    return Rules(dict.fromkeys(sorted(never), -math.inf), tuple(found))
+
+
+@dataclass(frozen=True)
+class _Forbidden:
+    """Tokens that are not said while the sequence has first … until - 1 tokens. (transformers' own compare every entry of
+    the vocabulary with every token in each call.)
+    """
+
+    tokens: tuple[int, ...]
+    first: int
+    until: int
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not self.first <= input_ids.shape[-1] < self.until:
+            return scores
+        return scores.index_fill(-1, index(self.tokens, scores.device), -math.inf)
+
+
+@dataclass(frozen=True)
+class _Forced:
+    """Tokens one of which is said when the sequence has `at` tokens."""
+
+    tokens: tuple[int, ...]
+    at: int
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[-1] != self.at:
+            return scores
+        return torch.full_like(scores, -math.inf).index_fill(-1, index(self.tokens, scores.device), 0.0)
