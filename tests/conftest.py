@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,22 @@ def save_model(folder: Path, seed: int, extra: str = "", architecture: str = "Ll
     """A model folder as `save_pretrained` writes it."""
     tokenizer = make_tokenizer(extra)
     made = module(architecture, seed, torch.float32, vocab_size=len(tokenizer), max_position_embeddings=256)
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_encoder_decoder(folder: Path, architecture: str, seed: int = 0, **overrides: Any) -> Path:
+    """A folder with a tiny encoder–decoder; one that hears gets a feature extractor for windows of a second."""
+    tokenizer = make_tokenizer()
+    size = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    if architecture == "Whisper":
+        size |= {"max_source_positions": 50, "max_target_positions": 256}
+        extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+        extractor.save_pretrained(folder)
+    made = module(architecture, seed, torch.float32, **{**size, **overrides})
+    made.generation_config.no_repeat_ngram_size = 2
+    made.generation_config._from_model_config = False  # or loading would make it anew
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -146,7 +146,7 @@ def test_models_that_can_not_be_used(tmp_path: Path, capsys: pytest.CaptureFixtu
     small = {"vocab_size": VOCABULARY, "num_layers": 1, "num_heads": 2, "d_model": 16, "d_ff": 16, "d_kv": 8}
     transformers.T5ForConditionalGeneration(transformers.T5Config(**small)).save_pretrained(tmp_path / "t5")
     capsys.readouterr()  # its progress bar
-    assert "encoder-decoder" in refused(capsys, "hi", "--target", str(tmp_path / "t5"))
+    assert "encoder-decoder" in refused(capsys, "hi", "--target", str(tmp_path / "t5"), "--engine", "openvino")
     mamba = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
     transformers.MambaForCausalLM(mamba).save_pretrained(tmp_path / "mamba")
     capsys.readouterr()

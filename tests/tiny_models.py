@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 
 VOCABULARY = 61
@@ -52,7 +53,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "GPTJ": {**_SHARED, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "rotary_dim": 4},
 }
-_CLASSES = {"Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"), "OPT": ("OPTConfig", "OPTForCausalLM")}
+_BART: dict[str, Any] = {
+    **_SHARED,
+    "decoder_start_token_id": 1,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 96,
+}
+_T5: dict[str, Any] = {
+    **_SHARED,
+    "decoder_start_token_id": 0,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
+WHISPER: dict[str, Any] = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 96}
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "T5": {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "MT5": {**_T5, "feed_forward_proj": "relu"},
+    "UMT5": _T5,
+    "Bart": _BART,
+    "MBart": _BART,
+    "Marian": {**_BART, "decoder_vocab_size": VOCABULARY},
+    "Pegasus": _BART,
+    "Whisper": {**_BART, **WHISPER},
+}
+CONFIGS_OF_ALL = {**CONFIGS, **ENCODER_DECODERS}
+_CLASSES = {
+    **{name: (f"{name}Config", f"{name}ForConditionalGeneration") for name in ENCODER_DECODERS},
+    "Marian": ("MarianConfig", "MarianMTModel"),
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "OPT": ("OPTConfig", "OPTForCausalLM"),
+}
 
 
 def module(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: Any) -> Any:
@@ -60,7 +102,7 @@ def module(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64,
     config_name, model_name = _CLASSES.get(architecture, (f"{architecture}Config", f"{architecture}ForCausalLM"))
     if architecture == "GPT2":
         model_name = "GPT2LMHeadModel"
-    config = getattr(transformers, config_name)(**{**CONFIGS.get(architecture, _LLAMA), **overrides})
+    config = getattr(transformers, config_name)(**{**CONFIGS_OF_ALL.get(architecture, _LLAMA), **overrides})
     torch.manual_seed(seed)
     made = getattr(transformers, model_name)(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -69,6 +111,12 @@ def module(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64,
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.25)
     return made
+
+
+@cache
+def tiny_encoder_decoder(architecture: str, seed: int = 0) -> EncoderDecoderModel:
+    """An encoder–decoder behind its engine."""
+    return EncoderDecoderModel(module(architecture, seed), name=f"tiny-{architecture}-{seed}")
 
 
 @cache

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outrider.audio import Audio, read_wav
     from outrider.errors import OutriderError
     from outrider.generation import Piece, Stream, generate, stream
     from outrider.hf_generate import transformers_generate
@@ -20,15 +21,28 @@ if TYPE_CHECKING:
     from outrider.results import Result
 
 __version__ = "0.1.0"
-__all__ = ["OutriderError", "Piece", "Result", "Stream", "generate", "load", "stream", "transformers_generate"]
+__all__ = [
+    "Audio",
+    "OutriderError",
+    "Piece",
+    "Result",
+    "Stream",
+    "generate",
+    "load",
+    "read_wav",
+    "stream",
+    "transformers_generate",
+]
 
 _HOMES = {
+    "Audio": "audio",
     "OutriderError": "errors",
     "Piece": "generation",
     "Result": "results",
     "Stream": "generation",
     "generate": "generation",
     "load": "models.loading",
+    "read_wav": "audio",
     "stream": "generation",
     "transformers_generate": "hf_generate",
 }

@@ -12,7 +12,7 @@ from outrider.costs import Costs, measured_costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.generation import Generation, Stream
 from outrider.models.base import TextModel
-from outrider.prompts import Prompt, encode
+from outrider.prompts import Prompt, prepare
 from outrider.results import Result
 
 WARM_UP_TOKENS = 8
@@ -102,6 +102,7 @@ def compare(
             pass
         runs.append(stream.result)
     greedy = options.get("temperature", 0.0) == 0.0
-    parted = first_divergence(model, encode(model, prompt), runs[0].tokens, runs[1].tokens) if greedy else None
+    seen = prepare(model, prompt)
+    parted = first_divergence(model, seen.tokens, runs[0].tokens, runs[1].tokens, seen.source) if greedy else None
     steps = {part.name: part.step_seconds for part in drafter.parts()} if drafter is not None else {}
     return Comparison(runs[0], runs[1], measured_costs(model), steps, greedy, parted)

@@ -25,7 +25,7 @@ import torch
 
 from outrider.device_data import pad_rows
 from outrider.errors import CacheFolderError
-from outrider.models.base import LanguageModel
+from outrider.models.base import EncoderDecoder, LanguageModel, Sequence, open_sequence
 from outrider.models.cache_folder import cache_folder
 from outrider.sampling import SamplingSettings, standardize
 
@@ -245,11 +245,15 @@ def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     return Costs(_medians(times), context=short), median(median(taken) / min(taken) for taken in times.values())
 
 
+def _open(model: LanguageModel, reserve: int = 0) -> Sequence:
+    return open_sequence(model, model.stand_in() if isinstance(model, EncoderDecoder) else None, reserve)
+
+
 def _can_pretend(model: LanguageModel) -> bool:
     """Whether long contexts can be timed. Reading one of 2,048 tokens can take longer than all else that is timed,
     and attention adds much the same share to passes of all sizes.
     """
-    sequence = model.open()
+    sequence = _open(model)
     try:
         return isinstance(sequence, Advances)
     finally:
@@ -273,7 +277,7 @@ def _times(model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int
     """
     limit = model.max_length or context + max(sizes)
     sizes = tuple(n for n in sizes if context + n <= limit) or (1,)
-    sequences = [model.open(reserve=context + max(sizes)) for _ in range(rows)]
+    sequences = [_open(model, context + max(sizes)) for _ in range(rows)]
     try:
         for sequence in sequences:
             if isinstance(sequence, Advances):

@@ -18,7 +18,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.drafters.base import DraftContext
 from outrider.errors import ParameterError
-from outrider.models.base import LanguageModel, fit_vocabulary, known_tokens
+from outrider.models.base import EncoderDecoder, LanguageModel, Source, fit_vocabulary, known_tokens, open_sequence
 from outrider.models.table import TableSequence
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
@@ -29,13 +29,13 @@ from outrider.theory import acceptance_probability
 CHUNK = 32
 
 
-def logits_along(model: LanguageModel, tokens: Many[int], start: int) -> Iterator[Tensor]:
+def logits_along(model: LanguageModel, tokens: Many[int], start: int, source: Source | None = None) -> Iterator[Tensor]:
     """The logits that predict tokens[start], tokens[start + 1], …, `CHUNK` at a time. start ≥ 1. → [n, V] each
 
-    They may be overwritten when the next chunk is asked for.
+    source: what the encoder of an encoder-decoder reads. They may be overwritten when the next chunk is asked for.
     """
     known = known_tokens(list(tokens), model.vocab_size)
-    sequence = model.open(reserve=len(known))
+    sequence = open_sequence(model, source, len(known))
     try:
         prefill(model, [sequence], [known[: start - 1]])
         for first in range(start, len(known), CHUNK):
@@ -61,19 +61,25 @@ def standardized_along(
 
 
 def target_laws_along(
-    target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+    target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings, source: Source | None = None
 ) -> Iterator[Tensor]:
     """The target's law of each new token. → [n, V] each, chunks as in `logits_along`"""
-    chunks = (chunk.clone() for chunk in logits_along(target, tokens, prompt_length))  # a draft may be the same model
+    logits = logits_along(target, tokens, prompt_length, source)
+    chunks = (chunk.clone() for chunk in logits)  # a draft may be the same model
     return standardized_along(chunks, tokens, prompt_length, prompt_length, sampling)
 
 
 def betas_along(
-    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+    drafter: Drafter,
+    target: LanguageModel,
+    tokens: Many[int],
+    prompt_length: int,
+    sampling: SamplingSettings,
+    source: Source | None = None,
 ) -> list[float]:
     """Sum min(target, draft) at each new token (Leviathan Theorem 3.5); NaN where nothing is proposed."""
-    own = target_laws_along(target, tokens, prompt_length, sampling)
-    drafts = draft_laws_along(drafter, target, tokens, prompt_length, sampling)
+    own = target_laws_along(target, tokens, prompt_length, sampling, source)
+    drafts = draft_laws_along(drafter, target, tokens, prompt_length, sampling, source)
     return [
         beta
         for law, draft in zip(own, drafts, strict=True)
@@ -82,25 +88,34 @@ def betas_along(
 
 
 def draft_laws_along(
-    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+    drafter: Drafter,
+    target: LanguageModel,
+    tokens: Many[int],
+    prompt_length: int,
+    sampling: SamplingSettings,
+    source: Source | None = None,
 ) -> Iterator[Tensor]:
     """The law of the first token that the drafter would propose before each new token; NaN where it proposes none.
 
     `drafter` must be bound to `target`. → [n, V] each, chunks as in `logits_along`
     """
     if isinstance(drafter, ModelDrafter):
-        limit = drafter.model.max_length or len(tokens)
+        row = DraftRow(list(tokens), prompt_length, RandomStream(0), TableSequence(), source=source)
+        reading = row.tokens if isinstance(drafter.model, EncoderDecoder) else row.reading
+        before = len(reading) - len(tokens)  # a source that the draft reads as text
+        limit = (drafter.model.max_length or len(reading)) - before
         known = (
             tokens[: limit + 1] if limit >= prompt_length else []
         )  # the law after the last token that its context holds is its last
-        chunks = (fit_vocabulary(part, target.vocab_size) for part in logits_along(drafter.model, known, prompt_length))
+        logits = logits_along(drafter.model, [*reading[:before], *known], before + prompt_length, source) if known else ()
+        chunks = (fit_vocabulary(part, target.vocab_size) for part in logits)
         yield from _filled(
             standardized_along(chunks, tokens, prompt_length, prompt_length, drafter.sampling or sampling),
             len(tokens) - prompt_length,
             target,
         )
         return
-    with _walk(drafter, target, tokens, prompt_length, sampling) as (row, context):
+    with _walk(drafter, target, tokens, prompt_length, sampling, source) as (row, context):
         for first in range(prompt_length, len(tokens), CHUNK):
             laws = []
             for token in tokens[first : first + CHUNK]:
@@ -110,11 +125,17 @@ def draft_laws_along(
 
 
 def point_drafts_along(
-    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings, longest: int
+    drafter: Drafter,
+    target: LanguageModel,
+    tokens: Many[int],
+    prompt_length: int,
+    sampling: SamplingSettings,
+    longest: int,
+    source: Source | None = None,
 ) -> list[list[int]] | None:
     """What a deterministic drafter would propose before each new token; None if it draws from laws."""
     drafts: list[list[int]] = []
-    with _walk(drafter, target, tokens, prompt_length, sampling) as (row, context):
+    with _walk(drafter, target, tokens, prompt_length, sampling, source) as (row, context):
         for token in tokens[prompt_length:]:
             proposal = _propose(drafter, row, context, longest)
             if proposal.probs is not None:
@@ -142,12 +163,17 @@ def check_forgets(drafter: Drafter) -> None:
 
 @contextmanager
 def _walk(
-    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+    drafter: Drafter,
+    target: LanguageModel,
+    tokens: Many[int],
+    prompt_length: int,
+    sampling: SamplingSettings,
+    source: Source | None = None,
 ) -> Iterator[tuple[DraftRow, DraftContext]]:
     """A row that holds the prompt, for a drafter that is asked token by token."""
     check_forgets(drafter)
     context = DraftContext(sampling, target, target.vocab_size)
-    row = DraftRow(list(tokens[:prompt_length]), prompt_length, RandomStream(0), TableSequence())
+    row = DraftRow(list(tokens[:prompt_length]), prompt_length, RandomStream(0), TableSequence(), source=source)
     try:
         drafter.begin([row], context)
         yield row, context

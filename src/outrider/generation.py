@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
+import torch
+
+from outrider.audio import Audio
 from outrider.choices import make_drafter, make_length
 from outrider.costs import review_costs
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel
+from outrider.models.base import Source, TextModel
 from outrider.options import GenerateOptions, parse_options
-from outrider.prompts import Message, Prompt, encode, end_tokens
+from outrider.prompts import Message, Prompt, end_tokens, prepare, with_own_rules
 from outrider.randomness import RandomStream
 from outrider.records import Origin, Round, summarise
 from outrider.results import Result
@@ -33,16 +36,17 @@ class Piece(str):
 
 @overload
 def generate(  # type: ignore[overload-overlap]
-    target: TextModel, prompt: str | Sequence[int] | Sequence[Message], **options: Unpack[GenerateOptions]
+    target: TextModel, prompt: str | Sequence[int] | Sequence[Message] | Audio, **options: Unpack[GenerateOptions]
 ) -> Result: ...
 @overload
 def generate(
-    target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[GenerateOptions]
+    target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Audio], **options: Unpack[GenerateOptions]
 ) -> list[Result]: ...
 def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
     """Generate with speculative decoding; the law of the output is that of `target` alone.
 
-    prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then).
+    prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then). For an
+    encoder-decoder it is the source; for one that hears, an `Audio`.
 
     Options (keywords only):
     draft: a model from `load`, a drafter's name ("prompt-lookup", the default, "suffix", "ngram:table=FILE", …, see
@@ -120,14 +124,18 @@ class Generation:
         if self.drafter is not None:
             self.drafter.bind(target)
         self.options = parse_options(len(prompts), options)
-        self.prompts = [encode(target, prompt) for prompt in prompts]
+        prepared = [prepare(target, prompt) for prompt in prompts]
+        self.prompts = [one.tokens for one in prepared]
+        self._sources = [one.source for one in prepared]
+        limit = None if self.options.ignore_eos else self.options.max_new_tokens
+        sampling = with_own_rules(target, self.options.sampling, self.prompts, limit)
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
         length = make_length(options.get("num_draft_tokens"), target, self.drafter)
         self._rounds: list[list[Round]] = [[] for _ in prompts]
         self._decoder = Decoder(
             target,
             [self._request(i) for i in range(len(prompts))],
-            self.options.sampling,
+            sampling,
             self.drafter,
             length,
             self.options.extras,
@@ -138,7 +146,7 @@ class Generation:
         seeds = self.options.seeds
         stream = RandomStream(seeds[i]) if len(seeds) > 1 else RandomStream(seeds[0], i)
         eos = frozenset() if self.options.ignore_eos else end_tokens(self.target)
-        return Request(self.prompts[i], self.options.max_new_tokens, stream, eos, self.trackers[i])
+        return Request(self.prompts[i], self.options.max_new_tokens, stream, eos, self.trackers[i], self._sources[i])
 
     def run(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds, as `Decoder.rounds`; text is complete once it has ended."""
@@ -170,8 +178,13 @@ class Generation:
             stats=summarise(rounds, self._decoder.prefill_seconds),
             rounds=list(rounds),
             prompt_tokens=len(self.prompts[i]),
+            source_tokens=_source_length(self._sources[i]),
             logprobs=logprobs,
         )
+
+
+def _source_length(source: Source | None) -> int | None:
+    return None if source is None or isinstance(source, torch.Tensor) else len(source)
 
 
 def _is_batch(prompt: Any) -> bool:

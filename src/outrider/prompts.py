@@ -1,20 +1,57 @@
-"""Prompts to token ids, and the tokens that end an answer."""
+"""Prompts to token ids, and the tokens that end an answer.
+
+For an encoder-decoder the prompt is the *source*, what its encoder reads (or hears); its decoder begins with tokens that
+the model's configuration fixes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from outrider.audio import Audio, features
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel
+from outrider.models.base import EncoderDecoder, LanguageModel, Source, TextModel
+from outrider.sampling import SamplingSettings
 
 Message = Mapping[str, str]
-Prompt = str | Sequence[int] | Sequence[Message]
-"""Text as it is, token ids, or chat messages ({"role": …, "content": …}) for the model's chat template."""
+Prompt = str | Sequence[int] | Sequence[Message] | Audio
+"""Text as it is, token ids, chat messages ({"role": …, "content": …}) for the model's chat template, or a recording."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prompt as the loop takes it. tokens: what the sequence begins with. source: what an encoder reads, if it has one."""
+
+    tokens: list[int]
+    source: Source | None = None
+
+
+def prepare(target: TextModel, prompt: Prompt) -> Prepared:
+    """A prompt for the loop, for models with and without an encoder."""
+    if not isinstance(target, EncoderDecoder):
+        return Prepared(encode(target, prompt))
+    from outrider.models.decoder_rules import decoder_prefix
+    from outrider.models.encoder_decoder import EncoderDecoderModel
+
+    assert isinstance(target, EncoderDecoderModel)
+    if isinstance(prompt, Audio) and target.hears:
+        source: Source = features(target, prompt)
+        return Prepared(decoder_prefix(target, source, prompt.language, prompt.task), source)
+    source = encode(target, prompt)
+    return Prepared(decoder_prefix(target, source), source)
 
 
 def encode(target: TextModel, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: chat messages through the chat template, text with the tokenizer's own special tokens."""
+    """Token ids of a prompt: chat messages through the chat template, text with the tokenizer's own special tokens.
+
+    For an encoder-decoder these are the source's.
+    """
     tokenizer = target.tokenizer
+    hears = getattr(target, "hears", False)
+    if hears or isinstance(prompt, Audio):
+        what = "hears audio and reads no text: use outrider generate --audio FILE.wav" if hears else "reads text, not audio"
+        raise ParameterError(f"{target.name} {what}")
     if isinstance(prompt, str):
         if not prompt:
             raise ParameterError("prompt must not be empty: give some text")
@@ -34,3 +71,31 @@ def end_tokens(target: TextModel) -> frozenset[int]:
     """The tokens that end a sequence: the generation config's, and the tokenizer's (which chat templates rely on)."""
     own = getattr(target.tokenizer, "eos_token_id", None)
     return target.end_tokens | (frozenset() if own is None else {own})
+
+
+def law_along(target: TextModel, sampling: SamplingSettings) -> SamplingSettings:
+    """The settings along texts of any prompts, whose end nothing forces."""
+    return (
+        with_own_rules(target, sampling, [prepare(target, "A").tokens]) if isinstance(target, EncoderDecoder) else sampling
+    )
+
+
+def with_own_rules(
+    target: LanguageModel, sampling: SamplingSettings, prefixes: Sequence[Sequence[int]], max_new_tokens: int | None = None
+) -> SamplingSettings:
+    """The settings and, for an encoder-decoder, what its generation config forbids and forces, before the caller's own.
+
+    prefixes: what the decoder begins with, in each row. max_new_tokens: None if no end is to be forced.
+    """
+    if not isinstance(target, EncoderDecoder):
+        return sampling
+    from outrider.models.decoder_rules import decoder_rules
+    from outrider.models.encoder_decoder import EncoderDecoderModel
+
+    assert isinstance(target, EncoderDecoderModel)
+    lengths = {len(prefix) for prefix in prefixes}
+    if len(lengths) > 1:
+        raise ParameterError(f"prompts of one batch must begin alike, got {sorted(lengths)} tokens for the decoder")
+    own = decoder_rules(target, lengths.pop(), max_new_tokens)
+    bias = {**sampling.logit_bias, **own.bias}
+    return replace(sampling, logit_bias=bias, processors=(*own.processors, *sampling.processors))

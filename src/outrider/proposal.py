@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.base import Sequence
+from outrider.models.base import Sequence, Source
 from outrider.randomness import RandomStream
 
 
@@ -18,7 +18,7 @@ class DraftRow:
 
     tokens: prompt and output so far (shared with the decoder, never changed here). stream: the row's randomness, from
     which every draw takes fresh numbers. sequence: the target's own. state: the drafter's. uncertain: how many of the last
-    tokens may be taken back, inside a drafter that is itself a speculative decoder.
+    tokens may be taken back, inside a drafter that is itself a speculative decoder. source: what the target's encoder read.
     """
 
     tokens: list[int]
@@ -27,11 +27,22 @@ class DraftRow:
     sequence: Sequence
     state: Any = None
     uncertain: int = 0
+    source: Source | None = None
 
     @property
     def certain(self) -> int:
         """How many of the tokens stay for good."""
         return len(self.tokens) - self.uncertain
+
+    @property
+    def source_tokens(self) -> list[int]:
+        """The source, as far as it is text."""
+        return [] if self.source is None or isinstance(self.source, Tensor) else list(self.source)
+
+    @property
+    def reading(self) -> list[int]:
+        """All that there is to read, from left to right: source and tokens. For drafters that have no encoder."""
+        return self.tokens if self.source is None else [*self.source_tokens, *self.tokens]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ class Result:
 
     text: special tokens and a final stop string left out. tokens: ids as generated, an end-of-sequence token included.
     logprobs: of each token under the target's raw logits, if asked for. rounds: what each round did.
+    prompt_tokens: those that the sequence began with; source_tokens: those that an encoder read.
     """
 
     text: str
@@ -23,6 +24,7 @@ class Result:
     rounds: list[Round]
     prompt_tokens: int
     logprobs: list[float] | None = None
+    source_tokens: int | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The machine-readable form: see DESIGN, `outrider generate --json`."""
@@ -34,6 +36,8 @@ class Result:
             "prompt_tokens": self.prompt_tokens,
             "stats": self.stats.to_dict(),
         }
+        if self.source_tokens is not None:
+            out["source_tokens"] = self.source_tokens
         if self.logprobs is not None:
             out["logprobs"] = self.logprobs
         return out

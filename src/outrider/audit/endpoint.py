@@ -17,7 +17,7 @@ from typing import Any
 from outrider.audit.sources import PROMPTS, TOKENS_PER_TEXT, text_seed, token_ids
 from outrider.audit.text import Text
 from outrider.errors import OutriderError, ParameterError
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, refuse_encoder
 from outrider.sampling import SamplingSettings
 
 SECONDS = 600.0
@@ -44,6 +44,7 @@ def endpoint_texts(
 
     url: with the version, http://localhost:8080/v1. extra: further fields of the requests. done: texts made before.
     """
+    refuse_encoder(target, "an audit of a server")
     made = empty = 0
     while made < tokens:
         ids = [int(token) for token in target.tokenizer.encode(prompts[done % len(prompts)])]

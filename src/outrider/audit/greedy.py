@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, Source, open_sequence
 from outrider.prefill import prefill
 
 WIDTHS = (1, 2, 3, 5, 9, 16)
@@ -49,7 +49,11 @@ class Divergence:
 
 
 def first_divergence(
-    target: LanguageModel, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]
+    target: LanguageModel,
+    prompt: Sequence[int],
+    first: Sequence[int],
+    second: Sequence[int],
+    source: Source | None = None,
 ) -> Divergence | None:
     """Compare two greedy continuations of `prompt` by the bare logits; None if one is a prefix of the other."""
     parted = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
@@ -57,13 +61,13 @@ def first_divergence(
     if position is None:
         return None
     a, b = first[position], second[position]
-    scores = logits_by_width(target, [*prompt, *first[:position]])
+    scores = logits_by_width(target, [*prompt, *first[:position]], source)
     margins = scores[:, a] - scores[:, b]
     smallest = 0.0 if bool((margins > 0).any() and (margins < 0).any()) else float(margins.abs().min())
     return Divergence(position, a, b, smallest, float(margins.max() - margins.min()))
 
 
-def logits_by_width(target: LanguageModel, tokens: Sequence[int]) -> Tensor:
+def logits_by_width(target: LanguageModel, tokens: Sequence[int], source: Source | None = None) -> Tensor:
     """The logits after `tokens`, the last of them scored in passes of 1, 2, 3, … tokens. [ways, V], float64
 
     Several passes each, since what the cache holds was rounded by the passes that wrote it, too.
@@ -72,7 +76,7 @@ def logits_by_width(target: LanguageModel, tokens: Sequence[int]) -> Tensor:
     for width in WIDTHS:
         if width > len(tokens):
             break
-        sequence = target.open(reserve=len(tokens))
+        sequence = open_sequence(target, source, len(tokens))
         try:
             first = len(tokens) - width * min(PASSES, len(tokens) // width)
             prefill(target, [sequence], [list(tokens[:first])])

@@ -125,9 +125,9 @@ class TextAudit:
         start = text.prompt_length
         drafts: Iterator[Tensor | None] = repeat(None)
         if self.drafter is not None and not self.sampling.greedy:
-            drafts = draft_laws_along(self.drafter, self.target, text.tokens, start, self.sampling)
+            drafts = draft_laws_along(self.drafter, self.target, text.tokens, start, self.sampling, text.source)
         # Cloned, since the draft may be the same model.
-        chunks = (chunk.clone() for chunk in logits_along(self.target, text.tokens, start))
+        chunks = (chunk.clone() for chunk in logits_along(self.target, text.tokens, start, text.source))
         for logits, draft in zip(chunks, drafts, strict=False):
             (law,) = standardized_along(iter([logits]), text.tokens, start, text.prompt_length, self.sampling)
             yield logits, law, None if draft is None else draft.to(law.dtype)
@@ -202,7 +202,7 @@ class TextAudit:
         needed = rounding_needed(processed, token, self.sampling)
         if needed > self.rounding and self._measured < MEASURED:
             self._measured += 1
-            self.rounding = max(self.rounding, engine_rounding(self.target, before, logits))
+            self.rounding = max(self.rounding, engine_rounding(self.target, before, logits, text.source))
         gap = float(processed.max() - processed[token])
         earlier = not self.sampling.greedy and truncated_first(processed, token, self.sampling)
         self.outside.append(Outside(self.texts, position, token, gap, needed, earlier))

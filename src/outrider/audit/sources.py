@@ -20,6 +20,7 @@ from outrider.choices import Draft, Length
 from outrider.errors import ParameterError
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.prompts import encode, prepare
 from outrider.records import Round
 from outrider.sampling import SamplingSettings
 
@@ -91,7 +92,7 @@ def own_texts(
     """
     made, longest = 0, longest_text(sampling, tokens, prompts)
     while group := plan_group(sampling, tokens - made, longest, seed, done, prompts):
-        ids = [[int(token) for token in target.tokenizer.encode(one.prompt)] for one in group]
+        ids = [encode(target, one.prompt) for one in group]
         results = generate(
             target,
             ids,
@@ -105,7 +106,14 @@ def own_texts(
         done += ROWS
         for prompt, result in zip(ids, results, strict=True):
             made += len(result.tokens)
-            yield Text((*prompt, *result.tokens), len(prompt), tuple(result.rounds))
+            yield _text(target, prompt, result.tokens, tuple(result.rounds))
+
+
+def _text(target: TextModel, prompt: list[int], new: Sequence[int], rounds: tuple[Round, ...]) -> Text:
+    """The text of a prompt's tokens, which are an encoder-decoder's source, and the new ones."""
+    seen = prepare(target, prompt)
+    source = None if seen.source is None else tuple(prompt)
+    return Text((*seen.tokens, *new), len(seen.tokens), rounds, source)
 
 
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
@@ -119,7 +127,7 @@ def text_seed(seed: int, number: int) -> int:
 def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | None) -> str:
     """A text as a line of such a file."""
     line: dict[str, Any] = {"target": target, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
-    line["prompt"] = list(text.tokens[: text.prompt_length])
+    line["prompt"] = list(text.tokens[: text.prompt_length] if text.source is None else text.source)
     line["tokens"] = list(text.tokens[text.prompt_length :])
     if text.rounds:
         line["rounds"] = [[len(record.tokens), record.drafted, record.accepted] for record in text.rounds]
@@ -133,13 +141,13 @@ def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft:
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"outputs file {path} can't be read ({error}): name a file of JSON lines") from None
     wanted = {"target": target.name, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
-    seen: dict[tuple[int, ...], int] = {}
+    seen: dict[tuple[Any, ...], int] = {}
     texts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         text = _parse(line, f"{path}, line {number}", target, wanted)
-        first = seen.setdefault(text.tokens, number)
+        first = seen.setdefault((text.source, text.tokens), number)
         if first != number and (len(text.new) >= SURELY_DIFFERENT or sampling.greedy):
             raise ParameterError(f"{path}, line {number}: repeats line {first}, so it is no further sample: remove it")
         texts.append(text)
@@ -159,7 +167,7 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any]) -> 
     try:
         entry = json.loads(line)
         prompt, new = entry["prompt"], token_ids(entry["tokens"])
-        ids = [int(token) for token in target.tokenizer.encode(prompt)] if isinstance(prompt, str) else token_ids(prompt)
+        ids = encode(target, prompt) if isinstance(prompt, str) else token_ids(prompt)
         rounds = read_rounds(entry.get("rounds") or (), new)
         other = next((name for name in wanted if _differs(entry, wanted, name)), None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -174,7 +182,7 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any]) -> 
     if wrong or not new or not ids:
         what = f"token {wrong[0]}" if wrong else "no tokens"
         raise ParameterError(f"{where}: tokens must be in 0 … {target.vocab_size - 1}, got {what}: another tokenizer?")
-    return Text((*ids, *new), len(ids), rounds)
+    return _text(target, ids, new, rounds)
 
 
 def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from outrider.audit.greedy import logits_by_width
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, Source
 from outrider.sampling import SamplingSettings, standardize
 
 
-def engine_rounding(target: LanguageModel, tokens: Sequence[int], here: Tensor) -> float:
+def engine_rounding(target: LanguageModel, tokens: Sequence[int], here: Tensor, source: Source | None = None) -> float:
     """The most by which a logit after `tokens` varies with the width of the pass that scores it.
 
     here: [V], what the audit's own pass gave.
     """
-    ways = torch.cat([logits_by_width(target, tokens), here.double().cpu().unsqueeze(0)])
+    ways = torch.cat([logits_by_width(target, tokens, source), here.double().cpu().unsqueeze(0)])
     ways = ways - ways.logsumexp(-1, keepdim=True)
     spread = (ways.amax(0) - ways.amin(0))[ways.amax(0) > ways.amax() - 20]  # what can matter
     return float(spread.nan_to_num(0.0).max())

@@ -9,11 +9,15 @@ from outrider.records import Round
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what was generated after it. rounds: what each round did, where that is known."""
+    """A prompt and what was generated after it. rounds: what each round did, where that is known.
+
+    source: what an encoder read; the prompt is then what the decoder began with.
+    """
 
     tokens: tuple[int, ...]
     prompt_length: int
     rounds: tuple[Round, ...] = ()
+    source: tuple[int, ...] | None = None
 
     @property
     def new(self) -> tuple[int, ...]:

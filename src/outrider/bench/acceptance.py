@@ -23,6 +23,7 @@ from outrider.drafters import Drafter
 from outrider.forced import betas_along
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.prompts import law_along, prepare
 from outrider.sampling import SamplingSettings
 
 TEXT = ""  # the entry of a log that holds the target's text instead of a draft's betas
@@ -89,7 +90,8 @@ def read(
     """The draft along the text. → beta of each position, how many had an offer"""
     drafter.bind(target)
     drafter.measure()
-    betas = betas_along(drafter, target, [*prompt, *text], len(prompt), sampling)
+    seen, law = prepare(target, prompt), law_along(target, sampling)
+    betas = betas_along(drafter, target, [*seen.tokens, *text], len(seen.tokens), law, seen.source)
     return [0.0 if math.isnan(beta) else beta for beta in betas], sum(not math.isnan(beta) for beta in betas)
 
 

@@ -22,6 +22,7 @@ from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.prompts import prepare
 
 PLAIN = "plain"
 _SAMPLE_STRIDE = 1_000_003
@@ -270,8 +271,8 @@ def _divergences(
     found = {}
     for base, run in _pairs(runs, plain):
         if base.tokens != run.tokens:
-            prompt = prompt_tokens(target, plan.kind, examples[_prompt_key(run)])
-            parted = first_divergence(target, prompt, base.tokens, run.tokens)
+            seen = prepare(target, prompt_tokens(target, plan.kind, examples[_prompt_key(run)]))
+            parted = first_divergence(target, seen.tokens, base.tokens, run.tokens, seen.source)
             if parted is not None:
                 found[run.example] = parted
     return found

@@ -20,7 +20,7 @@ from typing import Any
 from outrider.bench.tables import Row, column, load_hub, read_table
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel
+from outrider.models.base import EncoderDecoder, TextModel
 from outrider.prompts import encode
 
 NEED_REFERENCES = ("rouge2", "bleu", "exact")
@@ -207,17 +207,19 @@ def has_template(target: TextModel) -> bool:
 
 
 def prompt_tokens(target: TextModel, kind: TaskKind, example: Example) -> list[int]:
-    """An example as this model is asked it."""
+    """An example as this model is asked it. An encoder reads the bare text: such models are made for a task."""
     if not example.prompt:
         return _beginning(target)
     if example.chat and has_template(target):
         assert kind.chat is not None
         return encode(target, [{"role": "user", "content": kind.chat.format(example.prompt)}])
-    return encode(target, kind.raw.format(example.prompt))
+    return encode(target, example.prompt if isinstance(target, EncoderDecoder) else kind.raw.format(example.prompt))
 
 
 def stops(target: TextModel, kind: TaskKind, example: Example) -> tuple[str, ...]:
     """Where an answer ends, beside the model's own end: a model that takes messages knows it."""
+    if isinstance(target, EncoderDecoder):
+        return ()
     return () if example.chat and has_template(target) and kind is not KINDS["humaneval"] else kind.stop
 
 

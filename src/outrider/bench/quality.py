@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from outrider.bench.examples import NEED_REFERENCES, Example
 from outrider.bench.precision import laws
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, refuse_encoder
 
 METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
 RESAMPLES = 2000
@@ -70,6 +70,7 @@ class Perplexity:
     name = "perplexity"
 
     def __init__(self, target: TextModel) -> None:
+        refuse_encoder(target, "perplexity")
         self._target = target
 
     def sums(self, answer: Answer) -> list[float]:

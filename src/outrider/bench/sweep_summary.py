@@ -21,6 +21,7 @@ from outrider.bench.sweep import SweepRun
 from outrider.costs import Costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.models.base import TextModel
+from outrider.prompts import prepare
 from outrider.theory import walltime_factor
 
 
@@ -213,7 +214,8 @@ def _divergences(
 ) -> dict[str, Divergence]:
     found = {}
     for run, base in zip(runs, plain, strict=True):
-        parted = first_divergence(target, prompts[run.example, run.digest], base.tokens, run.tokens)
+        seen = prepare(target, prompts[run.example, run.digest])
+        parted = first_divergence(target, seen.tokens, base.tokens, run.tokens, seen.source)
         if parted is not None:
             found[run.example] = parted
     return found

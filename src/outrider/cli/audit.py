@@ -177,8 +177,9 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
     from outrider.audit.sampled import TextAudit
     from outrider.audit.sources import name_of
     from outrider.audit.verdict import judge
+    from outrider.prompts import law_along
 
-    audit = TextAudit(model, drafter, sampling, wanted.rounding, wanted.seed)
+    audit = TextAudit(model, drafter, law_along(model, sampling), wanted.rounding, wanted.seed)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("Generating and scoring", total=wanted.tokens)
         for text in _texts(model, drafter, sampling, wanted):

@@ -18,6 +18,7 @@ from outrider.cli.truncation import truncation_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
+    from outrider.audio import Audio
     from outrider.bench.profile import Profile
     from outrider.compare import Comparison
     from outrider.draft_length import OptimalLength
@@ -34,6 +35,9 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--file", "-f", "path", type=click.Path(path_type=Path), help="Read the prompt from a file.")
+@click.option("--audio", type=click.Path(path_type=Path), metavar="FILE.wav", help="What a model that hears is to hear.")
+@click.option("--language", help="Spoken in --audio, en or german say  [default: the model judges]")
+@click.option("--task", help="Of --audio: transcribe or translate  [default: transcribe]")
 @model_options
 @config_option
 @click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
@@ -56,11 +60,15 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given: Any) -> int:
-    """Generate text after PROMPT (or --file, or standard input); the law is the target's alone."""
+    """Generate text after PROMPT (or --file, or standard input); the law is the target's alone.
+
+    An encoder-decoder reads PROMPT, or hears --audio, and writes its answer (docs/encoder-decoder.md).
+    """
     for one, other in (("plain", "compare"), ("profile", "compare"), ("trace", "compare")):
         if given[one] and given[other]:
             raise click.UsageError(f"--{one} and --{other} exclude each other: leave one out")
-    text = read_prompt(prompt, path)
+    recording = _audio(prompt, path, given)
+    text = "" if recording is not None else read_prompt(prompt, path)
     trace = trace_file(given.pop("trace"), given)
     _check(given)
     model = models.load_target()
@@ -70,10 +78,24 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     given.pop("plain")
     given["processors"] = _constraints(model, given.pop("json_schema"), given.pop("regex"))
     options = {key: value for key, value in given.items() if value is not None}
-    shown = as_prompt(model, text, chat)
+    shown = as_prompt(model, text, chat) if recording is None else recording
     if compare:
         return _compare(model, shown, drafter, options, as_json)
     return _generate(model, shown, drafter, options, as_json, profiled, trace)
+
+
+def _audio(prompt: str | None, path: Path | None, given: dict[str, Any]) -> Audio | None:
+    """The recording that --audio names."""
+    file, language, task = (given.pop(name) for name in ("audio", "language", "task"))
+    if file is None:
+        if language is not None or task is not None:
+            raise click.UsageError("--language and --task are for --audio FILE.wav: leave them out")
+        return None
+    if prompt is not None or path is not None or given["chat"]:
+        raise click.UsageError("--audio excludes PROMPT, --file and --chat: what is heard is the prompt")
+    from outrider.audio import read_wav
+
+    return read_wav(file, language, task)
 
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:

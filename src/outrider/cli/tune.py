@@ -97,11 +97,12 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
 def _tune(
     model: TextModel, models: ModelChoice, sampling: SamplingSettings, texts: list[str], tokens: int, seed: int
 ) -> _Found:
+    from outrider.prompts import encode
     from outrider.tune.configuration import Configuration
     from outrider.tune.trial import Setup, overall
 
     drafters = {spec: models.load_one_draft(spec, model) for spec in models.draft}
-    prompts = [[int(token) for token in model.tokenizer.encode(text)] for text in texts]
+    prompts = [encode(model, text) for text in texts]
     candidates = _predict(model, drafters, sampling, prompts, tokens, seed)
     best = max(candidates, key=lambda one: one.best.speedup)
     named: dict[str, tuple[str | None, int | str]] = {"plain": (None, 0)}
@@ -128,6 +129,7 @@ def _predict(
     """The target writes, every candidate is held beside it, every length is predicted."""
     from outrider.costs import measured_costs
     from outrider.generation import generate
+    from outrider.prompts import law_along, prepare
     from outrider.tune.chances import chances
     from outrider.tune.predict import predict
 
@@ -141,8 +143,10 @@ def _predict(
         written.append((prompt, generate(model, prompt, draft=None, **options).tokens))
     pairs = [(name, prompt, new) for name in drafters for prompt, new in written]
     measured: dict[str, list[Any]] = {name: [] for name in drafters}
+    law = law_along(model, sampling)
     for name, prompt, new in _bar(pairs, "Acceptance of the drafts"):
-        measured[name].append(chances(drafters[name], model, [*prompt, *new], len(prompt), sampling))
+        seen = prepare(model, prompt)
+        measured[name].append(chances(drafters[name], model, [*seen.tokens, *new], len(seen.tokens), law, seen.source))
     return [
         predict(name, measured[name], costs, drafter.step_seconds, _relative_bytes(drafter, model))
         for name, drafter in drafters.items()

@@ -22,7 +22,7 @@ from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
@@ -83,13 +83,13 @@ class Decoder:
         for request in requests:
             self.check(request)
         context, joined = self.target.max_length, []
-        for request in requests:
-            sequence = self.target.open(reserve=len(request.prompt) + request.max_new_tokens)
-            joined.append(Row(self._admitted, request, sequence, self._length.start(), context))
-            self._admitted += 1
-            self.rows.append(joined[-1])  # at once, so that `close` knows of it whatever happens next
         self._clock.take()
         with self._clock.phase("prefill"):
+            for request in requests:
+                sequence = open_sequence(self.target, request.source, len(request.prompt) + request.max_new_tokens)
+                joined.append(Row(self._admitted, request, sequence, self._length.start(), context))
+                self._admitted += 1
+                self.rows.append(joined[-1])  # at once, so that `close` knows of it whatever happens next
             prefill(self.target, [row.sequence for row in joined], [row.tokens[:-1] for row in joined], self._cancelled)
         if self.drafter is not None and joined and not self._cancelled():
             self.drafter.begin([row.draft for row in joined], self._context)

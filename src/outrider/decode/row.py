@@ -10,7 +10,7 @@ from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.foretold import HORIZON, Foretold
 from outrider.drafters.base import Drafter
 from outrider.errors import ContextLengthError, NumericalError, ParameterError
-from outrider.models.base import LanguageModel
+from outrider.models.base import EncoderDecoder, LanguageModel, Source
 from outrider.models.base import Sequence as ModelSequence
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
@@ -22,13 +22,18 @@ StopCheck = Callable[[Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. eos: tokens that end the sequence (kept as its last). stop: a further condition, on text say."""
+    """What to generate.
+
+    eos: tokens that end the sequence (kept as its last). stop: a further condition, on text say. source: what the encoder of
+    an encoder-decoder reads; `prompt` is then what its decoder begins with.
+    """
 
     prompt: Sequence[int]
     max_new_tokens: int
     stream: RandomStream
     eos: frozenset[int] = frozenset()
     stop: StopCheck | None = None
+    source: Source | None = None
 
 
 class Row:
@@ -42,7 +47,7 @@ class Row:
         self.sequence = sequence
         self.length = length
         self.tokens = list(request.prompt)
-        self.draft = DraftRow(self.tokens, len(self.tokens), request.stream, sequence)
+        self.draft = DraftRow(self.tokens, len(self.tokens), request.stream, sequence, source=request.source)
         self.finish_reason: FinishReason | None = None
         self.closed = False
         self._foretold = Foretold()
@@ -99,6 +104,9 @@ def check_request(request: Request, target: LanguageModel) -> None:
     count = request.max_new_tokens
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {count!r}")
+    if isinstance(target, EncoderDecoder) is not (request.source is not None):
+        wanted = "a source, which its encoder is to read" if request.source is None else "no source: it has no encoder"
+        raise ParameterError(f"requests for {target.name} must have {wanted}")
     if not request.prompt:
         raise ParameterError("prompt must hold at least one token, got none: give some text")
     wrong = [token for token in request.prompt if not 0 <= token < target.vocab_size]

@@ -58,7 +58,9 @@ class ChoiceDrafter(Drafter):
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:
-            row.state = [DraftRow(row.tokens, row.prompt_length, row.stream, row.sequence) for _ in self.drafters]
+            row.state = [
+                DraftRow(row.tokens, row.prompt_length, row.stream, row.sequence, source=row.source) for _ in self.drafters
+            ]
         for i, drafter in enumerate(self.drafters):
             drafter.begin([row.state[i] for row in rows], context)
 

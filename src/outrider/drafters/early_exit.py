@@ -39,8 +39,9 @@ class EarlyExitDrafter(ModelDrafter):
     def bind(self, target: LanguageModel) -> None:
         if target is self._target:
             return
-        if not isinstance(target, TransformersModel):
-            raise ModelError(f"early-exit can't draft for {target.name}: it needs a transformers model; name another draft")
+        if not isinstance(target, TransformersModel) or target.has_encoder:
+            wanted = "a decoder-only model of the transformers engine"
+            raise ModelError(f"early-exit can't draft for {target.name}: it needs {wanted}; name another draft")
         total = int(target.module.config.get_text_config().num_hidden_layers)
         layers = self._layers or max(1, total // 3)
         if layers >= total:

@@ -12,8 +12,8 @@ from outrider.device_data import index, pad_rows, to_device
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.models.base import LanguageModel, fit_vocabulary, known_tokens
-from outrider.models.compatibility import check_same_tokens
+from outrider.models.base import EncoderDecoder, LanguageModel, fit_vocabulary, known_tokens, open_sequence
+from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
 from outrider.sampling import Context, SamplingSettings, draw, standardize
@@ -29,6 +29,8 @@ class ModelDrafter(Drafter):
 
     A row's state is its sequence in the draft model. It holds a prefix of the row's tokens and may lag behind by any
     number of them: after a fully accepted draft by two (the last drafted token, never scored here, and the bonus token).
+    For an encoder-decoder target, a draft that is one, too, reads the source with its own encoder, and a decoder-only draft
+    reads source and tokens as one text.
     """
 
     def __init__(
@@ -41,6 +43,11 @@ class ModelDrafter(Drafter):
 
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
+        check_same_source(target, self.model)
+
+    def _read(self, row: DraftRow) -> list[int]:
+        """The tokens that the draft model's sequence is to hold."""
+        return row.tokens if isinstance(self.model, EncoderDecoder) else row.reading
 
     def measure(self) -> None:
         if self._costs is None:
@@ -54,17 +61,18 @@ class ModelDrafter(Drafter):
         limit = self.model.max_length
         fitting = []
         for row in rows:
-            row.state = self.model.open()
-            if limit is None or len(row.tokens) <= limit:
+            row.state = open_sequence(self.model, row.source)
+            if limit is None or len(self._read(row)) <= limit:
                 fitting.append(row)
         with context.clock.phase("prefill"):
-            prompts = [known_tokens(row.tokens[:-1], self.model.vocab_size) for row in fitting]
+            prompts = [known_tokens(self._read(row)[:-1], self.model.vocab_size) for row in fitting]
             prefill(self.model, [row.state for row in fitting], prompts)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        pending = len(row.tokens) - row.state.length
-        step = self._costs.verify(1, len(row.tokens)) if self._costs else 0.0
-        start = self._costs.verify(pending, len(row.tokens)) - step if self._costs else 0.0
+        held = len(self._read(row))
+        pending = held - row.state.length
+        step = self._costs.verify(1, held) if self._costs else 0.0
+        start = self._costs.verify(pending, held) - step if self._costs else 0.0
         return [
             Prospect(
                 self.name,
@@ -111,14 +119,14 @@ class ModelDrafter(Drafter):
         """How many tokens the draft model's context still allows: the first pass scores all that is pending."""
         if self.model.max_length is None:
             return MOST
-        return max(0, min(MOST, self.model.max_length - len(row.tokens) + 1))
+        return max(0, min(MOST, self.model.max_length - len(self._read(row)) + 1))
 
     def _advance(self, rows: list[DraftRow], drafted: list[Tensor], active: list[int]) -> Tensor:
         """Score what the draft model has not seen, or the token just drafted. → logits [A, 1, V']"""
         if drafted:
             tokens, lengths = self._own(_pick(drafted[-1], active)).unsqueeze(-1), [1] * len(rows)
         else:
-            pending = [known_tokens(row.tokens[row.state.length :], self.model.vocab_size) for row in rows]
+            pending = [known_tokens(self._read(row)[row.state.length :], self.model.vocab_size) for row in rows]
             tokens, lengths = pad_rows(pending, self.model.device)
         logits = self.model.score([row.state for row in rows], tokens, lengths, "last")
         assert logits is not None
@@ -145,7 +153,7 @@ class ModelDrafter(Drafter):
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""
         del drafted, accepted
         for row in rows:
-            row.state.truncate(min(row.state.length, len(row.tokens) - 1))
+            row.state.truncate(min(row.state.length, len(self._read(row)) - 1))
 
     def end(self, row: DraftRow) -> None:
         if row.state is not None:

@@ -30,7 +30,7 @@ from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import VocabularyMismatchError
-from outrider.models.base import LanguageModel, Sequence
+from outrider.models.base import EncoderDecoder, LanguageModel, Sequence
 from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
@@ -68,6 +68,11 @@ class _ForeignDrafter(Drafter):
             raise VocabularyMismatchError(
                 f"draft {self.model.name} and target {target.name} must both have tokenizers to draft across vocabularies"
             )
+        if isinstance(self.model, EncoderDecoder):
+            raise VocabularyMismatchError(
+                f"draft {self.model.name} has another tokenizer than target {target.name}, and an encoder, which is to read "
+                "the target's source: name a draft with the target's tokenizer, or a decoder-only one"
+            )
         if self._target is not target:
             self._target = target
             self._prepare(target)
@@ -94,12 +99,20 @@ class _ForeignDrafter(Drafter):
         for reader in fitting:
             reader.held = reader.wanted[:-1]
 
+    def _text(self, row: DraftRow) -> str:
+        """What there is to read: the target's text; of an encoder-decoder the source and, on the next line, the text."""
+        tokenizer, source = self._target.tokenizer, row.source_tokens
+        alone: str = tokenizer.decode(row.tokens, skip_special_tokens=bool(source), clean_up_tokenization_spaces=False)
+        if not source:
+            return alone
+        before: str = tokenizer.decode(source, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return f"{before}\n{alone}"
+
     def _read(self, row: DraftRow) -> _Reader:
         """Cut the row's text into the draft's tokens, and take back what the draft model holds of another cut."""
         reader: _Reader = row.state
         if reader.read != len(row.tokens):
-            text = self._target.tokenizer.decode(row.tokens, clean_up_tokenization_spaces=False)
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            ids = self._tokenizer.encode(self._text(row), add_special_tokens=False)
             reader.wanted = [int(i) for i in ids] or [0]
             reader.read = len(row.tokens)
         same = _common(reader.held, reader.wanted)

@@ -1,4 +1,5 @@
-"""Copying from the context: what followed the last occurrence of the latest tokens is proposed again.
+"""Copying from the context: what followed the last occurrence of the latest tokens is proposed again. The context is the
+prompt and the output; for an encoder-decoder the source and the output.
 
 Costs nothing and needs no second model (Leviathan 3.6; "prompt lookup decoding"). Deterministic, hence a point mass.
 """
@@ -80,7 +81,7 @@ class PromptLookupDrafter(Drafter):
 
     def _continue(self, row: DraftRow, limit: int) -> list[int]:
         source, length = self._match(row)
-        tokens = row.tokens
+        tokens = row.reading
         copied: list[int] = []
         for at in range(source, source + limit) if length else ():
             copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
@@ -89,8 +90,8 @@ class PromptLookupDrafter(Drafter):
     def _match(self, row: DraftRow) -> tuple[int, int]:
         """The position after the latest earlier occurrence of the row's end, and the length of the match; (0, 0) if none."""
         index: _Index = row.state
-        tokens = row.tokens
-        self._extend(index, tokens, row.certain)
+        tokens = row.reading
+        self._extend(index, tokens, len(tokens) - row.uncertain)
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):
             source = index.seen.get(tuple(tokens[-n:]))
             if source is not None:

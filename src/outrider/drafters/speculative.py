@@ -18,8 +18,8 @@ from outrider.device_data import pad_rows
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.models.base import LanguageModel, known_tokens
-from outrider.models.compatibility import check_same_tokens
+from outrider.models.base import EncoderDecoder, LanguageModel, known_tokens, open_sequence
+from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
 from outrider.round import Outcome, Scorer, verify_round
@@ -54,7 +54,11 @@ class SpeculativeDrafter(Drafter):
 
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
+        check_same_source(target, self.model)
         self.drafter.bind(self.model)
+
+    def _read(self, row: DraftRow) -> list[int]:
+        return row.tokens if isinstance(self.model, EncoderDecoder) else row.reading
 
     def measure(self) -> None:
         costs = measured_costs(self.model)
@@ -70,7 +74,12 @@ class SpeculativeDrafter(Drafter):
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         length = self._length or AdaptiveLength(measured_costs(self.model))
         for row in rows:
-            inner = DraftRow(list(row.tokens), row.prompt_length, row.stream, self.model.open())
+            sequence = open_sequence(self.model, row.source)
+            tokens = list(self._read(row))
+            # Source and tokens are one prompt to a decoder-only draft, and whoever drafts for it.
+            source = row.source if isinstance(self.model, EncoderDecoder) else None
+            length_read = row.prompt_length + len(tokens) - len(row.tokens)
+            inner = DraftRow(tokens, length_read, row.stream, sequence, source=source)
             row.state = _Inner(inner, length.start())
         inners = [row.state.row for row in rows]
         fitting = [inner for inner in inners if self._room(inner) > 0]
@@ -92,7 +101,7 @@ class SpeculativeDrafter(Drafter):
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         inners: list[_Inner] = [row.state for row in rows]
         for row, inner in zip(rows, inners, strict=True):
-            inner.row.tokens[:] = row.tokens
+            inner.row.tokens[:] = self._read(row)
             inner.row.uncertain = row.uncertain
         limits = [min(plan.limit, self._room(inner.row)) for plan, inner in zip(plans, inners, strict=True)]
         drafted: list[list[int]] = [[] for _ in rows]
@@ -145,9 +154,9 @@ class SpeculativeDrafter(Drafter):
         """Go back to what the outer round kept, at every depth."""
         for row in rows:
             inner = row.state.row
-            inner.tokens[:] = row.tokens
+            inner.tokens[:] = self._read(row)
             inner.uncertain = row.uncertain
-            inner.sequence.truncate(min(inner.sequence.length, len(row.tokens) - 1))
+            inner.sequence.truncate(min(inner.sequence.length, len(inner.tokens) - 1))
         self.drafter.observe([row.state.row for row in rows], drafted, accepted)
 
     def end(self, row: DraftRow) -> None:

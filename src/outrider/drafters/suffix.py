@@ -100,7 +100,8 @@ class SuffixDrafter(Drafter):
         """Where to copy from: the text, the position in it, and the length of the match (0 for none)."""
         match: _Match = row.state
         own, memory = match.own, self._memory
-        for token in row.tokens[len(own) : row.certain]:
+        tokens = row.reading
+        for token in tokens[len(own) : len(tokens) - row.uncertain]:
             own.append(token)
             if memory is not None:
                 match.state, match.length = memory.step(match.state, match.length, token)
@@ -118,10 +119,11 @@ class SuffixDrafter(Drafter):
     def end(self, row: DraftRow) -> None:
         if self._memory is None or row.state is None:
             return
-        for token in row.tokens:
+        tokens = row.reading
+        for token in tokens:
             self._memory.append(token)
         if self._store is not None:
             try:
-                self._store.append(row.tokens)
+                self._store.append(tokens)
             except CacheFolderError as error:
                 _log.warning("an output is not kept: %s", error)

@@ -15,6 +15,8 @@ from torch import Tensor
 from outrider.errors import ContextLengthError, ParameterError
 
 WhichLogits = Literal["all", "last", "none"]
+Source = Many[int] | Tensor
+"""What an encoder reads: token ids, or the input features of one example, [channels, frames]."""
 
 
 class Sequence(Protocol):
@@ -75,6 +77,37 @@ class TextModel(LanguageModel, Protocol):
     @property
     def end_tokens(self) -> frozenset[int]:
         """The tokens that its generation config names as ends of a text."""
+
+
+@runtime_checkable
+class EncoderDecoder(LanguageModel, Protocol):
+    """A language model whose sequences begin with a source: its encoder reads it once, its decoder goes on from there.
+
+    source_kind: what a source is, in words ("tokens", "80 × 3000 features"); models can share a source if these agree.
+    """
+
+    @property
+    def source_kind(self) -> str: ...
+
+    def open(self, reserve: int = 0, source: Source | None = None) -> Sequence:
+        """A new sequence whose source has been read. `ParameterError` without one, or if it is of another kind."""
+
+    def stand_in(self) -> Source:
+        """Some source, for measuring what a pass costs."""
+
+
+def refuse_encoder(target: LanguageModel, what: str) -> None:
+    """For what has no use for a source: raise, naming what does."""
+    if isinstance(target, EncoderDecoder):
+        raise ParameterError(
+            f"{what} is for decoder-only models, {target.name} is an encoder-decoder: use generate, tune, audit, or bench "
+            "tasks, sweep or alpha"
+        )
+
+
+def open_sequence(model: LanguageModel, source: Source | None, reserve: int = 0) -> Sequence:
+    """A new sequence of any model; a decoder-only one has no use for the source."""
+    return model.open(reserve, source) if isinstance(model, EncoderDecoder) else model.open(reserve)
 
 
 @runtime_checkable

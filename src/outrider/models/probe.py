@@ -6,13 +6,14 @@ this catches the rest: models that derive positions from padding, keep further s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
 from outrider.errors import ModelError
+from outrider.models.base import Source, open_sequence
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
@@ -28,7 +29,7 @@ def probe(model: TransformersModel) -> None:
     tokens = [(7 * i + 3) % limit for i in range(8)]
     try:
         with torch.inference_mode():
-            plain: Tensor = model.module(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits
+            plain = _plain(model, tokens)
         cached = _through_cache(model, tokens)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())[:160]
@@ -42,9 +43,33 @@ def probe(model: TransformersModel) -> None:
         )
 
 
+def _plain(model: Any, tokens: list[int]) -> Tensor:
+    """Logits of a pass without a cache. [1, T, V]"""
+    ids = torch.tensor([tokens], device=model.device)
+    if not model.has_encoder:
+        out: Tensor = model.module(input_ids=ids, use_cache=False).logits
+        return out
+    source = _sources(model)[1]
+    if isinstance(source, Tensor):
+        inputs = {"input_features": source.unsqueeze(0).to(model.device, model.dtype)}
+    else:
+        inputs = {"input_ids": torch.tensor([list(source)], device=model.device)}
+    seen: Tensor = model.module(**inputs, decoder_input_ids=ids, use_cache=False).logits
+    return seen
+
+
+def _sources(model: Any) -> tuple[Source, Source]:
+    """Two sources: features as they are, tokens of different number."""
+    whole: Source = model.stand_in()
+    if isinstance(whole, Tensor):
+        return whole, torch.linspace(-1, 1, whole.numel()).sin().reshape(whole.shape)
+    return whole[:9], whole[2:7]
+
+
 def _through_cache(model: TransformersModel, tokens: list[int]) -> Tensor:
     """Logits of tokens[4:], scored beside a longer row and after a wrong continuation was taken back. [4, V]"""
-    longer, ours = model.open(), model.open()
+    theirs, mine = _sources(model) if model.has_encoder else (None, None)
+    longer, ours = open_sequence(model, theirs), open_sequence(model, mine)
     try:
         model.score([longer, ours], *pad_rows([tokens[:6], tokens[:3]], model.device), "none")
         model.score([longer, ours], *pad_rows([tokens[6:7], [1, 2]], model.device), "none")

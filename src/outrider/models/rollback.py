@@ -8,13 +8,17 @@ from outrider.errors import ModelError
 from outrider.models.steady_attention import STEADY
 
 
-def refuse_without_rollback(model: Any, name: str) -> None:
-    """Raise `ModelError`, naming the model and the reason, if rejected tokens could not be taken back."""
+def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False) -> None:
+    """Raise `ModelError`, naming the model and the reason, if rejected tokens could not be taken back.
+
+    has_encoder: whether the engine that asks takes encoder-decoder models, and no others.
+    """
     config = model.config
     kind = getattr(config, "model_type", type(model).__name__)
     remedy = "use a decoder-only model with attention in every layer (Llama, Qwen, GPT-2, Mistral, Gemma, …)"
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} ({kind}) can't be used: it is an encoder-decoder model; {remedy}")
+    if bool(getattr(config, "is_encoder_decoder", False)) is not has_encoder:
+        what = "a decoder-only model" if has_encoder else "an encoder-decoder model"
+        raise ModelError(f"{name} ({kind}) can't be used here: it is {what}; outrider.load opens either kind")
     if getattr(model, "_is_stateful", False):
         raise ModelError(
             f"{name} ({kind}) can't be used: its recurrent state can't be rolled back, and speculation discards "

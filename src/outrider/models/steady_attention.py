@@ -39,11 +39,11 @@ def attend(
 ) -> tuple[Tensor, None]:
     """As transformers calls it. query [B, heads, N, D], key and value [B, kv_heads, L, ·] → [B, N, heads, E]
 
-    attention_mask: bool [B, 1, N, L], None for causal. softcap: scores s become softcap · tanh(s / softcap).
+    attention_mask: bool [B, 1, N, L] or [B, 1, 1, L]; None for causal, or for all in an encoder. softcap: scores s become
+    softcap · tanh(s / softcap). position_bias: [B or 1, heads, N, L], added to the scores (T5).
     """
-    del module
-    if others.get("s_aux") is not None or others.get("position_bias") is not None:
-        raise ModelError("its attention has sinks or biases, which int8 does not have: use --dtype bfloat16")
+    if others.get("s_aux") is not None:
+        raise ModelError("its attention has sinks, which int8 does not have: use --dtype bfloat16")
     batch, heads, new, size = query.shape
     groups, length = key.shape[1], key.shape[2]
     scale = size**-0.5 if scaling is None else scaling
@@ -51,8 +51,13 @@ def attend(
     scores = torch.matmul(together, key.double().transpose(2, 3)).view(batch, groups, heads // groups, new, length)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if attention_mask is None:
+    bias = others.get("position_bias")
+    if bias is not None:
+        scores = scores + bias.double().view(len(bias), groups, heads // groups, *bias.shape[2:])
+    if attention_mask is None and getattr(module, "is_causal", True):
         attention_mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)[None, None]
-    weights = scores.masked_fill_(~attention_mask[:, :, None], -torch.inf).softmax(-1)
+    if attention_mask is not None:
+        scores = scores.masked_fill_(~attention_mask[:, :, None], -torch.inf)
+    weights = scores.softmax(-1)
     out = torch.matmul(weights.view(batch, groups, -1, length), value.double())
     return out.view(batch, heads, new, -1).transpose(1, 2).to(query.dtype), None

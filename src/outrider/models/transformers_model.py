@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -54,22 +54,34 @@ class TransformersModel:
     Refuses models that can't roll back, by name and reason. Not safe for concurrent use by several threads.
     """
 
+    has_encoder = False
+
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-        refuse_without_rollback(model, self._name)
+        refuse_without_rollback(model, self._name, self.has_encoder)
         self.module = model.eval()
         self.rounded = any(isinstance(layer, Int8Linear) for layer in model.modules())
         self.tokenizer = tokenizer
-        config = model.config.get_text_config()
+        config = model.config if self.has_encoder else model.config.get_text_config()
         self._vocab_size = int(config.vocab_size)
         self._max_length = context_limit(config)
         self._pattern = attention_pattern(config, self._name)
         self._additive = model.dtype if config._attn_implementation == "eager" else None
         self._takes = set(inspect.signature(model.forward).parameters)
-        self._cache = SlotCache(int(config.num_hidden_layers))
+        self._cache = SlotCache(self._num_layers(config))
         self._open: list[SlotSequence] = []  # sequence i owns slot i
         self._width: Callable[[int, int], int] = _as_it_is
+        self._prepare(model)
         probe(self)
+
+    def _prepare(self, model: Any) -> None:
+        """What a subclass needs before the first pass."""
+
+    def _num_layers(self, config: Any) -> int:
+        return int(config.num_hidden_layers)
+
+    def _read_each_pass(self) -> Iterable[torch.nn.Module]:
+        return self.module.modules()  # type: ignore[no-any-return]
 
     @property
     def name(self) -> str:
@@ -110,7 +122,7 @@ class TransformersModel:
     def weight_bytes(self) -> int:
         """Bytes of weights that a pass of one token reads, embedding tables left out unless they are the head, too."""
         total = 0
-        for layer in self.module.modules():
+        for layer in self._read_each_pass():
             if isinstance(layer, OpaqueLinear):
                 total += layer.out_features * layer.in_features * layer.bytes_per_weight
             elif not isinstance(layer, torch.nn.Embedding | Int8Embedding):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from outrider.errors import ParameterError
-from outrider.prompts import Prompt, encode
+from outrider.prompts import Prompt, prepare
 from outrider.report import trace_figures, trace_header, trace_timeline, trace_tokens
 from outrider.results import Result
 
@@ -82,7 +82,7 @@ def _unwritable(path: Path | str, why: str | None) -> ParameterError:
 def render_trace(result: Result, target: TextModel, prompt: Prompt, **about: Unpack[About]) -> str:
     """The page of one result, as HTML; the arguments of `write_trace`."""
     draft, costs = about.get("draft"), about.get("costs")
-    tokens = encode(target, prompt)
+    tokens = prepare(target, prompt).tokens
     if len(tokens) != result.prompt_tokens:
         raise ParameterError(
             f"prompt must be the one of the result, with {result.prompt_tokens} tokens, got one with {len(tokens)}"

@@ -16,7 +16,7 @@ import torch
 
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.forced import draft_laws_along, point_drafts_along, target_laws_along
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, Source
 from outrider.sampling import SamplingSettings
 from outrider.theory import acceptance_probability
 
@@ -41,18 +41,26 @@ class Chances:
 
 
 def chances(
-    drafter: Drafter, target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+    drafter: Drafter,
+    target: LanguageModel,
+    tokens: Many[int],
+    prompt_length: int,
+    sampling: SamplingSettings,
+    source: Source | None = None,
 ) -> Chances:
-    """One pass of the target (and of the draft, if it is a model). `drafter` must be bound to `target`."""
+    """One pass of the target (and of the draft, if it is a model). `drafter` must be bound to `target`.
+
+    source: what the encoder of an encoder-decoder reads.
+    """
     if not isinstance(drafter, ModelDrafter):
-        drafts = point_drafts_along(drafter, target, tokens, prompt_length, sampling, LONGEST)
+        drafts = point_drafts_along(drafter, target, tokens, prompt_length, sampling, LONGEST, source)
         if drafts is not None:
-            return _of_points(drafts, target, tokens, prompt_length, sampling)
+            return _of_points(drafts, target, tokens, prompt_length, sampling, source)
     alone: list[float] = []
     betas: list[float] = []
     start = prompt_length
-    laws = draft_laws_along(drafter, target, tokens, prompt_length, sampling)
-    for own, law in zip(target_laws_along(target, tokens, prompt_length, sampling), laws, strict=True):
+    laws = draft_laws_along(drafter, target, tokens, prompt_length, sampling, source)
+    for own, law in zip(target_laws_along(target, tokens, prompt_length, sampling, source), laws, strict=True):
         here = torch.tensor(tokens[start : start + len(own)], device=own.device).unsqueeze(-1)
         ratio = law.to(own.dtype).gather(-1, here) / own.gather(-1, here)
         alone += ratio.squeeze(-1).clamp(max=1.0).tolist()  # NaN where nothing is proposed
@@ -70,7 +78,12 @@ def _run(alone: Many[float], start: int) -> tuple[float, ...]:
 
 
 def _of_points(
-    drafts: Many[Many[int]], target: LanguageModel, tokens: Many[int], prompt_length: int, sampling: SamplingSettings
+    drafts: Many[Many[int]],
+    target: LanguageModel,
+    tokens: Many[int],
+    prompt_length: int,
+    sampling: SamplingSettings,
+    source: Source | None = None,
 ) -> Chances:
     new = tokens[prompt_length:]
     accept = tuple(
@@ -79,7 +92,7 @@ def _of_points(
     )
     betas: list[float] = []
     start = 0
-    for own in target_laws_along(target, tokens, prompt_length, sampling):
+    for own in target_laws_along(target, tokens, prompt_length, sampling, source):
         proposed = [(i, drafts[start + i][0]) for i in range(len(own)) if drafts[start + i]]
         betas += [float(own[i, token]) for i, token in proposed]
         start += len(own)

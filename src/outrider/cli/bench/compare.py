@@ -114,9 +114,11 @@ def setups(target: str | None, setup: tuple[str, ...], log: Path | None, as_json
 def _load_pair(models: ModelChoice, pack: bool) -> Pair:
     from outrider.bench.peers import Pair
     from outrider.drafters import ModelDrafter
+    from outrider.models.base import refuse_encoder
     from outrider.models.transformers_model import TransformersModel
 
     model = models.load_target(pack)
+    refuse_encoder(model, "bench compare")
     if not isinstance(model, TransformersModel):
         raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {models.dtype!r}")
     drafter = models.load_draft(model, pack)

@@ -33,8 +33,10 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     from outrider.bench.drafters import count_runs, measure, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds
+    from outrider.models.base import refuse_encoder
 
     model = models.load_target()
+    refuse_encoder(model, "bench drafters")
     named = {drafter.name: drafter for drafter in (models.load_one_draft(spec, model) for spec in models.draft)}
     texts = kinds(model.tokenizer)
     temperatures, repetitions = given["temperature"], given["repetitions"]

@@ -32,10 +32,12 @@ def lengths(models: ModelChoice, max_new_tokens: int, problems: int, as_json: bo
     from outrider.bench.texts import kinds
     from outrider.costs import measured_costs
     from outrider.errors import ParameterError
+    from outrider.models.base import refuse_encoder
 
     if not 0 <= problems <= 82 or max_new_tokens < 1:
         raise ParameterError(f"humaneval must be in 0 … 82 and max_new_tokens 1 or more, got {problems}, {max_new_tokens}")
     model = models.load_target()
+    refuse_encoder(model, "bench lengths")
     drafters = [models.load_one_draft(spec, model) for spec in models.draft]
     costs = measured_costs(model)
     for drafter in drafters:

@@ -63,11 +63,13 @@ def precision(
     """What rounding the weights does to the model: perplexity, greedy agreement, divergence."""
     from outrider.bench.machine import machine
     from outrider.bench.precision import compare_laws, default_text
+    from outrider.models.base import refuse_encoder
 
     if max_tokens < 2:
         raise ParameterError(f"max_tokens must be 2 or more, got {max_tokens}")
     words = default_text() if text is None else read_prompt(None, text)
     base = ModelChoice(target, dtype=reference).load_target()
+    refuse_encoder(base, "bench precision")
     tokens = [int(token) for token in base.tokenizer.encode(words)][:max_tokens]
     found = [compare_laws(base.dtype_name, base, base, tokens)]
     for name in dtype:

@@ -40,11 +40,13 @@ def toyllm(
     """The toyllm article's experiment (GPT-2 XL with GPT-2, one prompt, greedy), its 2.12× beside ours."""
     from outrider.bench.machine import machine
     from outrider.bench.toyllm import Article, measure, new_tokens, reproduce
+    from outrider.models.base import refuse_encoder
 
     check_length("num_draft_tokens", lookahead, 1, 64)
     check_length("repetitions", repetitions, 1)
     models = ModelChoice(target, (draft,), dtype, device)
     model = models.load_target()
+    refuse_encoder(model, "bench toyllm")
     new_tokens(model, total_tokens)
     drafter = models.load_draft(model)
     about: dict[str, object] = {"bench": "toyllm", "target": model.name, "draft": drafter.name, "dtype": model.dtype_name}

@@ -1,0 +1,102 @@
+"""Speech as a prompt: samples from a WAV file, for models whose encoder hears (Whisper).
+
+Files are read with Python's own `wave`: PCM of 8, 16, 24 or 32 bits, channels averaged. Nothing is resampled or cut: a model
+hears a recording as it is or says why not.
+"""
+
+from __future__ import annotations
+
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import ContextLengthError, ParameterError
+
+if TYPE_CHECKING:
+    from outrider.models.encoder_decoder import EncoderDecoderModel
+
+Samples = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, eq=False)
+class Audio:
+    """A recording as a prompt. samples: float32 [T] in [-1, 1]. rate: in hertz.
+
+    language, task: for multilingual Whisper models ("en", "german", …; "transcribe", "translate"); without a language the
+    model judges which it is.
+    """
+
+    samples: Samples
+    rate: int
+    language: str | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.samples, np.ndarray) or self.samples.ndim != 1 or not len(self.samples):
+            raise ParameterError("samples must be a NumPy array of one dimension with at least one number")
+        if not np.issubdtype(self.samples.dtype, np.floating):
+            raise ParameterError(f"samples must be floating-point numbers in [-1, 1], got {self.samples.dtype}")
+        if isinstance(self.rate, bool) or not isinstance(self.rate, int) or self.rate < 1:
+            raise ParameterError(f"rate must be a whole number of hertz, got {self.rate!r}")
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+
+def read_wav(path: Path | str, language: str | None = None, task: str | None = None) -> Audio:
+    """The recording in a WAV file. Raises `ParameterError` for files that are not PCM WAV."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            raw = file.readframes(file.getnframes())
+    except OSError as error:
+        raise ParameterError(f"audio {path} can't be read ({error.strerror}): name a WAV file") from None
+    except (wave.Error, EOFError) as error:
+        reason = str(error) or "it ends early"
+        raise ParameterError(f"audio {path} is no PCM WAV file ({reason}): convert it, ffmpeg -i FILE out.wav") from None
+    raw = raw[: len(raw) // (width * channels) * (width * channels)]
+    if not raw:
+        raise ParameterError(f"audio {path} holds no samples: record something")
+    samples = _decoded(raw, width).reshape(-1, channels).mean(1, dtype=np.float32)
+    return Audio(samples, rate, language, task)
+
+
+def _decoded(raw: bytes, width: int) -> Samples:
+    """PCM of that many bytes a sample, little endian; one byte is unsigned. → float32 in [-1, 1)"""
+    if width == 1:
+        return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128.0) / 128.0
+    if width == 3:
+        parts = np.frombuffer(raw, np.uint8).reshape(-1, 3)
+        wide = np.zeros((len(parts), 4), np.uint8)
+        wide[:, 1:] = parts
+        return wide.view("<i4").reshape(-1).astype(np.float32) / 2.0**31
+    kind = {2: "<i2", 4: "<i4"}[width]
+    return np.frombuffer(raw, kind).astype(np.float32) / 2.0 ** (8 * width - 1)
+
+
+def features(model: EncoderDecoderModel, audio: Audio) -> Tensor:
+    """What the model's encoder hears of a recording. → float32 [channels, frames]
+
+    Raises `ParameterError` for another sampling rate, `ContextLengthError` for more than one window.
+    """
+    extractor = model.feature_extractor
+    if extractor is None:
+        raise ParameterError(f"{model.name} has no feature extractor (preprocessor_config.json): load its whole folder")
+    if audio.rate != extractor.sampling_rate:
+        raise ParameterError(
+            f"audio has {audio.rate} Hz, {model.name} hears {extractor.sampling_rate} Hz: resample it, "
+            f"ffmpeg -i FILE -ar {extractor.sampling_rate} out.wav"
+        )
+    if len(audio.samples) > extractor.n_samples:
+        window = extractor.n_samples / extractor.sampling_rate
+        raise ContextLengthError(
+            f"audio has {audio.seconds:.1f} s, {model.name} hears {window:g} s at once: cut it into pieces"
+        )
+    found = extractor(audio.samples, sampling_rate=audio.rate, return_tensors="np")["input_features"][0]
+    return torch.from_numpy(np.asarray(found, np.float32))

@@ -1,0 +1,179 @@
+"""Encoder–decoders of transformers (T5, BART, Marian, Whisper, …) behind the slot cache.
+
+A sequence's source is read when it is opened: the encoder runs once, every layer's cross attention keeps its keys and values
+in the sequence's slot (`cross_cache`), and from then on a pass is the decoder's alone, as cheap to roll back as in a
+decoder-only model. Sources are encoded one by one, so that no row's depend on another's padding; one that an open sequence
+has read already (several answers to a question, a model that drafts for itself) is copied from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.models.base import Source
+from outrider.models.cross_cache import CrossCache
+from outrider.models.limits import context_limit
+from outrider.models.masks import make_mask
+from outrider.models.row_positions import at_positions, position_modules
+from outrider.models.slot_cache import Placement
+from outrider.models.transformers_model import SlotSequence, TransformersModel
+
+STAND_IN = 64  # tokens
+
+
+class EncoderDecoderModel(TransformersModel):
+    """A loaded encoder–decoder as a `LanguageModel` over its decoder's tokens.
+
+    feature_extractor: of transformers, for a model whose encoder hears (Whisper); None for one that reads.
+    A sequence holds the decoder's tokens, its start token among them; `max_length` is the decoder's.
+    """
+
+    has_encoder = True
+
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None, feature_extractor: Any = None) -> None:
+        self.feature_extractor = feature_extractor
+        super().__init__(model, tokenizer, name)
+
+    def _prepare(self, model: Any) -> None:
+        config = model.config
+        if getattr(config, "share_encoder_decoder_embeddings", True) is False:
+            raise ModelError(f"{self._name} can't be used: its encoder and decoder have vocabularies of their own")
+        self._decoder = model.get_decoder()
+        if not isinstance(self._decoder, nn.Module) or self._decoder is model:
+            raise ModelError(f"{self._name} ({config.model_type}) can't be used: its decoder was not found")
+        self._tables, self._biased = position_modules(self._decoder, self._name)
+        self._cross = CrossCache(_decoder_layers(config))
+        self._both = EncoderDecoderCache(self._cache, self._cross)
+        self._hears: bool = model.main_input_name == "input_features"
+        # Relative positions have no end; the other limits are those of the tables.
+        self._max_length = None if self._biased else _decoder_limit(config)
+        self._longest_source = None if self._biased or self._hears else context_limit(config)
+        self._size = int(config.hidden_size)
+        self._read_by: dict[SlotSequence, bytes] = {}  # who has read what
+
+    def _num_layers(self, config: Any) -> int:
+        return _decoder_layers(config)
+
+    @property
+    def hears(self) -> bool:
+        """Whether a source is audio."""
+        return self._hears
+
+    @property
+    def source_kind(self) -> str:
+        """What a source is, in words."""
+        return "tokens" if not self._hears else " × ".join(map(str, self._features)) + " features"
+
+    @property
+    def _features(self) -> tuple[int, int]:
+        """Channels and frames that the encoder hears: two frames to a position."""
+        config = self.module.config
+        return int(config.num_mel_bins), 2 * int(config.max_source_positions)
+
+    def stand_in(self) -> Source:
+        """Some source, for measuring what a pass costs."""
+        if self._hears:
+            return torch.zeros(self._features)
+        count = min(STAND_IN, self._longest_source or STAND_IN)
+        return [(7 * i + 3) % self._vocab_size for i in range(count)]
+
+    def _read_each_pass(self) -> Iterable[nn.Module]:
+        head = self.module.get_output_embeddings()
+        return dict.fromkeys([*self._decoder.modules(), *([] if head is None else [head])])
+
+    def open(self, reserve: int = 0, source: Source | None = None) -> SlotSequence:
+        """A new sequence whose source has been read: token ids, or features [channels, frames].
+
+        Raises `ParameterError` without a source or for one of another kind, `ContextLengthError` for one that is too long.
+        """
+        inputs = self._inputs(source)
+        key = next(iter(inputs.values())).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        reader = next((other for other, held in self._read_by.items() if held == key), None)
+        sequence = super().open(reserve)
+        try:
+            if reader is None:
+                self._read(inputs, sequence)
+            else:
+                self._cross.copy(reader.slot, sequence.slot)
+        except BaseException:
+            super().release(sequence)
+            raise
+        self._read_by[sequence] = key
+        return sequence
+
+    def _inputs(self, source: Source | None) -> dict[str, Tensor]:
+        """The encoder's arguments for one source, checked."""
+        if source is None:
+            raise ParameterError(f"{self._name} is an encoder-decoder model: give the source that its encoder is to read")
+        if self._hears:
+            if not isinstance(source, Tensor) or tuple(source.shape) != self._features:
+                got = f"{list(source.shape)}" if isinstance(source, Tensor) else "token ids"
+                raise ParameterError(f"source must be features {list(self._features)} for {self._name}, got {got}")
+            return {"input_features": source.to(self.device, self.dtype).unsqueeze(0)}
+        if isinstance(source, Tensor) and source.dim() != 1:
+            raise ParameterError(f"source must be token ids for {self._name}, got features {list(source.shape)}")
+        ids = [int(token) for token in source]
+        if not ids:
+            raise ParameterError("source must hold at least one token, got none: give some text")
+        if not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            raise ParameterError(f"source tokens must be in 0 … {self._vocab_size - 1}, got {min(ids)} … {max(ids)}")
+        if self._longest_source is not None and len(ids) > self._longest_source:
+            raise ContextLengthError(
+                f"source has {len(ids)} tokens, the encoder of {self._name} has {self._longest_source} positions: shorten it"
+            )
+        tokens = torch.tensor([ids], device=self.device)
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+    @torch.inference_mode()
+    def _read(self, inputs: dict[str, Tensor], sequence: SlotSequence) -> None:
+        """Run the encoder, and one token of the decoder, whose cross attention then keeps what it computed."""
+        first = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._cross.filling = sequence.slot
+        self._cache.placement = Placement((sequence.slot,), (0,), first, 1)
+        self._both.is_updated = dict.fromkeys(range(len(self._cross.layers)), False)
+        with at_positions(self._tables, self._biased, first, 1):
+            self.module(**inputs, decoder_input_ids=first, past_key_values=self._both, use_cache=True)
+
+    def release(self, sequence: SlotSequence) -> None:
+        """Free a sequence's slot; the last sequence moves into it, its source, too."""
+        self._read_by.pop(sequence, None)
+        if sequence in self._open and self._open[-1] is not sequence:
+            self._cross.copy(self._open[-1].slot, sequence.slot)
+        super().release(sequence)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
+        if self._max_length is not None:
+            positions = positions.clamp(max=self._max_length - 1)  # padding may lie past the last entry of the table
+        self._cross.slots = self._cache.placement.slots
+        self._both.is_updated = dict.fromkeys(range(len(self._cross.layers)), True)
+        # Looked at for its shape only: what it would be read for is in the cross cache.
+        states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device)
+        states = states.expand(len(tokens), self._cross.longest, self._size)
+        arguments: dict[str, Any] = {
+            "decoder_input_ids": tokens,
+            "decoder_attention_mask": make_mask(positions, longest, self._pattern, self._additive),
+            "attention_mask": self._cross.mask(tokens.device, self._additive),
+            "encoder_outputs": BaseModelOutput(last_hidden_state=states),
+            "past_key_values": self._both,
+            "use_cache": True,
+        }
+        with at_positions(self._tables, self._biased, positions, longest):
+            out: Tensor = self.module(**arguments).logits
+        return out if kept is None else out[:, kept]
+
+
+def _decoder_layers(config: Any) -> int:
+    """T5 names them one way, BART's kin another, where num_hidden_layers is the encoder's."""
+    found = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
+    return int(found or config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _decoder_limit(config: Any) -> int | None:
+    return getattr(config, "max_target_positions", None) or context_limit(config)

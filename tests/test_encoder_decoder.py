@@ -1,0 +1,318 @@
+"""Encoder–decoders: the logits of the plain pass however tokens are fed, and the exact law, whoever drafts.
+
+False-alarm rate of the chi-square tests: each rejects at p < 1e-6, and there are fewer than 30. The seeds are fixed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import outrider.round as round_module
+from outrider.audit.enumerate import target_joint
+from outrider.decode import Request, decode
+from outrider.device_data import pad_rows
+from outrider.draft_length import FixedLength
+from outrider.drafters import (
+    ChoiceDrafter,
+    Drafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RandomDrafter,
+    SelfDrafter,
+    SpeculativeDrafter,
+    SuffixDrafter,
+)
+from outrider.models.base import Source
+from outrider.models.decoder_rules import decoder_prefix
+from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.transformers_model import TransformersModel
+from outrider.prefill import prefill
+from outrider.prompts import with_own_rules
+from outrider.randomness import RandomStream
+from outrider.sampling import Context, SamplingSettings, standardize
+from tests.tiny_models import ENCODER_DECODERS, VOCABULARY, module, tiny, tiny_encoder_decoder
+from tests.toys import WRONG_RULES
+
+CLOSE = 1e-9
+ALARM = 1e-6
+COUNT = 16
+FOUR = ("T5", "Bart", "Marian", "Whisper")
+
+
+def some_tokens(length: int, seed: int, size: int = VOCABULARY) -> list[int]:
+    return torch.randint(3, size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def some_source(model: EncoderDecoderModel, seed: int, length: int = 11) -> Source:
+    if not model.hears:
+        return some_tokens(length, 100 + seed, model.vocab_size)
+    return torch.randn(8, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def reference(model: EncoderDecoderModel, source: Source, tokens: list[int]) -> Tensor:
+    """The logits of a pass of the whole model without any cache. [T, V]"""
+    key = "input_features" if model.hears else "input_ids"
+    inputs = {key: source.unsqueeze(0) if isinstance(source, Tensor) else torch.tensor([source])}
+    with torch.inference_mode():
+        logits: Tensor = model.module(**inputs, decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits
+    return logits[0]
+
+
+def score(model: TransformersModel, sequences: list[Any], rows: list[list[int]]) -> list[Tensor]:
+    tokens, lengths = pad_rows(rows, model.device)
+    out = model.score(sequences, tokens, lengths, "all")
+    assert out is not None
+    return [out[i, :n] for i, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_ragged_sources_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architecture: str) -> None:
+    model = tiny_encoder_decoder(architecture)
+    rows = [some_tokens(n, n) for n in (40, 23, 31)]
+    sources = [some_source(model, i, length) for i, length in enumerate((17, 3, 30))]
+    wanted = [reference(model, source, row) for source, row in zip(sources, rows, strict=True)]
+    sequences = [model.open(source=source) for source in sources]
+    try:
+        prefill(model, sequences, [rows[0][:20], rows[1][:5], rows[2][:11]])
+        # A draft that is rejected in part: wrong tokens first, then the right ones.
+        score(model, sequences, [[4, 5, 6, 7], [8], [9, 10, 11]])
+        for sequence, length in zip(sequences, (20, 5, 11), strict=True):
+            sequence.truncate(length)
+        for start, width in ((0, 3), (3, 1), (4, 6)):
+            parts = [row[done + start : done + start + width] for row, done in zip(rows, (20, 5, 11), strict=True)]
+            for got, want, done in zip(score(model, sequences, parts), wanted, (20, 5, 11), strict=True):
+                assert torch.allclose(got, want[done + start : done + start + width], atol=CLOSE)
+        # A subset that is not contiguous, of different lengths, in another order.
+        parted = score(model, [sequences[2], sequences[0]], [rows[2][21:26], rows[0][30:33]])
+        assert torch.allclose(parted[0], wanted[2][21:26], atol=CLOSE)
+        assert torch.allclose(parted[1], wanted[0][30:33], atol=CLOSE)
+        # One row is closed, another takes its slot, its source with it.
+        sequences[0].close()
+        moved = score(model, [sequences[1], sequences[2]], [rows[1][15:18], rows[2][26:27]])
+        assert torch.allclose(moved[0], wanted[1][15:18], atol=CLOSE)
+        assert torch.allclose(moved[1], wanted[2][26:27], atol=CLOSE)
+    finally:
+        for sequence in sequences:
+            sequence.close()
+
+
+@pytest.mark.parametrize("architecture", FOUR)
+def test_the_modules_own_pass_is_left_as_it_was(architecture: str) -> None:
+    """Positions are told for the time of a pass only: the model stays transformers' own."""
+    untouched = module(architecture)
+    model = EncoderDecoderModel(module(architecture))
+    source, tokens = some_source(model, 1), some_tokens(9, 1)
+    score(model, [model.open(source=source)], [tokens])
+    with torch.inference_mode():
+        key = "input_features" if model.hears else "input_ids"
+        inputs = {key: source.unsqueeze(0) if isinstance(source, Tensor) else torch.tensor([source])}
+        inputs["decoder_input_ids"] = torch.tensor([tokens])
+        torch.testing.assert_close(model.module(**inputs).logits, untouched(**inputs).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("architecture", FOUR)
+def test_the_encoder_runs_once_a_sequence(architecture: str) -> None:
+    model = tiny_encoder_decoder(architecture)
+    calls: list[int] = []
+    hook = model.module.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    projected: list[int] = []
+    names = ("EncDecAttention.k", "encoder_attn.k_proj")
+    hooks = [
+        m.register_forward_hook(lambda *_: projected.append(1)) for n, m in model.module.named_modules() if n.endswith(names)
+    ]
+    layers = len(hooks)
+    assert layers == 3
+    try:
+        requests = [request(model, some_source(model, i), 8, 0, i) for i in range(2)]
+        decode(model, requests, SamplingSettings(), RandomDrafter(), FixedLength(2))
+    finally:
+        for one in (hook, *hooks):
+            one.remove()
+    assert len(calls) == 2
+    assert len(projected) == 2 * layers
+
+
+def request(model: EncoderDecoderModel, source: Source, count: int, seed: int = 0, row: int = 0) -> Request:
+    return Request(decoder_prefix(model, source), count, RandomStream(seed, row), model.end_tokens, source=source)
+
+
+def greedy_by_transformers(model: EncoderDecoderModel, source: Source, count: int) -> list[int]:
+    """The new tokens of `module.generate` with one beam. It counts a forced first token as new; here it is prefix."""
+    key = "input_features" if model.hears else "input_ids"
+    inputs = {key: source.unsqueeze(0) if isinstance(source, Tensor) else torch.tensor([source])}
+    prefix = decoder_prefix(model, source)
+    count += len(prefix) - 1
+    with torch.inference_mode():
+        out = model.module.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=count, use_cache=False)[
+            0
+        ].tolist()
+    new: list[int] = out[len(prefix) :] if out[: len(prefix)] == prefix else out
+    return new
+
+
+def drafters(architecture: str) -> dict[str, Drafter]:
+    return {
+        "encoder-decoder": ModelDrafter(tiny_encoder_decoder(architecture, 1), step_seconds=1e-3),
+        "itself": SelfDrafter(),
+        "decoder-only": ModelDrafter(tiny("Llama"), step_seconds=1e-3),
+        "copies": PromptLookupDrafter(),
+        "suffix": SuffixDrafter(),
+        "random": RandomDrafter(),
+        "several": ChoiceDrafter(
+            [PromptLookupDrafter(), ModelDrafter(tiny_encoder_decoder(architecture, 1), step_seconds=1e-3)]
+        ),
+        "speculative": SpeculativeDrafter(
+            tiny_encoder_decoder(architecture, 1), PromptLookupDrafter(), FixedLength(2), step_seconds=1e-3
+        ),
+        "speculative, decoder-only": SpeculativeDrafter(
+            tiny("Llama"), PromptLookupDrafter(), FixedLength(2), step_seconds=1e-3
+        ),
+    }
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "T5": {"no_repeat_ngram_size": 2, "bad_words_ids": [[7], [9, 11]], "min_length": 6},
+    "Bart": {"no_repeat_ngram_size": 2, "forced_bos_token_id": 5, "min_length": 6},
+    "Marian": {"no_repeat_ngram_size": 2, "bad_words_ids": [[0]], "forced_eos_token_id": 2},
+    "Whisper": {"no_repeat_ngram_size": 2, "suppress_tokens": [4, 8, 15, 16, 23, 42], "begin_suppress_tokens": [10, 20, 2]},
+}
+
+
+@cache
+def ruled(architecture: str) -> EncoderDecoderModel:
+    """With a generation config that forbids and forces tokens, as released checkpoints have them."""
+    model = EncoderDecoderModel(module(architecture), name=f"ruled-{architecture}")
+    for name, value in RULES[architecture].items():
+        setattr(model.module.generation_config, name, value)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("architecture", "drafting"),
+    [
+        *(("T5", name) for name in drafters("T5")),
+        *((name, drafting) for name in FOUR[1:] for drafting in ("encoder-decoder", "copies", "several")),
+    ],
+)
+def test_greedy_output_is_that_of_transformers(architecture: str, drafting: str) -> None:
+    """In a ragged batch, in float64: every token, with sources of different length, under the config's rules."""
+    model = ruled(architecture)
+    sources = [some_source(model, i, length) for i, length in enumerate((9, 21, 4))]
+    wanted = transformers_outputs(architecture)
+    assert len({token for row in wanted for token in row}) > 10  # not one token again and again
+    requests = [request(model, source, COUNT) for source in sources]
+    settings = with_own_rules(model, SamplingSettings(), [one.prompt for one in requests], COUNT)
+    tokens, rounds = decode(model, requests, settings, drafters(architecture)[drafting], FixedLength(3))
+    assert tokens == wanted
+    assert any(record.drafted for row in rounds for record in row)
+    assert not model._open
+
+
+@cache
+def transformers_outputs(architecture: str) -> list[list[int]]:
+    model = ruled(architecture)
+    return [greedy_by_transformers(model, some_source(model, i, length), COUNT) for i, length in enumerate((9, 21, 4))]
+
+
+TINY = {"vocab_size": 5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+LENGTH = 3
+SAMPLES = 1000
+
+
+@cache
+def five(architecture: str, seed: int = 0) -> EncoderDecoderModel:
+    """A vocabulary of five tokens; its law depends on source and past."""
+    overrides: dict[str, Any] = {**TINY, **({"decoder_vocab_size": 5} if architecture == "Marian" else {})}
+    made = module(architecture, seed, **overrides)
+    for parameter in made.get_output_embeddings().parameters():
+        parameter.data *= 3
+    return EncoderDecoderModel(made, name=f"five-{architecture}-{seed}")
+
+
+def law_of(model: EncoderDecoderModel, source: Source, prefix: list[int], settings: SamplingSettings) -> Any:
+    def law(new: tuple[int, ...]) -> Tensor:
+        tokens = [*prefix, *new]
+        context = Context(torch.tensor(tokens), len(prefix))
+        return standardize(reference(model, source, tokens)[-1:], settings, [context])[0]
+
+    return law
+
+
+def p_value(tokens: Sequence[Sequence[int]], joint: Tensor) -> float:
+    counts = Counter(tuple(row) for row in tokens)
+    expected = joint.flatten() * len(tokens)
+    every = torch.cartesian_prod(*[torch.arange(5)] * LENGTH)
+    observed = torch.tensor([counts[tuple(map(int, index))] for index in every])
+    if int(observed[expected < 1e-9].sum()):
+        return 0.0
+    small = expected < 5
+    got = [*observed[~small].tolist(), int(observed[small].sum())]
+    want = [*expected[~small].tolist(), float(expected[small].sum())]
+    pairs = [(g, w) for g, w in zip(got, want, strict=True) if w > 1e-9]
+    scale = sum(g for g, _ in pairs) / sum(w for _, w in pairs)
+    return float(stats.chisquare([g for g, _ in pairs], [w * scale for _, w in pairs]).pvalue)
+
+
+def sample(
+    model: EncoderDecoderModel, sources: Sequence[Source], prefix: list[int], settings: SamplingSettings, drafter: Drafter
+) -> list[list[list[int]]]:
+    """`SAMPLES` continuations of each source, all in one ragged batch. → by source"""
+    requests = [
+        Request(prefix, LENGTH, RandomStream(7, i), source=sources[i % len(sources)]) for i in range(SAMPLES * len(sources))
+    ]
+    tokens, _ = decode(model, requests, settings, drafter, FixedLength(2))
+    return [tokens[i :: len(sources)] for i in range(len(sources))]
+
+
+LAWS = {
+    "temperature 1": SamplingSettings(temperature=1.0),
+    "top-p and penalty": SamplingSettings(temperature=0.8, top_p=0.9, repetition_penalty=1.3),
+}
+
+
+def small_drafters(architecture: str) -> dict[str, Drafter]:
+    one = ModelDrafter(five(architecture, 1), step_seconds=1e-3)
+    reads = ModelDrafter(TransformersModel(module("Llama", 3, vocab_size=5)), step_seconds=1e-3)
+    return {"encoder-decoder": one, "decoder-only": reads, "copies": PromptLookupDrafter(), "suffix": SuffixDrafter()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "drafting", "law"),
+    [
+        ("T5", "encoder-decoder", "temperature 1"),
+        ("T5", "encoder-decoder", "top-p and penalty"),
+        ("T5", "decoder-only", "temperature 1"),
+        ("T5", "copies", "temperature 1"),
+        ("Bart", "encoder-decoder", "temperature 1"),
+        ("Bart", "suffix", "top-p and penalty"),
+        ("Marian", "encoder-decoder", "top-p and penalty"),
+        ("Whisper", "encoder-decoder", "temperature 1"),
+    ],
+)
+def test_sampled_texts_follow_the_exact_law_of_their_source(architecture: str, drafting: str, law: str) -> None:
+    """The joint law of three tokens, enumerated by plain passes, against what a ragged batch of two sources draws."""
+    model, settings = five(architecture), LAWS[law]
+    sources = [some_source(model, i, length) for i, length in enumerate((7, 3))]
+    joints = [target_joint(law_of(model, source, [1, 3], settings), 5, LENGTH) for source in sources]
+    assert float((joints[0] - joints[1]).abs().sum()) > 0.1  # the source matters
+    drawn = sample(model, sources, [1, 3], settings, small_drafters(architecture)[drafting])
+    for tokens, joint in zip(drawn, joints, strict=True):
+        assert p_value(tokens, joint) > ALARM
+    assert p_value(drawn[0], joints[1]) < ALARM  # and the test would see the wrong one
+
+
+@pytest.mark.parametrize("rule", WRONG_RULES)
+def test_wrong_rules_are_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "verify", WRONG_RULES[rule])
+    model, settings = five("T5"), LAWS["temperature 1"]
+    source = some_source(model, 0, 7)
+    (drawn,) = sample(model, [source], [1, 3], settings, small_drafters("T5")["encoder-decoder"])
+    assert p_value(drawn, target_joint(law_of(model, source, [1, 3], settings), 5, LENGTH)) < ALARM
