@@ -40,7 +40,7 @@ def generate(
     target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[GenerateOptions]
 ) -> list[Result]: ...
 def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
-    """Generate with speculative decoding; the law of the output is that of `target` alone.
+    """Generate with speculative decoding; the law of the output is that of `target` alone, unless `lenience` is below 1.
 
     prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then).
 
@@ -55,6 +55,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     seed: 0 … 2^63-1; row i of a batch uses (seed, i). A list gives each row its own, as if it stood alone.
     logprobs, betas, drafts: report log-probabilities of the tokens, sum min(target, draft) where tokens were offered, and
     the offered tokens, rejected ones included (in the result's `rounds`).
+    lenience: below 1 the output is LOSSY, no longer the target's law: drafted tokens are accepted with
+    min(1, target / (lenience · draft)), or at temperature 0 if they have lenience times the best one's probability.
     cancelled: called between rounds; generation ends with finish_reason "cancelled" once it returns true.
 
     Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….
@@ -132,6 +134,7 @@ class Generation:
             length,
             self.options.extras,
             self.options.cancelled,
+            self.options.lenience,
         )
 
     def _request(self, i: int) -> Request:
@@ -171,6 +174,7 @@ class Generation:
             rounds=list(rounds),
             prompt_tokens=len(self.prompts[i]),
             logprobs=logprobs,
+            lenience=self.options.lenience,
         )
 
 

@@ -13,6 +13,7 @@ class Result:
 
     text: special tokens and a final stop string left out. tokens: ids as generated, an end-of-sequence token included.
     logprobs: of each token under the target's raw logits, if asked for. rounds: what each round did.
+    lenience: below 1 the output is lossy: it need not follow the target's law (`lenience`).
     """
 
     text: str
@@ -23,6 +24,12 @@ class Result:
     rounds: list[Round]
     prompt_tokens: int
     logprobs: list[float] | None = None
+    lenience: float = 1.0
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output need not follow the target's law."""
+        return self.lenience < 1.0
 
     def to_dict(self) -> dict[str, object]:
         """The machine-readable form: see DESIGN, `outrider generate --json`."""
@@ -34,6 +41,8 @@ class Result:
             "prompt_tokens": self.prompt_tokens,
             "stats": self.stats.to_dict(),
         }
+        if self.lossy:
+            out |= {"lossy": True, "lenience": self.lenience}
         if self.logprobs is not None:
             out["logprobs"] = self.logprobs
         return out

@@ -31,8 +31,9 @@ from outrider.models.base import LanguageModel
 class BeamDecoder:
     """One search: iterate over `rounds()`; `state` and `prefill_seconds` can be read at any time.
 
-    prompt: token ids. eos: tokens that end a text, kept as its last. draft: a model that speaks the target's tokens, None for
-    plain beam search. length: how many steps to draft. draft_beams: hypotheses that the draft follows, num_beams by default.
+    prompt: token ids. eos: tokens that end a text, kept as its last. draft: a model that speaks the target's tokens, None
+    for plain beam search. length: how many steps to draft. draft_beams: hypotheses that the draft follows, by default
+    num_beams.
     """
 
     def __init__(

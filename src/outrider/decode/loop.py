@@ -19,6 +19,7 @@ from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
+from outrider.lenience import check_lenience
 from outrider.models.base import LanguageModel
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
@@ -28,7 +29,10 @@ from outrider.sampling import SamplingSettings
 
 
 class Decoder:
-    """One batch being generated: iterate over `rounds()`; `rows` and `prefill_seconds` can be read at any time."""
+    """One batch being generated: iterate over `rounds()`; `rows` and `prefill_seconds` can be read at any time.
+
+    lenience: below 1 more is accepted than the target's law allows: lossy (`lenience`).
+    """
 
     def __init__(
         self,
@@ -39,7 +43,9 @@ class Decoder:
         length: DraftLength | None = None,
         extras: Extras | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        lenience: float = 1.0,
     ) -> None:
+        check_lenience(lenience)
         if not requests:
             raise ParameterError("requests must not be empty: give at least one prompt")
         for request in requests:
@@ -55,7 +61,7 @@ class Decoder:
         self._ask = cancelled
         self._was_cancelled = False
         self._clock = PhaseClock(target.device)
-        self._scorer = Scorer(target, sampling, self._clock, extras or Extras())
+        self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
         self._context = DraftContext(sampling, target, target.vocab_size, self._clock)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
@@ -103,7 +109,7 @@ class Decoder:
         records = []
         for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):
             prospect = prospects[i] if proposal.lengths[i] else None
-            record = _record(row, outcome, kept[i], prospect, seconds, proposal, i)
+            record = _record(row, outcome, kept[i], prospect, seconds, proposal, i, self._scorer.lenience)
             row.length.update(Trial(prospect, record.drafted, record.tested, record.accepted, record.signals or ()))
             if row.finish_reason is not None:
                 self._close(row)
@@ -144,6 +150,7 @@ def _record(
     seconds: dict[str, float],
     proposal: Proposal,
     i: int,
+    lenience: float,
 ) -> Round:
     return Round(
         tokens=tuple(outcome.tokens[:kept]),
@@ -156,6 +163,8 @@ def _record(
         drafts=None if outcome.drafts is None else tuple(outcome.drafts),
         signals=tuple(proposal.signals[i]) if proposal.signals and proposal.signals[i] else None,
         finish_reason=row.finish_reason,
+        lenience=lenience,
+        lenient=outcome.lenient,
     )
 
 
@@ -166,9 +175,10 @@ def decode(
     drafter: Drafter | None = None,
     length: DraftLength | None = None,
     extras: Extras | None = None,
+    lenience: float = 1.0,
 ) -> tuple[list[list[int]], list[list[Round]]]:
     """Run a batch to its end. → each row's new tokens, each row's rounds"""
-    decoder = Decoder(target, requests, sampling, drafter, length, extras)
+    decoder = Decoder(target, requests, sampling, drafter, length, extras, lenience=lenience)
     rounds: list[list[Round]] = [[] for _ in requests]
     for batch in decoder.rounds():
         for number, record in batch:
