@@ -103,7 +103,7 @@ def _ranked(state: BeamState, laws: Mapping[Path, Continuations]) -> list[tuple[
 
 
 def _finish(one: Hypothesis, rules: Rules) -> Finished:
-    score = one.logprob / len(one.tokens) ** rules.settings.length_penalty
+    score = float(one.logprob / len(one.tokens) ** rules.settings.length_penalty)
     return Finished(one.tokens, one.logprob, score, "eos" if one.tokens[-1] in rules.eos else "length")
 
 
@@ -115,4 +115,4 @@ def _no_better(best: Hypothesis, finished: tuple[Finished, ...], steps: int, rul
     if settings.early_stopping is True or settings.num_beams == 1:  # transformers decodes greedily with one beam
         return True
     longest = rules.limit if settings.early_stopping == "never" and settings.length_penalty > 0 else steps
-    return best.logprob / longest**settings.length_penalty <= finished[-1].score
+    return bool(best.logprob / longest**settings.length_penalty <= finished[-1].score)

@@ -16,7 +16,7 @@ from outrider.errors import ParameterError
 if TYPE_CHECKING:
     from outrider.beam.generate import BeamGeneration
     from outrider.beam.records import BeamResult, BeamStats
-    from outrider.beam.settings import BeamSettings
+    from outrider.beam.settings import BeamSettings, EarlyStopping
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
 
@@ -35,7 +35,7 @@ _OPTIONS = (
     click.option("--draft-beams", type=int, help="Beam search: hypotheses that the draft follows  [default: --num-beams]"),
 )
 _OWN = ("length_penalty", "early_stopping", "num_return_sequences", "draft_beams")
-_EARLY = {"no": False, "yes": True, "never": "never"}
+_EARLY: dict[str, EarlyStopping] = {"no": False, "yes": True, "never": "never"}
 _WORKS = {
     *_OWN,
     "num_beams",
@@ -101,9 +101,9 @@ def _differs(parameter: click.Parameter, context: click.Context) -> bool:
     """Whether an option has another value than its default, wherever it comes from."""
     assert parameter.name is not None
     value = context.params.get(parameter.name)
-    if context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT or value in (None, False, ()):
+    if context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT or value is None or value is False:
         return False
-    return bool(value != parameter.default)
+    return value != () and bool(value != parameter.default)
 
 
 def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[str, Any]) -> int:
