@@ -265,3 +265,57 @@ def test_the_command_refuses_in_one_line(options: Sequence[str], told: str, caps
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert told in shown.err
+
+
+def test_the_bench_measures_each_lenience_beside_its_formula(
+    target_folder: Path, draft_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two settings, l = 1 and 0.05, resumed from the log; the drift is zero exactly where nothing is lossy."""
+    prompts, log = tmp_path / "prompts.jsonl", tmp_path / "runs.jsonl"
+    prompts.write_text('{"prompt": "the quick brown"}\n{"prompt": "def f(x):"}\n')
+    command = ["bench", "lenience", "--target", str(target_folder), "--draft", str(draft_folder), "--dtype", "float32"]
+    command += ["--task", f"jsonl:{prompts}", "--lenience", "1", "--lenience", "0.05", "--num-draft-tokens", "3"]
+    command += ["--max-new-tokens", "24", "--log", str(log), "--json"]
+    assert run(command) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert len(log.read_text().splitlines()) == 1 + 2 * 2 * 3
+    assert [(row["setting"], row["lenience"], row["lossy"]) for row in out["rows"]] == [
+        ("greedy", 1.0, False),
+        ("greedy", 0.05, True),
+        ("temperature 1, top-p 1", 1.0, False),
+        ("temperature 1, top-p 1", 0.05, True),
+    ]
+    greedy, lenient_greedy, sampled, lenient = out["rows"]
+    assert greedy["differ"] == 0 == greedy["best_gap"]
+    assert greedy["verdict"] == "exact"
+    assert lenient_greedy["differ"] > 0 < lenient_greedy["best_gap"]
+    assert lenient_greedy["verdict"] == "not exact"
+    assert lenient_greedy["alpha"] == pytest.approx(lenient_greedy["expected"])  # nothing is left to chance
+    assert sampled["divergence"] == pytest.approx(0.0, abs=1e-6)
+    assert 0 < lenient["divergence"] <= math.log(20)
+    assert lenient["moved"] > 0
+    for row in (sampled, lenient):
+        assert abs(row["z"]) < 6
+        assert 0 < row["expected"] < 1
+    assert lenient["expected"] > sampled["expected"]
+    assert sampled["paper_alpha"] == "0.62"
+    before = log.read_text()
+    assert run(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert log.read_text() == before
+    assert [row["alpha"] for row in again["rows"]] == [row["alpha"] for row in out["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--lenience", "2"], "lenience must be in"),
+        (["--num-draft-tokens", "0"], "num_draft_tokens must be 1 or more"),
+    ],
+)
+def test_the_bench_refuses_in_one_line(options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "lenience", *options]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert told in shown.err

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outrider.beam import BeamResult, beam_search
     from outrider.errors import OutriderError
     from outrider.generation import Piece, Stream, generate, stream
     from outrider.hf_generate import transformers_generate
@@ -20,13 +21,26 @@ if TYPE_CHECKING:
     from outrider.results import Result
 
 __version__ = "0.1.0"
-__all__ = ["OutriderError", "Piece", "Result", "Stream", "generate", "load", "stream", "transformers_generate"]
+__all__ = [
+    "BeamResult",
+    "OutriderError",
+    "Piece",
+    "Result",
+    "Stream",
+    "beam_search",
+    "generate",
+    "load",
+    "stream",
+    "transformers_generate",
+]
 
 _HOMES = {
+    "BeamResult": "beam",
     "OutriderError": "errors",
     "Piece": "generation",
     "Result": "results",
     "Stream": "generation",
+    "beam_search": "beam",
     "generate": "generation",
     "load": "models.loading",
     "stream": "generation",
