@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -69,9 +69,11 @@ def test_the_law_stays_below_the_bound_and_nearest_to_the_target(lenience: float
     assert bool((divergence <= -math.log(lenience) + ROUNDING).all())
 
 
-def of_round(lenience: float, draft: Law | int, target: Law, length: int, rule: object = verify_lenient) -> Tensor:
+def of_round(
+    lenience: float, draft: Law | int, target: Law, length: int, rule: Callable[..., Verdict] = verify_lenient
+) -> Tensor:
     """The joint law of length + 1 tokens."""
-    return round_joint(partial(rule, lenience=lenience), target, draft, V, length)  # type: ignore[arg-type,call-arg,misc]
+    return round_joint(partial(rule, lenience=lenience), target, draft, V, length)
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)

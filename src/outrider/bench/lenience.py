@@ -239,7 +239,7 @@ def _row(
         z=(accepted - expected * decided / tested) / math.sqrt(variance) if tested and variance > 1e-9 else None,
         tokens_per_round=tokens / len(rounds),
         speedup=paired_ratios([len(r.tokens) / r.seconds for r in runs], [len(r.tokens) / r.seconds for r in plain]),
-        divergence=sum(one.divergence for one in drifts) / tokens if sampled else None,
+        divergence=max(0.0, sum(one.divergence for one in drifts) / tokens) if sampled else None,  # but for rounding
         moved=sum(one.moved for one in drifts) / tokens if sampled else None,
         differ=sum(lenient for *_, lenient in rounds) / tokens,
         best_gap=sum(one.best_gap for one in drifts) / tokens,
