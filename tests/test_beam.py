@@ -28,6 +28,7 @@ from outrider.drafters import ModelDrafter, PromptLookupDrafter
 from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import CopiesPrefixes, LanguageModel
 from outrider.models.base import Sequence as ModelSequence
+from outrider.models.loading import load_transformers
 from outrider.models.table import TableModel, TableSequence
 from outrider.prompts import encode
 from outrider.sampling import SamplingSettings
@@ -341,3 +342,33 @@ def test_the_command_prints_one_object_and_compares(
     shown = capsys.readouterr().out
     assert shown.startswith("[1] score ")
     assert "[2] score " in shown
+
+
+def test_the_bench_reports_cost_and_agreement(
+    target_folder: Path, draft_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two widths, plain and two numbers of steps, resumed from the log; in float64 all texts are the same."""
+    prompts, log = tmp_path / "prompts.jsonl", tmp_path / "runs.jsonl"
+    prompts.write_text('{"prompt": "the quick brown"}\n{"prompt": "def f(x):"}\n')
+    command = ["bench", "beams", "--target", str(target_folder), "--draft", str(draft_folder), "--dtype", "float64"]
+    command += ["--task", f"jsonl:{prompts}", "--num-beams", "1", "--num-beams", "3", "--num-draft-tokens", "2"]
+    command += ["--num-draft-tokens", "auto", "--max-new-tokens", "10", "--log", str(log), "--json"]
+    assert run(command) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert [(row["width"], row["drafted"]) for row in out["rows"]] == [
+        (width, drafted) for width in (1, 3) for drafted in ("plain", "2", "auto")
+    ]
+    assert len(log.read_text().splitlines()) == 1 + 2 * 6
+    for row in out["rows"]:
+        assert row["identical"] == row["prompts"] == 2
+        assert row["score_gap"] < 1e-9
+        assert (row["acceptance"] is None) == (row["drafted"] == "plain")
+        assert row["scored_per_step"] >= (1 if row["drafted"] == "plain" else row["width"] - 1)
+    assert run([*command[:-1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == out["rows"]
+
+
+def test_a_search_that_is_cancelled_gives_what_there_is(target_folder: Path) -> None:
+    target, asked = load_transformers(target_folder, dtype="float64"), iter([False, False, True])
+    found = beam_search(target, "the quick", num_beams=2, ignore_eos=True, cancelled=lambda: next(asked))
+    assert (found.finish_reason, len(found.tokens), found.stats.passes) == ("cancelled", 2, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from outrider.cli.bench.alpha import alpha
+from outrider.cli.bench.beams import beams
 from outrider.cli.bench.compare import peers, setups
 from outrider.cli.bench.drafters import drafters
 from outrider.cli.bench.lengths import lengths
@@ -20,5 +21,19 @@ def bench() -> None:
     """Measurements, each beside its baseline."""
 
 
-for _command in (sampling, copying, precision, peers, setups, drafters, lengths, tasks, sweep, alpha, lenience, toyllm):
+for _command in (
+    sampling,
+    copying,
+    precision,
+    peers,
+    setups,
+    drafters,
+    lengths,
+    tasks,
+    sweep,
+    alpha,
+    lenience,
+    beams,
+    toyllm,
+):
     bench.add_command(_command)
