@@ -59,7 +59,7 @@ def measure(
     max_new_tokens: int,
     log: RunLog,
 ) -> Iterator[BeamRun]:
-    """Run what the log does not hold yet, append it there, and yield all runs. lengths: steps to draft, None for adaptive."""
+    """Run what the log does not hold yet, append it there, and yield all runs. lengths: steps to draft, None: adaptive."""
     done = {run.key: run for run in (BeamRun(**entry) for entry in log.entries)}
     choices: list[tuple[int, str]] = [(width, name) for width in widths for name in (PLAIN, *map(_name, lengths))]
     warm: set[tuple[int, str]] = set()
