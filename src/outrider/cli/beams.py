@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -129,10 +129,10 @@ def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[st
         return BeamGeneration(model, prompt, choice.settings, draft, tokens, steps, wide, given["ignore_eos"])
 
     if given["compare"]:
-        return _compare(model, start, drafter, given)
+        return _compare(model, start, drafter, choice.settings, given)
     code, result = _run(start(drafter), given["max_new_tokens"])
     if given["as_json"]:
-        click.echo(json.dumps(_about(choice.settings, result), ensure_ascii=False))
+        click.echo(json.dumps({**result.to_dict(), "beam_search": asdict(choice.settings)}, ensure_ascii=False))
     else:
         _show(result)
     return code
@@ -175,13 +175,13 @@ def describe(stats: BeamStats) -> str:
     )
 
 
-def _about(settings: BeamSettings, result: BeamResult) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return {**result.to_dict(), "beam_search": asdict(settings)}
-
-
-def _compare(model: TextModel, start: Callable[..., BeamGeneration], drafter: Drafter | None, given: dict[str, Any]) -> int:
+def _compare(
+    model: TextModel,
+    start: Callable[..., BeamGeneration],
+    drafter: Drafter | None,
+    settings: BeamSettings,
+    given: dict[str, Any],
+) -> int:
     """Speculative beams, then plain ones, both after a warm-up: how much faster, and whether the texts agree."""
     from outrider.beam.compare import Agreement
 
@@ -198,7 +198,7 @@ def _compare(model: TextModel, start: Callable[..., BeamGeneration], drafter: Dr
         return code
     found = Agreement(speculative, plain, start(None).prompt, model)
     if given["as_json"]:
-        click.echo(json.dumps(found.to_dict(), ensure_ascii=False))
+        click.echo(json.dumps({**found.to_dict(), "beam_search": asdict(settings)}, ensure_ascii=False))
         return 0
     lines = (
         f"speculative: {describe(speculative.stats)}",
