@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.audio import Audio, read_wav
+    from outrider.beam import BeamResult, beam_search
     from outrider.errors import OutriderError
     from outrider.generation import Piece, Stream, generate, stream
     from outrider.hf_generate import transformers_generate
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Audio",
+    "BeamResult",
     "OutriderError",
     "Piece",
     "Result",
     "Stream",
+    "beam_search",
     "generate",
     "load",
     "read_wav",
@@ -36,10 +39,12 @@ __all__ = [
 
 _HOMES = {
     "Audio": "audio",
+    "BeamResult": "beam",
     "OutriderError": "errors",
     "Piece": "generation",
     "Result": "results",
     "Stream": "generation",
+    "beam_search": "beam",
     "generate": "generation",
     "load": "models.loading",
     "read_wav": "audio",

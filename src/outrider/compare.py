@@ -63,6 +63,11 @@ class Comparison:
         """What to say about the tokens."""
         if self.identical:
             return "identical"
+        if self.speculative.lossy:
+            lenient = (
+                f"{self.speculative.stats.lenient} of {len(self.speculative.tokens)} tokens are there by lenience alone"
+            )
+            return f"differ, as lenience {self.speculative.lenience:g} allows: LOSSY, {lenient}"
         if not self.greedy:
             return "differ, as two samples do: the same law, not the same draws (at --temperature 0 they are identical)"
         return str(self.divergence or "one is a beginning of the other")
@@ -90,19 +95,21 @@ def compare(
     drafter = make_drafter(draft, model)
     short = {**options, "max_new_tokens": min(WARM_UP_TOKENS, options.get("max_new_tokens", WARM_UP_TOKENS))}
     runs: list[Result] = []
-    for side in (drafter, None):
-        for _ in Generation(model, [prompt], **{**short, "draft": side}).run():
+    sides: list[dict[str, Any]] = [{"draft": drafter}, {"draft": None, "lenience": 1.0}]
+    for side in sides:
+        for _ in Generation(model, [prompt], **{**short, **side}).run():
             pass
-    for side in (drafter, None):
+    for side in sides:
         seed = {} if not runs else {"seed": runs[0].seed}
-        stream = Stream(Generation(model, [prompt], **{**options, "draft": side, **seed}))
+        stream = Stream(Generation(model, [prompt], **{**options, **side, **seed}))
         if not runs:
             show(stream)
         for _ in stream:
             pass
         runs.append(stream.result)
     greedy = options.get("temperature", 0.0) == 0.0
+    exact = greedy and not runs[0].lossy
     seen = prepare(model, prompt)
-    parted = first_divergence(model, seen.tokens, runs[0].tokens, runs[1].tokens, seen.source) if greedy else None
+    parted = first_divergence(model, seen.tokens, runs[0].tokens, runs[1].tokens, seen.source) if exact else None
     steps = {part.name: part.step_seconds for part in drafter.parts()} if drafter is not None else {}
     return Comparison(runs[0], runs[1], measured_costs(model), steps, greedy, parted)

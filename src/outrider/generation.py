@@ -43,7 +43,7 @@ def generate(
     target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Audio], **options: Unpack[GenerateOptions]
 ) -> list[Result]: ...
 def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
-    """Generate with speculative decoding; the law of the output is that of `target` alone.
+    """Generate with speculative decoding; the law of the output is that of `target` alone, unless `lenience` is below 1.
 
     prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then). For an
     encoder-decoder it is the source; for one that hears, an `Audio`.
@@ -59,6 +59,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     seed: 0 … 2^63-1; row i of a batch uses (seed, i). A list gives each row its own, as if it stood alone.
     logprobs, betas, drafts: report log-probabilities of the tokens, sum min(target, draft) where tokens were offered, and
     the offered tokens, rejected ones included (in the result's `rounds`).
+    lenience: below 1 the output is LOSSY, no longer the target's law: drafted tokens are accepted with
+    min(1, target / (lenience · draft)), or at temperature 0 if they have lenience times the best one's probability.
     cancelled: called between rounds; generation ends with finish_reason "cancelled" once it returns true.
 
     Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….
@@ -140,6 +142,7 @@ class Generation:
             length,
             self.options.extras,
             self.options.cancelled,
+            self.options.lenience,
         )
 
     def _request(self, i: int) -> Request:
@@ -180,6 +183,7 @@ class Generation:
             prompt_tokens=len(self.prompts[i]),
             source_tokens=_source_length(self._sources[i]),
             logprobs=logprobs,
+            lenience=self.options.lenience,
         )
 
 

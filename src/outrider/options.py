@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from outrider.choices import Draft, Length
 from outrider.errors import ParameterError
+from outrider.lenience import check_lenience
 from outrider.randomness import check_seed
 from outrider.round import Extras
 from outrider.sampling import LogitsProcessor, SamplingSettings
@@ -36,6 +37,7 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float]
     processors: Sequence[LogitsProcessor]
+    lenience: float
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Options:
     ignore_eos: bool = False
     extras: Extras = field(default_factory=Extras)
     cancelled: Callable[[], bool] = lambda: False
+    lenience: float = 1.0
 
 
 def parse_options(count: int, given: GenerateOptions) -> Options:
@@ -58,6 +61,9 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     stop = options.pop("stop", ())
     processors: Sequence[LogitsProcessor] = options.pop("processors", ())
     extras = Extras(*(bool(options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
+    lenience = check_lenience(options.pop("lenience", 1.0))
+    if lenience < 1.0 and (given.get("draft", "") is None or _never_drafts(given.get("num_draft_tokens"))):
+        raise ParameterError(f"lenience must be 1 without a draft, got {lenience:g}: it is about accepting drafted tokens")
     rest = {key: options.pop(key) for key in ("max_new_tokens", "ignore_eos", "cancelled") if key in options}
     known = SamplingSettings.__dataclass_fields__
     unknown = [key for key in options if key not in known]
@@ -73,5 +79,10 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         stop=stops,
         seeds=seeds,
         extras=extras,
+        lenience=lenience,
         **rest,
     )
+
+
+def _never_drafts(length: Any) -> bool:
+    return not isinstance(length, bool) and isinstance(length, int) and length == 0

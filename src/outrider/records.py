@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Origin = Literal["prompt", "accepted", "recovered", "bonus", "target"]
-"""Where a token came from: accepted from the draft; drawn after a rejection (recovered), after a fully accepted draft
-(bonus), or in a round without a draft (target)."""
+Origin = Literal["prompt", "accepted", "lenient", "recovered", "bonus", "target"]
+"""Where a token came from: accepted from the draft, or accepted by lenience alone (lossy); drawn after a rejection
+(recovered), after a fully accepted draft (bonus), or in a round without a draft (target)."""
 
 FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
 """Why a sequence ended: end-of-sequence token, stop string, `max_new_tokens`, the model's context is full, cancelled."""
@@ -28,6 +28,8 @@ class Round:
     drafts, betas: the offered tokens, and sum min(target, draft) at each offered position, if asked for.
     signals: how sure the draft was of each token, in classes (`draft_length.signals`), if the policy asked.
     finish_reason: set in the sequence's last round.
+    lenience: of the rule that decided; below 1 the round is lossy, and `betas` are the probabilities that this rule accepts.
+    lenient: positions of accepted tokens that the exact rule would have rejected.
     """
 
     tokens: tuple[int, ...]
@@ -40,6 +42,13 @@ class Round:
     drafts: tuple[int, ...] | None = None
     signals: tuple[int, ...] | None = None
     finish_reason: FinishReason | None = None
+    lenience: float = 1.0
+    lenient: tuple[int, ...] = ()
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the tokens need not follow the target's law."""
+        return self.lenience < 1.0
 
     @property
     def tested(self) -> int:
@@ -50,7 +59,7 @@ class Round:
     def origins(self) -> tuple[Origin, ...]:
         """The origin of each kept token."""
         last: Origin = "target" if not self.drafted else "bonus" if self.accepted == self.drafted else "recovered"
-        accepted: list[Origin] = ["accepted"] * self.accepted
+        accepted: list[Origin] = ["lenient" if i in self.lenient else "accepted" for i in range(self.accepted)]
         return (*accepted, last)[: len(self.tokens)]
 
 
@@ -61,6 +70,7 @@ class Stats:
     acceptance_rate: accepted / tested, the estimate of alpha (None without drafts). draft_acceptance_rate: accepted /
     drafted, which is lower, since nothing after a rejection is tested. mean_acceptance_length: tokens per round, the
     recovered or bonus token included. overhead: share of the decoding time outside the models' forward passes.
+    lenience: below 1 the output is lossy. lenient: tokens that are there by lenience alone.
     """
 
     rounds: int
@@ -69,6 +79,8 @@ class Stats:
     accepted: int
     tested: int
     seconds: dict[str, float]
+    lenience: float = 1.0
+    lenient: int = 0
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -98,7 +110,9 @@ class Stats:
 
     def to_dict(self) -> dict[str, object]:
         """For machine-readable output."""
+        lossy = {"lenience": self.lenience, "lossy": True, "lenient": self.lenient} if self.lenience < 1.0 else {}
         return {
+            **lossy,
             "rounds": self.rounds,
             "tokens": self.tokens,
             "drafted": self.drafted,
@@ -125,6 +139,8 @@ def summarise(rounds: Iterable[Round], prefill_seconds: float = 0.0) -> Stats:
         accepted=sum(r.accepted for r in rounds),
         tested=sum(r.tested for r in rounds),
         seconds=seconds,
+        lenience=min((r.lenience for r in rounds), default=1.0),
+        lenient=sum(origin == "lenient" for r in rounds for origin in r.origins),
     )
 
 

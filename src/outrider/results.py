@@ -14,6 +14,7 @@ class Result:
     text: special tokens and a final stop string left out. tokens: ids as generated, an end-of-sequence token included.
     logprobs: of each token under the target's raw logits, if asked for. rounds: what each round did.
     prompt_tokens: those that the sequence began with; source_tokens: those that an encoder read.
+    lenience: below 1 the output is lossy: it need not follow the target's law (`lenience`).
     """
 
     text: str
@@ -25,6 +26,12 @@ class Result:
     prompt_tokens: int
     logprobs: list[float] | None = None
     source_tokens: int | None = None
+    lenience: float = 1.0
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output need not follow the target's law."""
+        return self.lenience < 1.0
 
     def to_dict(self) -> dict[str, object]:
         """The machine-readable form: see DESIGN, `outrider generate --json`."""
@@ -38,6 +45,8 @@ class Result:
         }
         if self.source_tokens is not None:
             out["source_tokens"] = self.source_tokens
+        if self.lossy:
+            out |= {"lossy": True, "lenience": self.lenience}
         if self.logprobs is not None:
             out["logprobs"] = self.logprobs
         return out

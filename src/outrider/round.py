@@ -13,12 +13,13 @@ from torch import Tensor
 
 from outrider.clock import PhaseClock
 from outrider.device_data import index, to_device
+from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
 from outrider.models.base import LanguageModel, fit_vocabulary
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import Context, SamplingSettings, standardize
 from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
-from outrider.verify import Uniforms, verify
+from outrider.verify import Uniforms, Verdict, verify
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Outcome:
     """One row's result on the host: the accepted tokens and the one after them, and the extras asked for.
 
     The token after them is -1 if there is no law for it, which matters only if the sequence goes on that far.
-    laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device.
+    laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device. lenient: accepted tokens, by
+    position, that the exact rule would have rejected.
     """
 
     tokens: list[int]
@@ -46,11 +48,15 @@ class Outcome:
     betas: list[float] | None
     drafts: list[int] | None
     laws: Tensor
+    lenient: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """How a round is scored. vocab_size: the width of the laws, if not the model's. phase: what the pass is timed as."""
+    """How a round is scored. vocab_size: the width of the laws, if not the model's. phase: what the pass is timed as.
+
+    lenience: below 1 the round is lossy (`lenience`); a drafter's own rounds never are.
+    """
 
     model: LanguageModel
     sampling: SamplingSettings
@@ -58,6 +64,7 @@ class Scorer:
     extras: Extras = Extras()
     vocab_size: int | None = None
     phase: str = "verify"
+    lenience: float = 1.0
 
 
 def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> list[Outcome]:
@@ -80,12 +87,18 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         contexts = _contexts(rows, proposal, model.device) if scorer.sampling.needs_context else None
         probs = standardize(logits, scorer.sampling, contexts)
         drafted = index(proposal.lengths, model.device)
-        verdict = verify(probs, proposal.probs, proposal.tokens, uniforms, drafted)
+        lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
+        if lossy is None:
+            verdict = verify(probs, proposal.probs, proposal.tokens, uniforms, drafted)
+        else:
+            verdict = lossy.verify(probs, proposal, uniforms, drafted)
         columns = [verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1), proposal.tokens]
         if scorer.extras.logprobs:
             columns.append(_chosen_logprobs(logits, proposal.tokens, verdict.num_accepted, verdict.next_token))
         if scorer.extras.betas:
-            columns.append(_betas(probs, proposal))
+            columns.append(_betas(probs, proposal) if lossy is None else lossy.betas(probs, proposal))
+        if verdict.lenient is not None:
+            columns.append(verdict.lenient)
         # The round's one synchronisation. Token ids are exact in float64.
         packed = torch.cat([column.double() for column in columns], dim=1).tolist()
     return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))]
@@ -153,6 +166,27 @@ def _betas(probs: Tensor, proposal: Proposal) -> Tensor:
     return acceptance_probability(probs[:, :-1], proposal.probs)
 
 
+class _Lossy:
+    """The lenient rule of a round: greedy, by the law before it is made one-hot; else by the ratio."""
+
+    def __init__(self, scorer: Scorer, logits: Tensor, contexts: list[Context] | None) -> None:
+        self.lenience = scorer.lenience
+        self.soft = standardize(logits, soft(scorer.sampling), contexts) if scorer.sampling.greedy else None
+
+    def verify(self, probs: Tensor, proposal: Proposal, uniforms: Uniforms, drafted: Tensor) -> Verdict:
+        if self.soft is not None:
+            return verify_near_best(probs, self.soft, proposal.tokens, uniforms, drafted, self.lenience)
+        return verify_lenient(probs, proposal.probs, proposal.tokens, uniforms, drafted, self.lenience)
+
+    def betas(self, probs: Tensor, proposal: Proposal) -> Tensor:
+        """The probability that this rule accepts what is offered at each position. → [R, K]"""
+        draft = proposal.probs
+        if draft is None:
+            draft = torch.zeros_like(probs[:, :-1]).scatter_(-1, proposal.tokens.unsqueeze(-1), 1.0)
+        known = None if self.soft is None else self.soft[:, :-1]
+        return lenient_betas(probs[:, :-1], draft, self.lenience, known)
+
+
 def _unpack(scorer: Scorer, values: list[float], proposal: Proposal, i: int, laws: Tensor) -> Outcome:
     width = proposal.tokens.shape[1]
     accepted, following = int(values[0]), int(values[1])
@@ -160,7 +194,10 @@ def _unpack(scorer: Scorer, values: list[float], proposal: Proposal, i: int, law
     logprobs = None
     if scorer.extras.logprobs:
         logprobs, rest = rest[: accepted + 1], rest[width + 1 :]
-    betas = rest[: proposal.lengths[i]] if scorer.extras.betas else None
+    betas = None
+    if scorer.extras.betas:
+        betas, rest = rest[: proposal.lengths[i]], rest[width:]
+    lenient = tuple(place for place, flag in enumerate(rest[:accepted]) if flag) if scorer.lenience < 1.0 else ()
     tokens = [int(t) for t in values[2 : 2 + accepted]] + [following]
     drafts = [int(t) for t in values[2 : 2 + proposal.lengths[i]]] if scorer.extras.drafts else None
-    return Outcome(tokens, accepted, logprobs, betas, drafts, laws[: accepted + 1])
+    return Outcome(tokens, accepted, logprobs, betas, drafts, laws[: accepted + 1], lenient)

@@ -32,10 +32,14 @@ class Uniforms:
 
 @dataclass(frozen=True)
 class Verdict:
-    """num_accepted: int64 [..]. next_token: int64 [..], recovered or bonus; -1 where the target gave no distribution."""
+    """num_accepted: int64 [..]. next_token: int64 [..], recovered or bonus; -1 where the target gave no distribution.
+
+    lenient: bool [.., K], tokens kept by lenience alone (`lenience`); None from rules that are exact.
+    """
 
     num_accepted: Tensor
     next_token: Tensor
+    lenient: Tensor | None = None
 
 
 def verify(

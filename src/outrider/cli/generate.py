@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.trace import TraceFile, trace_file
@@ -47,6 +48,8 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--repetition-penalty", type=float, default=1.0, help="1: none.")
 @click.option("--presence-penalty", type=float, default=0.0, help="0: none.")
 @click.option("--frequency-penalty", type=float, default=0.0, help="0: none.")
+@click.option("--lenience", type=float, default=1.0, help="Below 1: LOSSY, accept more than the target's law allows.")
+@beam_options
 @click.option("--seed", type=int, help="For the same output again  [default: random]")
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence.")
@@ -60,7 +63,7 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given: Any) -> int:
-    """Generate text after PROMPT (or --file, or standard input); the law is the target's alone.
+    """Generate text after PROMPT (or --file, or standard input); the law is the target's alone (but for --lenience).
 
     An encoder-decoder reads PROMPT, or hears --audio, and writes its answer (docs/encoder-decoder.md).
     """
@@ -68,7 +71,12 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
         if given[one] and given[other]:
             raise click.UsageError(f"--{one} and --{other} exclude each other: leave one out")
     recording = _audio(prompt, path, given)
+    beams = beam_choice(given)
+    if beams is not None and recording is not None:
+        raise click.UsageError("--num-beams and --audio exclude each other: leave one out")
     text = "" if recording is not None else read_prompt(prompt, path)
+    if beams is not None:
+        return run_beams(beams, models, text, given)
     trace = trace_file(given.pop("trace"), given)
     _check(given)
     model = models.load_target()
@@ -134,7 +142,9 @@ def _check(given: dict[str, Any]) -> None:
     given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
     if given["max_new_tokens"] < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
-    own = ("num_draft_tokens", "plain", "compare", "profile", "chat", "as_json", "json_schema", "regex")
+    if given["lenience"] != 1.0 and given["plain"]:
+        raise ParameterError("lenience is about drafted tokens, and --plain drafts none: leave one out")
+    own = ("plain", "compare", "profile", "chat", "as_json", "json_schema", "regex")
     parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
 
 

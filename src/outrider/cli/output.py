@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from outrider.generation import Piece
     from outrider.records import Stats
 
-STYLES = {"accepted": "green", "bonus": "cyan", "recovered": "bold yellow", "target": "default", "prompt": "dim"}
+STYLES = {
+    "accepted": "green",
+    "lenient": "bold magenta",
+    "bonus": "cyan",
+    "recovered": "bold yellow",
+    "target": "default",
+    "prompt": "dim",
+}
 MEANING = {
     "accepted": "from the draft",
     "bonus": "target, after a fully accepted draft",
@@ -33,7 +40,7 @@ def print_piece(console: Console, piece: Piece) -> None:
 
 
 def legend() -> Text:
-    """What the colours mean."""
+    """What the colours mean, where nothing is lossy."""
     parts = [Text("■ ", style=STYLES[key]).append(Text(text, style="dim")) for key, text in MEANING.items()]
     return Text("  ").join(parts)
 
@@ -41,6 +48,8 @@ def legend() -> Text:
 def describe(stats: Stats) -> str:
     """One line of figures."""
     rate = "no drafts" if stats.acceptance_rate is None else f"acceptance rate {stats.acceptance_rate:.2f}"
+    if stats.lenience < 1.0:
+        rate += f", LOSSY (lenience {stats.lenience:g}: {stats.lenient} tokens by it alone)"
     return (
         f"{stats.tokens} tokens in {stats.rounds} rounds ({stats.mean_acceptance_length:.2f} a round), {rate}, "
         f"{stats.tokens_per_second:.1f} tokens/s, {100 * stats.overhead:.1f} % outside the models"

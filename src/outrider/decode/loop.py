@@ -22,6 +22,7 @@ from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
+from outrider.lenience import check_lenience
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
@@ -35,6 +36,8 @@ class Decoder:
 
     Without requests it is a batch that others fill: `admit` and `step` in turn, `dismiss` for rows that are done with, and
     `close` at the end.
+
+    lenience: below 1 more is accepted than the target's law allows: lossy (`lenience`).
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class Decoder:
         length: DraftLength | None = None,
         extras: Extras | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        lenience: float = 1.0,
     ) -> None:
+        check_lenience(lenience)
         for request in requests:
             check_request(request, target)
         if drafter is not None:
@@ -61,7 +66,7 @@ class Decoder:
         self._ask = cancelled
         self._was_cancelled = False
         self._clock = PhaseClock(target.device)
-        self._scorer = Scorer(target, sampling, self._clock, extras or Extras())
+        self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
         self._context = DraftContext(sampling, target, target.vocab_size, self._clock)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
@@ -137,7 +142,7 @@ class Decoder:
         records = []
         for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):
             prospect = prospects[i] if proposal.lengths[i] else None
-            record = _record(row, outcome, kept[i], prospect, seconds, proposal, i)
+            record = _record(row, outcome, kept[i], prospect, seconds, proposal, i, self._scorer.lenience)
             row.length.update(Trial(prospect, record.drafted, record.tested, record.accepted, record.signals or ()))
             if row.finish_reason is not None:
                 self._close(row)
@@ -180,6 +185,7 @@ def _record(
     seconds: dict[str, float],
     proposal: Proposal,
     i: int,
+    lenience: float,
 ) -> Round:
     return Round(
         tokens=tuple(outcome.tokens[:kept]),
@@ -192,6 +198,8 @@ def _record(
         drafts=None if outcome.drafts is None else tuple(outcome.drafts),
         signals=tuple(proposal.signals[i]) if proposal.signals and proposal.signals[i] else None,
         finish_reason=row.finish_reason,
+        lenience=lenience,
+        lenient=outcome.lenient,
     )
 
 
@@ -202,9 +210,10 @@ def decode(
     drafter: Drafter | None = None,
     length: DraftLength | None = None,
     extras: Extras | None = None,
+    lenience: float = 1.0,
 ) -> tuple[list[list[int]], list[list[Round]]]:
     """Run a batch to its end. → each row's new tokens, each row's rounds"""
-    decoder = Decoder(target, requests, sampling, drafter, length, extras)
+    decoder = Decoder(target, requests, sampling, drafter, length, extras, lenience=lenience)
     rounds: list[list[Round]] = [[] for _ in requests]
     for batch in decoder.rounds():
         for number, record in batch:

@@ -119,6 +119,23 @@ class ReadsWeights(Protocol):
         """Bytes of weights that a pass of one token reads: all but tables of which it looks up a row."""
 
 
+@runtime_checkable
+class CopiesPrefixes(Protocol):
+    """An engine that can copy what one sequence caches into another: what beams share need not be scored twice."""
+
+    def copy_prefix(self, source: Sequence, target: Sequence, length: int) -> None:
+        """Make `target` hold the first `length` tokens of `source`; those that it holds already must be the same ones.
+
+        target.length ≤ length ≤ source.length.
+        """
+
+
+def check_copy(source: Sequence, target: Sequence, length: int) -> None:
+    """Shared by engines: a copy lengthens `target`, by what `source` holds."""
+    if not target.length <= length <= source.length:
+        raise ParameterError(f"length must be in {target.length} … {source.length} to copy, got {length}")
+
+
 def check_truncate(length: int, current: int) -> None:
     """Shared by engines: truncation only shortens."""
     if not 0 <= length <= current:

@@ -71,11 +71,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.is_initialized and self.keys is not None and self.values is not None:
             self.keys, self.values = (_grown(old, slots, capacity) for old in (self.keys, self.values))
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another."""
+    def move(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy the positions start … length - 1 of one slot to another."""
         for tensor in (self.keys, self.values):
             if tensor is not None:
-                tensor[target, :, :length] = tensor[source, :, :length]
+                tensor[target, :, start:length] = tensor[source, :, start:length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         del query_length
@@ -158,8 +158,8 @@ class SlotCache(Cache):  # type: ignore[misc]
                     tensor[slot, :, :used].zero_()
 
     @torch.inference_mode()
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy a sequence to another slot, in every layer."""
+    def move(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy a sequence to another slot, from position `start` on, in every layer."""
         self._used[target] = max(self._used.get(target, 0), length)
         for layer in self.layers:
-            layer.move(source, target, length)
+            layer.move(source, target, length, start)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_truncate
+from outrider.models.base import Sequence, WhichLogits, check_copy, check_truncate
 
 
 class TableSequence:
@@ -72,6 +72,13 @@ class TableModel:
     def open(self, reserve: int = 0) -> TableSequence:
         del reserve
         return TableSequence()
+
+    def copy_prefix(self, source: Sequence, target: Sequence, length: int) -> None:
+        """See `CopiesPrefixes`."""
+        check_copy(source, target, length)
+        if not isinstance(source, TableSequence) or not isinstance(target, TableSequence):
+            raise ParameterError(f"sequences must have been opened by {self.name}")
+        target.tokens += source.tokens[target.length : length]
 
     def probs_after(self, tokens: Many[int]) -> Tensor:
         """The law of the next token. [V]"""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
+from outrider.models.base import Sequence, WhichLogits, check_copy, check_score, check_truncate
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
@@ -149,6 +149,17 @@ class TransformersModel:
             self._cache.move(last.slot, sequence.slot, last.length)
             last.slot = sequence.slot
             self._open[last.slot] = last
+
+    def copy_prefix(self, source: Sequence, target: Sequence, length: int) -> None:
+        """See `CopiesPrefixes`."""
+        for sequence in (source, target):
+            if not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
+                raise ParameterError(f"sequences must be open sequences of {self._name}, got {sequence!r}")
+        assert isinstance(source, SlotSequence)
+        assert isinstance(target, SlotSequence)
+        check_copy(source, target, length)
+        self._cache.move(source.slot, target.slot, length, target.length)
+        target.advance(length - target.length)
 
     @torch.inference_mode()
     def score(

@@ -61,6 +61,9 @@ def figures(result: Result, draft: Drafter | None, costs: Costs | None, plain: R
         Figure("acceptance rate α", "–" if rate is None else f"{rate:.2f}", tested),
         Figure("tokens", f"{stats.tokens:,}", f"in {stats.rounds:,} rounds"),
     ]
+    if result.lossy:
+        note = f"lenience {result.lenience:g}: these tokens are there by it alone; the text need not follow the target's law"
+        figures.append(Figure("LOSSY", f"{stats.lenient:,}", note))
     return figures + _speedups(result, draft, costs, plain)
 
 

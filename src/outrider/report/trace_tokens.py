@@ -23,6 +23,7 @@ accepted behind the end of the sequence."""
 MEANING: dict[Kind, str] = {
     "prompt": "given",
     "accepted": "from the draft",
+    "lenient": "from the draft, kept by lenience alone: lossy",
     "recovered": "from the target, after a rejection",
     "bonus": "from the target, after a fully accepted draft",
     "target": "from the target, nothing was drafted",

@@ -6,9 +6,11 @@ import click
 
 from outrider.cli.bench.alpha import alpha
 from outrider.cli.bench.batch import batch
+from outrider.cli.bench.beams import beams
 from outrider.cli.bench.compare import peers, setups
 from outrider.cli.bench.drafters import drafters
 from outrider.cli.bench.lengths import lengths
+from outrider.cli.bench.lenience import lenience
 from outrider.cli.bench.parts import copying, precision, sampling
 from outrider.cli.bench.sweep import sweep
 from outrider.cli.bench.tasks import tasks
@@ -20,5 +22,20 @@ def bench() -> None:
     """Measurements, each beside its baseline."""
 
 
-for _command in (sampling, copying, precision, peers, setups, drafters, lengths, batch, tasks, sweep, alpha, toyllm):
+for _command in (
+    sampling,
+    copying,
+    precision,
+    peers,
+    setups,
+    drafters,
+    lengths,
+    batch,
+    tasks,
+    sweep,
+    alpha,
+    lenience,
+    beams,
+    toyllm,
+):
     bench.add_command(_command)

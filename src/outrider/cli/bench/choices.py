@@ -61,6 +61,22 @@ def scored_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with_options(command, (*_SOURCE, *_SCORING, *_SAMPLING, *_LOG), (*_SOURCE_NAMES, *_SCORING_NAMES), {})
 
 
+def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what is asked and the log alone; the command gets `source`, `log` and `as_json`."""
+
+    @wraps(command)
+    def with_choice(**given: Any) -> Any:
+        from outrider.bench.examples import Source
+
+        source = Source(**{name: given.pop(name) for name in _SOURCE_NAMES}, metric="none")
+        return command(source=source, **given)
+
+    wrapped: Callable[..., Any] = with_choice
+    for option in reversed((*_SOURCE, *_LOG)):
+        wrapped = option(wrapped)
+    return wrapped
+
+
 def _with_options(
     command: Callable[..., Any], options: tuple[Any, ...], names: tuple[str, ...], fixed: dict[str, Any]
 ) -> Callable[..., Any]:

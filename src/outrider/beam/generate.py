@@ -1,0 +1,118 @@
+"""The Python interface to beam search: text in, the best texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from outrider.beam.draft import draft_model
+from outrider.beam.length import BeamLength
+from outrider.beam.records import BeamResult, BeamRound, BeamText, EndReason, summarise
+from outrider.beam.search import BeamDecoder
+from outrider.beam.settings import BeamSettings, EarlyStopping
+from outrider.beam.state import Finished
+from outrider.choices import Draft, make_drafter
+from outrider.errors import ParameterError
+from outrider.models.base import TextModel, refuse_encoder
+from outrider.prompts import Prompt, encode, end_tokens
+from outrider.text import TextTracker
+
+
+def beam_search(
+    target: TextModel,
+    prompt: Prompt,
+    *,
+    num_beams: int,
+    draft: Draft = None,
+    length_penalty: float = 1.0,
+    early_stopping: EarlyStopping = False,
+    num_return_sequences: int = 1,
+    max_new_tokens: int = 256,
+    num_draft_tokens: int | None = None,
+    draft_beams: int | None = None,
+    ignore_eos: bool = False,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> BeamResult:
+    """Beam search on one prompt; with a draft, the same texts and scores in fewer passes of the target (Leviathan A.4).
+
+    num_beams, length_penalty, early_stopping, num_return_sequences: as in transformers (`BeamSettings`).
+    draft: a loaded model with the target's tokens, or None for plain beam search.
+    num_draft_tokens: steps to draft in each round; None: what pays. draft_beams: hypotheses that the draft follows.
+
+    Beam search maximises and does not sample, so there are no temperature, seed, penalties or constraints here.
+    Raises `ParameterError` and the other `OutriderError`s, one clear line each.
+    """
+    settings = BeamSettings(num_beams, length_penalty, early_stopping, num_return_sequences)
+    search = BeamGeneration(
+        target, prompt, settings, draft, max_new_tokens, num_draft_tokens, draft_beams, ignore_eos, cancelled
+    )
+    for _ in search.run():
+        pass
+    return search.result()
+
+
+class BeamGeneration:
+    """One search with the text around it; arguments as `beam_search`."""
+
+    def __init__(
+        self,
+        target: TextModel,
+        prompt: Prompt,
+        settings: BeamSettings,
+        draft: Draft = None,
+        max_new_tokens: int = 256,
+        num_draft_tokens: int | None = None,
+        draft_beams: int | None = None,
+        ignore_eos: bool = False,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        if target.tokenizer is None:
+            raise ParameterError(f"target {target.name} has no tokenizer: use outrider.beam.BeamDecoder for token ids")
+        refuse_encoder(target, "beam search")
+        drafter = make_drafter(draft, target)
+        if drafter is not None:
+            drafter.bind(target)
+        self.target, self.settings = target, settings
+        self.prompt = encode(target, prompt)
+        self._rounds: list[BeamRound] = []
+        self._decoder = BeamDecoder(
+            target,
+            self.prompt,
+            settings,
+            max_new_tokens,
+            frozenset() if ignore_eos else end_tokens(target),
+            None if drafter is None else draft_model(drafter),
+            BeamLength(num_draft_tokens),
+            draft_beams,
+            cancelled,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Tokens that each running hypothesis has by now."""
+        return self._decoder.state.steps
+
+    def run(self) -> Iterator[BeamRound]:
+        """The passes, as `BeamDecoder.rounds`."""
+        for record in self._decoder.rounds():
+            self._rounds.append(record)
+            yield record
+
+    def result(self) -> BeamResult:
+        """The finished texts; cut short, the running ones as far as they are, where nothing has finished."""
+        state, penalty = self._decoder.state, self.settings.length_penalty
+        texts = [self._text(one, self._reason(one)) for one in state.finished]
+        if not texts:
+            running = [one for one in state.running if one.tokens]
+            cut = [Finished(o.tokens, o.logprob, o.logprob / len(o.tokens) ** penalty, "length") for o in running]
+            texts = [self._text(one, "cancelled") for one in cut] or [BeamText("", [], 0.0, 0.0, "cancelled")]
+        stats = summarise(self._rounds, self._decoder.prefill_seconds)
+        return BeamResult(texts[: self.settings.num_return_sequences], stats, list(self._rounds), len(self.prompt))
+
+    def _reason(self, one: Finished) -> EndReason:
+        return "context" if one.reason == "length" and self._decoder.cut_by_context else one.reason
+
+    def _text(self, one: Finished, reason: EndReason) -> BeamText:
+        tracker = TextTracker(self.target.tokenizer, self.prompt)
+        tracker(one.tokens)
+        tracker.finish()
+        return BeamText(tracker.text, list(one.tokens), one.logprob, one.score, reason)

@@ -1,0 +1,126 @@
+"""Beam search, plain and speculative (Leviathan A.4), over token ids.
+
+Leviathan A.4: let the draft run the search some steps ahead, check all its hypotheses in one pass of the target, and accept
+its steps as long as the target's own running hypotheses are among them. Here the target's search is *replayed*: each pass
+yields continuations of every hypothesis that was asked about, and `state.advance` is applied as long as it has those that
+it needs. A plain search asks about the running hypotheses alone, so it is the same computation with nothing drafted, and
+the two differ in nothing but the number of passes, whatever the draft says. That holds to the bit if an engine's logits do
+not depend on the shape of a pass; where they do, two hypotheses within that rounding may change places.
+
+The paper hints at a "more elaborate procedure" that also accepts hypotheses which score higher than those that the target
+alone would have kept. It is left out: its result is another one than beam search's (docs/beam-search.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from contextlib import ExitStack
+
+from outrider.beam.draft import BeamDraft
+from outrider.beam.length import BeamLength
+from outrider.beam.records import BeamRound
+from outrider.beam.rows import BeamRows
+from outrider.beam.settings import BeamSettings
+from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
+from outrider.clock import PhaseClock
+from outrider.errors import ContextLengthError, ParameterError
+from outrider.models.base import LanguageModel
+
+
+class BeamDecoder:
+    """One search: iterate over `rounds()`; `state` and `prefill_seconds` can be read at any time.
+
+    prompt: token ids. eos: tokens that end a text, kept as its last. draft: a model that speaks the target's tokens, None
+    for plain beam search. length: how many steps to draft. draft_beams: hypotheses that the draft follows, by default
+    num_beams.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        prompt: Many[int],
+        settings: BeamSettings,
+        max_new_tokens: int,
+        eos: frozenset[int] = frozenset(),
+        draft: LanguageModel | None = None,
+        length: BeamLength | None = None,
+        draft_beams: int | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        limit = check_limits(target, prompt, max_new_tokens)
+        width = settings.num_beams if draft_beams is None else draft_beams
+        if width < settings.num_beams:
+            raise ParameterError(f"draft_beams must be num_beams = {settings.num_beams} or more, got {width}")
+        self.state = BeamState()
+        self.prefill_seconds = 0.0
+        self.cut_by_context = limit < max_new_tokens
+        self._rules = Rules(settings, limit, eos)
+        self._rows = BeamRows(target, prompt, target.vocab_size, len(prompt) + limit)
+        self._draft = None if draft is None else BeamDraft(draft, target, prompt, self._rules, width)
+        self._length = length or BeamLength()
+        self._known: dict[Path, Continuations] = {}
+        self._cancelled = cancelled
+        self._clock = PhaseClock(target.device)
+
+    def rounds(self) -> Iterator[BeamRound]:
+        """One record per pass of the target. Frees all sequences when it ends."""
+        with ExitStack() as stack:
+            stack.callback(self._rows.close)
+            if self._draft is not None:
+                stack.callback(self._draft.close)
+            with self._clock.phase("prefill"):
+                self._rows.begin()
+                if self._draft is not None:
+                    self._draft.begin()
+            self.prefill_seconds = self._clock.take()["prefill"]
+            while not self.state.done and not self._cancelled():
+                yield self._round()
+
+    def _round(self) -> BeamRound:
+        self._clock.take()  # what the caller did since the last round is not ours
+        with self._clock.phase("draft"):
+            drafted = self._ahead()
+        wanted = [one.tokens for one in self.state.running if one.tokens not in self._known]
+        wanted += [path for level in drafted for path in level]
+        with self._clock.phase("verify"):
+            laws, work = self._rows.laws(wanted, self._rules.continuations_needed(self._rules.settings.num_beams))
+        laws |= self._known
+        steps = self._replay(laws)
+        accepted = min(steps - 1, len(drafted))
+        seconds = self._clock.take()
+        self._length.update(len(drafted), min(accepted + 1, len(drafted)), accepted, steps, seconds)
+        return BeamRound(steps, len(drafted), accepted, len(wanted), work.rows, work.scored, work.again, seconds)
+
+    def _ahead(self) -> list[list[Path]]:
+        steps = min(self._length.plan(), self._rules.limit - self.state.steps - 1)
+        return [] if self._draft is None or steps <= 0 else self._draft.ahead(self.state, self._known, steps)
+
+    def _replay(self, laws: dict[Path, Continuations]) -> int:
+        """The target's own search, as far as its laws are known. → steps taken"""
+        steps = 0
+        while not self.state.done and all(one.tokens in laws for one in self.state.running):
+            self.state = advance(self.state, laws, self._rules)
+            steps += 1
+        running = [one.tokens for one in self.state.running]
+        self._known = {path: laws[path] for path in running if path in laws}
+        return steps
+
+
+def check_limits(target: LanguageModel, prompt: Many[int], max_new_tokens: int) -> int:
+    """Raise unless the search can be served. → the greatest number of new tokens, by option or by context"""
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {max_new_tokens!r}")
+    if not prompt:
+        raise ParameterError("prompt must hold at least one token, got none: give some text")
+    wrong = [token for token in prompt if not 0 <= token < target.vocab_size]
+    if wrong:
+        raise ParameterError(f"prompt tokens must be in 0 … {target.vocab_size - 1}, got {wrong[0]}: wrong tokenizer?")
+    if target.max_length is None:
+        return max_new_tokens
+    if len(prompt) >= target.max_length:
+        raise ContextLengthError(
+            f"prompt has {len(prompt)} tokens, the context of {target.name} holds {target.max_length} and needs room for "
+            "one more: shorten the prompt"
+        )
+    return min(max_new_tokens, target.max_length - len(prompt))

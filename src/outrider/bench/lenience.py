@@ -1,0 +1,268 @@
+"""What lenience buys and what it costs (Leviathan A.5, Table 5), on the user's prompts: LOSSY for every l below 1.
+
+Plain decoding and every l answer the same prompts, in an order that rotates from prompt to prompt; ends of text are ignored.
+Afterwards target and draft read each lenient text once more, which gives the law of every token as it was generated
+(`lenience.lenient_law` where the rule decided, the target's elsewhere): from these laws come the acceptance that A.5's
+formula expects, the drift (KL and total variation) and, greedily, how often and by how much a token is not the best.
+
+A draft that is no model proposes afresh at each position of that reading, not in the runs that it proposed while generating.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from outrider.audit.sampled import TextAudit
+from outrider.audit.text import Text
+from outrider.audit.verdict import judge
+from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
+from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.run_log import RunLog
+from outrider.bench.statistics import Spread, paired_ratios
+from outrider.drafters import Drafter
+from outrider.forced import draft_laws_along, target_laws_along
+from outrider.generation import generate
+from outrider.lenience import lenient_betas, lenient_law, soft
+from outrider.models.base import TextModel
+from outrider.published import tables
+from outrider.records import Round
+from outrider.sampling import SamplingSettings
+
+PLAIN = 0.0  # in the place of a lenience: plain decoding
+
+
+@dataclass(frozen=True)
+class LenientRun:
+    """One prompt answered with one lenience. rounds: [tokens, drafted, accepted, lenient] each. seconds: of decoding."""
+
+    example: str
+    digest: str
+    setting: str
+    lenience: float
+    prompt: list[int]
+    tokens: list[int]
+    rounds: list[list[int]]
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, str, float]:
+        return self.example, self.digest, self.setting, self.lenience
+
+    @property
+    def text(self) -> Text:
+        """As an audit wants it."""
+        at, rounds = count(), []
+        for kept, drafted, accepted, _ in self.rounds:
+            rounds.append(Round(tuple(self.tokens[next(at)] for _ in range(kept)), drafted, accepted, "draft"))
+        return Text((*self.prompt, *self.tokens), len(self.prompt), tuple(rounds))
+
+
+def measure(
+    target: TextModel,
+    draft: Drafter,
+    kind: TaskKind,
+    examples: Sequence[Example],
+    settings: Sequence[Setting],
+    leniences: Sequence[float],
+    length: int | None,
+    max_new_tokens: int,
+    log: RunLog,
+) -> Iterator[LenientRun]:
+    """Run what the log does not hold yet, append it there, and yield all runs. length: tokens drafted, None for adaptive."""
+    done = {run.key: run for run in (LenientRun(**entry) for entry in log.entries)}
+    warm: set[float] = set()
+    for number, example in enumerate(examples):
+        prompt = prompt_tokens(target, kind, example)
+        for setting in settings:
+            for lenience in in_turn([PLAIN, *leniences], number):
+                key = (example.name, example.digest, setting.name, lenience)
+                if key not in done:
+                    if lenience not in warm:
+                        _generate(target, draft, prompt, example, setting, lenience, length, WARM_UP_TOKENS)
+                        warm.add(lenience)
+                    done[key] = _generate(target, draft, prompt, example, setting, lenience, length, max_new_tokens)
+                    log.append(asdict(done[key]))
+                yield done[key]
+
+
+def _generate(
+    target: TextModel,
+    draft: Drafter,
+    prompt: list[int],
+    example: Example,
+    setting: Setting,
+    lenience: float,
+    length: int | None,
+    tokens: int,
+) -> LenientRun:
+    result = generate(
+        target,
+        prompt,
+        draft=None if lenience == PLAIN else draft,
+        lenience=lenience or 1.0,
+        num_draft_tokens=length,
+        max_new_tokens=tokens,
+        temperature=setting.temperature,
+        top_p=setting.top_p,
+        ignore_eos=True,
+        seed=example.number,
+    )
+    rounds = [[len(r.tokens), r.drafted, r.accepted, r.origins.count("lenient")] for r in result.rounds]
+    key = (example.name, example.digest, setting.name, lenience)
+    return LenientRun(*key, prompt, result.tokens, rounds, result.stats.decode_seconds)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Sums over the tokens of one text.
+
+    tested: positions where the rule decided. expected, variance: of the number accepted, from the laws. divergence, moved:
+    KL (nats) and total variation of the token's law from the target's. best_gap: log-probability of the best token minus
+    that of the one generated.
+    """
+
+    tokens: int
+    tested: int
+    expected: float
+    variance: float
+    divergence: float
+    moved: float
+    best_gap: float
+
+
+def read(target: TextModel, draft: Drafter, setting: Setting, run: LenientRun) -> Drift:
+    """Target and draft along a text, and what its lenience did to the laws."""
+    sampling = sampling_of(setting)
+    text, lenience = run.text, run.lenience
+    own = soft(sampling) if sampling.greedy else sampling
+    laws = target_laws_along(target, text.tokens, text.prompt_length, own)
+    drafts = draft_laws_along(draft, target, text.tokens, text.prompt_length, sampling)
+    done, sums = 0, torch.zeros(6, dtype=torch.float64)
+    for law, offered in zip(laws, drafts, strict=True):
+        part = slice(done, done + len(law))
+        flags = torch.tensor((text.tested or [])[part], device=law.device) & ~offered[:, 0].isnan()
+        p, q = law.double(), offered.double().to(law.device)
+        sums += _sums(p, q, flags, torch.tensor(text.new[part], device=law.device), lenience, sampling.greedy)
+        done += len(law)
+    tested, expected, variance, divergence, moved, gap = sums.tolist()
+    return Drift(len(run.tokens), int(tested), expected, variance, divergence, moved, gap)
+
+
+def _sums(p: Tensor, q: Tensor, tested: Tensor, tokens: Tensor, lenience: float, greedy: bool) -> Tensor:
+    gap = (p.amax(-1) / p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)).log().sum()
+    p, q = p[tested], q[tested]
+    betas = lenient_betas(p, q, lenience, p if greedy else None).clamp(max=1.0)
+    divergence = moved = torch.zeros((), dtype=torch.float64)
+    if not greedy:
+        law = lenient_law(p, q, lenience)
+        divergence = torch.where(law > 0, law * (law / p).log(), 0.0).sum()
+        moved = (law - p).abs().sum() / 2
+    terms = (tested.sum().double(), betas.sum(), (betas * (1 - betas)).sum(), divergence, moved, gap)
+    return torch.stack([term.double().cpu() for term in terms])
+
+
+def sampling_of(setting: Setting) -> SamplingSettings:
+    """The law of a setting."""
+    return SamplingSettings(temperature=setting.temperature, top_p=setting.top_p)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One lenience at one setting; lossy below 1.
+
+    alpha: accepted / tested. expected: Σ min(p / l, q) at the tested positions, averaged; z: how far the two are apart, in
+    standard deviations (None where the rule leaves nothing to chance). speedup: over plain decoding, prompt by prompt.
+    divergence, moved: per token, None at temperature 0. differ: tokens that are there by lenience alone; not_best: at
+    temperature 0 these are the tokens that are not the target's best, best_gap by how many nats on average. verdict, reason:
+    the audit's on the texts. paper_alpha, paper_speedup: Leviathan's, with T5-XXL and T5-small.
+    """
+
+    setting: str
+    lenience: float
+    lossy: bool
+    texts: int
+    tokens: int
+    alpha: float | None
+    expected: float | None
+    z: float | None
+    tokens_per_round: float
+    speedup: Spread
+    divergence: float | None
+    moved: float | None
+    differ: float
+    best_gap: float
+    verdict: str
+    reason: str
+    paper_alpha: str | None
+    paper_speedup: str | None
+
+
+def summarise(target: TextModel, draft: Drafter, settings: Sequence[Setting], runs: Sequence[LenientRun]) -> Iterator[Row]:
+    """A row per setting and lenience; reads every text again, twice with the audit."""
+    draft.bind(target)
+    for setting in settings:
+        groups: dict[float, dict[tuple[str, str], LenientRun]] = {}
+        for run in runs:
+            if run.setting == setting.name:
+                groups.setdefault(run.lenience, {})[run.example, run.digest] = run
+        plain = groups.pop(PLAIN)
+        for lenience, group in sorted(groups.items(), reverse=True):
+            yield _row(target, draft, setting, lenience, list(group.values()), [plain[key] for key in group])
+
+
+def _row(
+    target: TextModel, draft: Drafter, setting: Setting, lenience: float, runs: list[LenientRun], plain: list[LenientRun]
+) -> Row:
+    drifts = [read(target, draft, setting, run) for run in runs]
+    tokens, tested = sum(one.tokens for one in drifts), sum(one.tested for one in drifts)
+    expected, variance = sum(one.expected for one in drifts), sum(one.variance for one in drifts)
+    rounds = [round_ for run in runs for round_ in run.rounds]
+    accepted = sum(accepted for _, _, accepted, _ in rounds)
+    decided = sum(min(accepted + 1, drafted) for _, drafted, accepted, _ in rounds)
+    sampled = setting.temperature > 0
+    verdict, reason = _audited(target, draft, setting, runs)
+    paper = _printed(setting, lenience)
+    return Row(
+        setting=setting.name,
+        lenience=lenience,
+        lossy=lenience < 1.0,
+        texts=len(runs),
+        tokens=tokens,
+        alpha=accepted / decided if decided else None,
+        expected=expected / tested if tested else None,
+        z=(accepted - expected * decided / tested) / math.sqrt(variance) if tested and variance > 1e-9 else None,
+        tokens_per_round=tokens / len(rounds),
+        speedup=paired_ratios([len(r.tokens) / r.seconds for r in runs], [len(r.tokens) / r.seconds for r in plain]),
+        divergence=max(0.0, sum(one.divergence for one in drifts) / tokens) if sampled else None,  # but for rounding
+        moved=sum(one.moved for one in drifts) / tokens if sampled else None,
+        differ=sum(lenient for *_, lenient in rounds) / tokens,
+        best_gap=sum(one.best_gap for one in drifts) / tokens,
+        verdict=verdict,
+        reason=reason,
+        paper_alpha=paper[0],
+        paper_speedup=paper[1],
+    )
+
+
+def _audited(target: TextModel, draft: Drafter, setting: Setting, runs: list[LenientRun]) -> tuple[str, str]:
+    """The audit's verdict on the texts, and its reason."""
+    audit = TextAudit(target, draft, sampling_of(setting))
+    for run in runs:
+        audit.add(run.text)
+    report = judge(audit, setting.name)
+    return report.verdict, report.reason
+
+
+def _printed(setting: Setting, lenience: float) -> tuple[str | None, str | None]:
+    """Alpha and speed-up as Leviathan prints them for this lenience, at temperature 1 or 0."""
+    (table,) = tables(["leviathan-lenience"])
+    for row in table.rows:
+        if float(row.given["temperature"]) == setting.temperature and float(row.given["l"]) == lenience:
+            return row.given["α"], row.theirs
+    return None, None

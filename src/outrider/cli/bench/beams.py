@@ -1,0 +1,94 @@
+"""`outrider bench beams`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outrider.cli.bench.choices import about_source, check_length, open_log, prompt_options, track
+from outrider.cli.models import ModelChoice, model_options
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.bench.beams import Row
+    from outrider.bench.examples import Source
+
+
+@click.command()
+@model_options
+@prompt_options
+@click.option("--num-beams", multiple=True, type=int, default=(2, 4), show_default=True, help="Widths to measure.")
+@click.option(
+    "--num-draft-tokens", multiple=True, default=("1", "2", "4", "auto"), show_default=True, help="Steps drafted in a round."
+)
+@click.option("--max-new-tokens", default=64, show_default=True, help="Tokens of each text.")
+def beams(
+    models: ModelChoice,
+    source: Source,
+    log: Path | None,
+    as_json: bool,
+    num_beams: tuple[int, ...],
+    num_draft_tokens: tuple[str, ...],
+    max_new_tokens: int,
+) -> None:
+    """Speculative beam search beside plain beam search: passes, acceptance, tokens scored, speed-up. Leviathan A.4.
+
+    Give --draft a model. The texts of both must agree; scores tell how near a tie they are where they do not.
+    """
+    from outrider.beam.draft import draft_model
+    from outrider.bench.beams import measure, summarise
+    from outrider.bench.examples import load_examples
+    from outrider.bench.machine import machine
+
+    check_length("max_new_tokens", max_new_tokens, 1)
+    widths, lengths = _widths(num_beams), _lengths(num_draft_tokens)
+    kind, examples = source.kind, load_examples(source)
+    target = models.load_target()
+    draft = models.load_draft(target)
+    draft.bind(target)
+    draft_model(draft)
+    about: dict[str, object] = {"bench": "beams", "target": target.name, "draft": list(models.draft)}
+    about |= {"dtype": target.dtype_name, "device": str(target.device), **about_source(source)}
+    about |= {"max_new_tokens": max_new_tokens}
+    kept = open_log(log, about)
+    steps = measure(target, draft, kind, examples, widths, lengths, max_new_tokens, kept)
+    rows = summarise(track(steps, "Searching", len(examples) * len(widths) * (1 + len(lengths))))
+    if as_json:
+        out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
+        click.echo(json.dumps(out))
+    else:
+        click.echo(f"{target.name}, {target.dtype_name}, draft {draft.name}: {source.task}, {len(examples)} prompts")
+        _print(rows)
+
+
+def _widths(given: tuple[int, ...]) -> list[int]:
+    from outrider.beam.settings import BeamSettings
+
+    return sorted({BeamSettings(count).num_beams for count in given})
+
+
+def _lengths(given: tuple[str, ...]) -> list[int | None]:
+    from outrider.cli.generate import parse_length
+
+    found = [parse_length(text) for text in dict.fromkeys(given)]
+    if any(length is not None and (not isinstance(length, int) or length == 0) for length in found):
+        raise ParameterError(
+            f"num_draft_tokens must be 1 or more, or auto, got {', '.join(given)}: plain search is always run"
+        )
+    return [length for length in found if length is None or isinstance(length, int)]
+
+
+def _print(rows: list[Row]) -> None:
+    click.echo(
+        "beams  drafted  steps/pass  accepted  scored/step  ms/step: draft   verify  speed-up               identical"
+    )
+    for row in rows:
+        rate = "–" if row.acceptance is None else f"{row.acceptance:.2f}"
+        draft, verify = 1000 * row.seconds["draft"], 1000 * row.seconds["verify"]
+        cells = f"{row.width:5d}  {row.drafted:>7s}  {row.steps_per_pass:10.2f}  {rate:>8s}  {row.scored_per_step:11.1f}"
+        same = f"{row.identical} of {row.prompts}, scores within {row.score_gap:.1g}"
+        click.echo(f"{cells}  {draft:14.1f}  {verify:7.1f}  {row.speedup!s:21s}  {same}")

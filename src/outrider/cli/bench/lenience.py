@@ -1,0 +1,112 @@
+"""`outrider bench lenience`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outrider.cli.bench.choices import about_source, check_length, experiment_options, open_log, track
+from outrider.cli.models import ModelChoice, model_options
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.bench.contest import Setting
+    from outrider.bench.examples import Source
+    from outrider.bench.lenience import Row
+
+
+@click.command()
+@model_options
+@experiment_options
+@click.option(
+    "--lenience", multiple=True, type=float, default=(1.0, 0.5, 0.3, 0.1), show_default=True, help="Values of l to measure."
+)
+@click.option("--num-draft-tokens", default="4", show_default=True, metavar="N|auto", help="Tokens drafted in a round.")
+@click.option("--max-new-tokens", default=128, show_default=True, help="Tokens of each text.")
+def lenience(
+    models: ModelChoice,
+    source: Source,
+    settings: list[Setting],
+    log: Path | None,
+    as_json: bool,
+    lenience: tuple[float, ...],
+    num_draft_tokens: str,
+    max_new_tokens: int,
+) -> None:
+    """What lenience buys and costs: LOSSY for every l below 1. Leviathan A.5 and Table 5.
+
+    For each l: acceptance, measured and as Σ min(p / l, q); tokens per round; the speed-up over plain decoding; the drift of
+    the law (KL, total variation; at temperature 0 the share of tokens that are not the target's best); the audit's verdict.
+    """
+    from outrider.bench.examples import load_examples
+    from outrider.bench.lenience import measure, summarise
+    from outrider.bench.machine import machine
+    from outrider.forced import check_forgets
+    from outrider.models.base import refuse_encoder
+
+    check_length("max_new_tokens", max_new_tokens, 1)
+    leniences, length = _leniences(lenience), _length(num_draft_tokens)
+    kind, examples = source.kind, load_examples(source)
+    target = models.load_target()
+    refuse_encoder(target, "bench lenience")
+    draft = models.load_draft(target)
+    draft.bind(target)
+    check_forgets(draft)
+    about: dict[str, object] = {"bench": "lenience", "target": target.name, "draft": list(models.draft)}
+    about |= {"dtype": target.dtype_name, "device": str(target.device), **about_source(source)}
+    about |= {"max_new_tokens": max_new_tokens, "num_draft_tokens": num_draft_tokens}
+    kept = open_log(log, about)
+    steps = measure(target, draft, kind, examples, settings, leniences, length, max_new_tokens, kept)
+    runs = track(steps, "Generating", len(examples) * len(settings) * (1 + len(leniences)))
+    rows = track(summarise(target, draft, settings, runs), "Reading", len(settings) * len(leniences))
+    if as_json:
+        out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
+        click.echo(json.dumps(out))
+    else:
+        click.echo(f"{target.name}, {target.dtype_name}, draft {draft.name}: {source.task}, {len(examples)} prompts")
+        _print(rows)
+
+
+def _leniences(given: tuple[float, ...]) -> list[float]:
+    from outrider.lenience import check_lenience
+
+    return sorted({check_lenience(value) for value in given}, reverse=True)
+
+
+def _length(text: str) -> int | None:
+    from outrider.cli.generate import parse_length
+
+    length = parse_length(text)
+    if length is not None and (not isinstance(length, int) or length == 0):
+        raise ParameterError(f"num_draft_tokens must be 1 or more, or auto, got {text!r}: lenience is about drafted tokens")
+    return length
+
+
+def _print(rows: list[Row]) -> None:
+    click.echo("below l = 1 the output is LOSSY: its law is not the target's; drift is per generated token")
+    for setting in dict.fromkeys(row.setting for row in rows):
+        click.echo(f"\n{setting}")
+        drift = "KL (nats)       TV" if setting != "greedy" else "      not best    gap"
+        click.echo(f"   l    α_l  Σ min(p/l,q)     z  tokens/round  speed-up              {drift}  audit")
+        for row in (row for row in rows if row.setting == setting):
+            click.echo(_line(row))
+        papers = [r for r in rows if r.setting == setting and r.paper_alpha]
+        if papers:
+            told = ", ".join(f"l = {r.lenience:g}: α {r.paper_alpha}, {r.paper_speedup}×" for r in papers)
+            click.echo(f"Leviathan (T5-XXL, T5-small): {told}")
+
+
+def _line(row: Row) -> str:
+    alpha = (
+        "     –             –" if row.alpha is None or row.expected is None else f"{row.alpha:6.3f}  {row.expected:12.3f}"
+    )
+    z = "    –" if row.z is None else f"{row.z:5.1f}"
+    drift = (
+        f"{row.differ:14.1%} {row.best_gap:6.3f}" if row.divergence is None else f"{row.divergence:9.4f}  {row.moved:7.4f}"
+    )
+    audit = f"{row.verdict}: {row.reason}"
+    return f"{row.lenience:4g} {alpha}  {z}  {row.tokens_per_round:12.2f}  {row.speedup!s:20s}  {drift}  {audit}"
