@@ -89,11 +89,12 @@ def draft_laws_along(
     `drafter` must be bound to `target`. → [n, V] each, chunks as in `logits_along`
     """
     if isinstance(drafter, ModelDrafter):
-        limit = drafter.model.max_length or len(tokens)
+        model = drafter.reader()
+        limit = model.max_length or len(tokens)
         known = (
             tokens[: limit + 1] if limit >= prompt_length else []
         )  # the law after the last token that its context holds is its last
-        chunks = (fit_vocabulary(part, target.vocab_size) for part in logits_along(drafter.model, known, prompt_length))
+        chunks = (fit_vocabulary(part, target.vocab_size) for part in logits_along(model, known, prompt_length))
         yield from _filled(
             standardized_along(chunks, tokens, prompt_length, prompt_length, drafter.sampling or sampling),
             len(tokens) - prompt_length,

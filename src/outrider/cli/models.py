@@ -94,6 +94,7 @@ def model_options_without_draft(command: Callable[..., Any]) -> Callable[..., An
 def _with(command: Callable[..., Any], options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
     @wraps(command)
     def with_choice(**given: Any) -> Any:
+        given.setdefault("draft", ())  # of a command that has no drafts at all
         return command(models=ModelChoice(**{name: given.pop(name) for name in _NAMES}), **given)
 
     wrapped: Callable[..., Any] = with_choice
