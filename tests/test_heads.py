@@ -17,7 +17,14 @@ from outrider.audit.enumerate import target_joint
 from outrider.costs import Costs
 from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, FixedLength
-from outrider.drafters import ChoiceDrafter, EarlyExitDrafter, HeadDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter
+from outrider.drafters import (
+    ChoiceDrafter,
+    EarlyExitDrafter,
+    HeadDrafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeDrafter,
+)
 from outrider.errors import ModelError, ParameterError
 from outrider.forced import betas_along
 from outrider.heads.config import HeadConfig, Kind, load_head, save_head
@@ -37,10 +44,19 @@ KINDS: list[Kind] = ["autoregressive", "blockwise"]
 COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
 
 
-def write_head(folder: Path, kind: Kind, vocabulary: int = VOCABULARY, tokens: list[int] | None = None, **options: Any) -> Path:
+def write_head(
+    folder: Path, kind: Kind, vocabulary: int = VOCABULARY, tokens: list[int] | None = None, **options: Any
+) -> Path:
     """A head with random weights for the tiny targets, in float64."""
     ids = torch.tensor(tokens if tokens is not None else range(vocabulary))
-    shape: dict[str, Any] = {"intermediate_size": 24, "num_heads": 4, "num_kv_heads": 2, "head_size": 8, "window": 7, **options}
+    shape: dict[str, Any] = {
+        "intermediate_size": 24,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_size": 8,
+        "window": 7,
+        **options,
+    }
     config = HeadConfig(kind, "tiny", 32, vocabulary, len(ids), **shape)
     torch.manual_seed(3)
     network = make_network(config)
@@ -69,7 +85,9 @@ def exact_joint(target: TransformersModel, settings: SamplingSettings) -> torch.
     return target_joint(law, V, LENGTH)
 
 
-def sample(target: TransformersModel, drafter: Any, settings: SamplingSettings, length: Any) -> tuple[list[list[int]], list[Round]]:
+def sample(
+    target: TransformersModel, drafter: Any, settings: SamplingSettings, length: Any
+) -> tuple[list[list[int]], list[Round]]:
     asked = [Request(PROMPT, LENGTH, RandomStream(0, i)) for i in range(SAMPLES // 3)]
     tokens, rounds = decode(target, asked, settings, drafter, length)
     return tokens, [record for row in rounds for record in row]
@@ -201,7 +219,7 @@ def test_after_a_rejection_the_head_says_what_it_would_have_said_of_the_text_alo
 def test_a_head_reads_no_state_of_an_uncertain_token(tmp_path: Path) -> None:
     """What the target's cache holds beyond its length must not matter: it is spoiled here."""
     path = write_head(tmp_path, "autoregressive")
-    target, drafter, row, laws = drafted_laws(path, [5, 6, 7, 8, 9], 3)
+    target, _, row, laws = drafted_laws(path, [5, 6, 7, 8, 9], 3)
     kept = target._cache.states
     assert kept is not None
     assert kept.keys is not None
@@ -221,7 +239,9 @@ def test_laws_along_a_text_are_those_of_first_drafts(kind: Kind, tmp_path: Path)
     drafter = HeadDrafter(path, 0.1)
     from outrider.round import Extras
 
-    tokens, rounds = decode(target, [Request(PROMPTS[0], 12, RandomStream(2))], settings, drafter, FixedLength(1), Extras(betas=True))
+    tokens, rounds = decode(
+        target, [Request(PROMPTS[0], 12, RandomStream(2))], settings, drafter, FixedLength(1), Extras(betas=True)
+    )
     betas = betas_along(drafter, target, [*PROMPTS[0], *tokens[0]], len(PROMPTS[0]), settings)
     at = 0
     for record in rounds[0]:
@@ -238,7 +258,9 @@ def test_a_head_rides_inside_other_drafters(tmp_path: Path) -> None:
     inside = SpeculativeDrafter(draft, HeadDrafter(path, 0.1), FixedLength(2), step_seconds=0.2)
     plain = decode(target, requests(), GREEDY)[0]
     assert decode(target, requests(), GREEDY, inside, FixedLength(4))[0] == plain
-    among = ChoiceDrafter([PromptLookupDrafter(), SpeculativeDrafter(draft, HeadDrafter(path, 0.1), FixedLength(2), step_seconds=0.2)])
+    among = ChoiceDrafter(
+        [PromptLookupDrafter(), SpeculativeDrafter(draft, HeadDrafter(path, 0.1), FixedLength(2), step_seconds=0.2)]
+    )
     tokens, rounds = decode(target, requests(), GREEDY, among, AdaptiveLength(COSTS, longest=4, probe_share=0.4))
     assert tokens == plain
     assert any(name and name.startswith(draft.name) for name in {r.drafter for row in rounds for r in row})

@@ -62,7 +62,9 @@ class HeadModel(ABC):
         try:
             self.network.load_state_dict(weights)
         except RuntimeError as error:
-            raise ModelError(f"draft head for {config.target} can't be used: {' '.join(str(error).split())[:200]}") from error
+            raise ModelError(
+                f"draft head for {config.target} can't be used: {' '.join(str(error).split())[:200]}"
+            ) from error
         self.network = self.network.to(device, dtype).eval().requires_grad_(False)
         self._tokens = tokens.to(device)
         self._embed = target.module.get_input_embeddings()

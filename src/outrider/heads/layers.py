@@ -62,7 +62,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.width, bias=False)
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """x [R, N, width], positions int64 [R, N] → [R, N, width]"""
+        """X [R, N, width], positions int64 [R, N] → [R, N, width]"""
         normed = self.attention_norm(x)
         turn = rotation(positions, self.config.head_size, self.config.rope_theta, x.dtype)
         queries = rotate(_split(self.query(normed), self.config.num_heads), turn)
@@ -138,4 +138,4 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 def _split(x: Tensor, heads: int) -> Tensor:
     """[R, N, heads · size] → [R, heads, N, size]"""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)

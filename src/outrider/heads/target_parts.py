@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-UNITS = 64  # unit vectors at once: bounds the memory to 64 · V numbers
+UNITS = 64  # unit vectors at once: bounds the memory to some 64 · V numbers
 
 
 @torch.inference_mode()
@@ -21,7 +21,7 @@ def output_rows(module: Any, tokens: Tensor, width: int) -> nn.Linear:
     dtype, device = module.dtype, module.device
     units = torch.eye(width, dtype=dtype, device=device)
     offset = head(torch.zeros(1, width, dtype=dtype, device=device))[:, tokens]
-    columns = [head(part)[:, tokens] - offset for part in units.split(UNITS)]
+    columns = [head(part)[:, tokens] - offset for part in units.chunk(-(-width // UNITS))]
     bias = bool(offset.any())
     with torch.inference_mode(False):
         rows = nn.Linear(width, len(tokens), bias=bias, dtype=dtype, device=device).requires_grad_(False)

@@ -90,17 +90,18 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class StateLayer(SlotLayer):
-    """The last hidden state of each position, [slots, 1, capacity, width], held beside the keys and rolled back with them."""
+    """The last hidden state of each position, [slots, 1, capacity, width], rolled back with the keys and values."""
 
     def put(self, states: Tensor) -> None:
         """Store the [R, N, width] states of the pass at the placement."""
-        if self.keys is None:
+        if not self.is_initialized:
             self.keys = states.new_zeros(self._owner.num_slots, 1, self._owner.capacity, states.shape[-1])
             self.is_initialized = True
+        assert self.keys is not None
         _store(self.keys, states.unsqueeze(1), self._owner.placement)
 
     def resize(self, slots: int, capacity: int) -> None:
-        if self.keys is not None:
+        if self.is_initialized and self.keys is not None:
             self.keys = _grown(self.keys, slots, capacity)
 
 

@@ -138,7 +138,9 @@ class TransformersModel:
         """See `GivesStates`."""
         kept = self._cache.states
         if kept is None or kept.keys is None or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
-            raise ParameterError(f"states must be of an open sequence of {self._name} that were kept: call keep_states() first")
+            raise ParameterError(
+                f"states must be of an open sequence of {self._name} that were kept: call keep_states() first"
+            )
         if not 0 <= start <= stop <= sequence.length:
             raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
         return kept.keys[sequence.slot, 0, start:stop]
@@ -226,7 +228,6 @@ class TransformersModel:
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
         return out
-
 
     @contextmanager
     def _keeping_states(self) -> Iterator[None]:

@@ -46,7 +46,8 @@ class TextSettings:
 
 
 def write_texts(target: TextModel, prompts: list[str] | None, settings: TextSettings, log: RunLog) -> Iterator[int]:
-    """Write what `log` does not hold yet, {"tokens": …, "prompt_tokens": n, "temperature": t} a text; yields how many there are.
+    """Write what `log` does not hold yet, {"tokens": …, "prompt_tokens": n, "temperature": t} a text
+    and yield how many there are.
 
     prompts: the users' turns, in turn; None has the target ask itself.
     """
