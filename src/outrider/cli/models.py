@@ -58,8 +58,8 @@ _DRAFT = click.option(
     default=("prompt-lookup",),
     show_default=True,
     metavar="NAME[:OPTION=VALUE,…]",
-    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, early-exit, self, random, or a model; given several times, "
-    "the best at each point (docs/drafters.md).",
+    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, head[:path=FOLDER], early-exit, self, random, or a model; "
+    "given several times, the best at each point (docs/drafters.md).",
 )
 _HOW = (
     click.option(

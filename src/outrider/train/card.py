@@ -49,7 +49,7 @@ def _page(card: Mapping[str, Any]) -> str:
     if card.get("c") is not None:
         lines.append(
             f"On {card['machine']}: {1000 * card['step_seconds']:.2f} ms a drafted token, c = {card['c']:.3f} of a pass of "
-            "the target for one token. Foretold from alpha by depth and the costs measured there, with the best fixed length:"
+            "the target for one token. Foretold from alpha by depth and those costs, with the best fixed length:"
         )
         lines += ["", "| text | length | speed-up |", "|---|---|---|"]
         lines += [f"| {name} | {one['length']} | {one['speedup']:.2f} |" for name, one in card["foretold"].items()]

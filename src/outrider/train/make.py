@@ -22,7 +22,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import end_tokens
 from outrider.train.corpus import Source, windows
 from outrider.train.losses import Loss
-from outrider.train.run import Report, RunSettings, Windows, train
+from outrider.train.run import Report, RunSettings, Windows, processes, train
 from outrider.train.start import head_config, start_from_target
 from outrider.train.states import StateFolder, StateWindows, digest, frequent_tokens, keep_states
 from outrider.train.trainee import HeadTrainee, StudentTrainee
@@ -106,7 +106,10 @@ def _stamp(name: str) -> list[int]:
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """start: a head to go on from, with its shape and vocabulary. vocabulary: tokens that the head drafts. depth: of the chains trained on. intermediate_size: None for the target's."""
+    """vocabulary: tokens that the head drafts. depth: of the chains trained on. intermediate_size: None for the target's.
+
+    start: a head to go on from, with its shape and vocabulary instead of these.
+    """
 
     kind: Kind
     vocabulary: int = 8192
@@ -132,7 +135,8 @@ def train_head(
     config, tokens, network = _begin(target, data, head) if head.start is None else _begin_from(target, head, head.start)
     trainee = HeadTrainee(network, target, tokens, head.loss, head.depth)
     report = train(trainee, data.train, data.held_out, output / "checkpoints", run)
-    save_head(output, config, tokens, network.state_dict(), _kept_dtype(target))
+    if processes().is_main_process:
+        save_head(output, config, tokens, network.state_dict(), _kept_dtype(target))
     return config, report
 
 
@@ -170,8 +174,9 @@ def train_student(target: TransformersModel, data: Data, layers: int, loss: Loss
 
     student = make_student(target, layers)
     report = train(StudentTrainee(student, target, loss), data.train, data.held_out, output / "checkpoints", run)
-    student.to(_kept_dtype(target)).save_pretrained(output)
-    target.tokenizer.save_pretrained(output)
+    if processes().is_main_process:
+        student.to(_kept_dtype(target)).save_pretrained(output)
+        target.tokenizer.save_pretrained(output)
     return report
 
 

@@ -124,6 +124,13 @@ class _DraftTrainer(Trainer):  # type: ignore[misc]
         return flat
 
 
+def processes() -> Any:
+    """What a launcher (accelerate, torchrun) has started: `is_main_process`, `main_process_first()`."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
 @torch.no_grad()
 def measure(trainee: Trainee, windows: Windows, batch_size: int) -> dict[str, Any]:
     """Alpha = mean of sum min(target, draft) at temperature 1, and how often both would say the same at 0, by depth.

@@ -136,8 +136,8 @@ def check_rows(target: TransformersModel, states: Tensor, logits: Tensor) -> Non
     off = float((own - logits.float()).square().mean().sqrt() / logits.float().std())
     if not off <= TOLERANCE:
         raise ModelError(
-            f"{target.name} can't have a draft head: its logits are not those of its output layer on its last state "
-            f"(off by {off:.2g} of their spread); train a student"
+            f"{target.name} can't be trained for: its logits are not those of its output layer on its last state (off by "
+            f"{off:.2g} of their spread); use a smaller model of its family as the draft"
         )
 
 

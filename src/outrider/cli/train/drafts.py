@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -43,8 +44,8 @@ _OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
 )
 _SHARED = (
-    "output", "data", "held_out", "cache", "length", "steps", "batch_size", "learning_rate", "loss", "every", "hours", "seed",
-    "resume", "licence", "as_json",
+    "output", "data", "held_out", "cache", "length", "steps", "batch_size", "learning_rate", "loss", "every", "hours",
+    "seed", "resume", "licence", "as_json",
 )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def head(
         "depth": depth,
         "intermediate_size": intermediate_size,
         "window": window,
+        "start": start,
     }
     _head(models, given, "autoregressive", lambda loss: HeadSettings("autoregressive", loss=loss, **options))
 
@@ -145,9 +147,11 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: Call
 
 
 def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[TransformersModel, Data, RunSettings]:
+    if importlib.util.find_spec("accelerate") is None:
+        raise ParameterError("training needs the package accelerate: run `pip install accelerate`")
     from outrider.models.transformers_model import TransformersModel
     from outrider.train.make import prepare
-    from outrider.train.run import RunSettings
+    from outrider.train.run import RunSettings, processes
 
     names = ("steps", "batch_size", "learning_rate", "every", "hours", "seed", "resume")
     run = RunSettings(**{name: given[name] for name in names})
@@ -158,7 +162,8 @@ def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[T
             f"target must be on the transformers engine to be trained for, not {target.name}'s: --engine transformers"
         )
     given["output"].mkdir(parents=True, exist_ok=True)
-    return target, prepare(target, settings, _bar), run
+    with processes().main_process_first():  # the others find the states that it has stored
+        return target, prepare(target, settings, _bar), run
 
 
 def _data(given: dict[str, Any]) -> DataSettings:
@@ -187,7 +192,11 @@ def _bar(steps: Iterable[int], title: str) -> None:
 
 
 def _finish(target: TransformersModel, data: Data, given: dict[str, Any], report: Report, use: str, what: str) -> None:
-    """The card, and what is said at the end."""
+    """The card, and what is said at the end; by one process of several."""
+    from outrider.train.run import processes
+
+    if not processes().is_main_process:
+        return
     import outrider
     from outrider.bench.machine import machine
     from outrider.costs import measured_costs
