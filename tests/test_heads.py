@@ -93,8 +93,9 @@ def sample(
     return tokens, [record for row in rounds for record in row]
 
 
-@pytest.mark.parametrize("setting", ["greedy", "temperature 1", "all"])
-@pytest.mark.parametrize("tokens", [None, [0, 2]])
+@pytest.mark.parametrize(
+    ("tokens", "setting"), [(None, "greedy"), (None, "temperature 1"), ([0, 2], "temperature 1"), ([0, 2], "all")]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_follow_the_targets_law(kind: Kind, tokens: list[int] | None, setting: str, tmp_path: Path) -> None:
     target = small_target()
@@ -304,6 +305,19 @@ def test_what_can_not_be_used_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="size mismatch"):
         HeadDrafter(path).bind(tiny("Llama"))
     assert load_head(write_head(tmp_path / "good", "blockwise"))[0].kind == "blockwise"
+
+
+def test_a_shipped_head_is_found_by_its_targets_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_head(tmp_path / "other", "blockwise", V)
+    path = write_head(tmp_path / "ours", "autoregressive", V)
+    stored = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**stored, "target": "three"}))
+    monkeypatch.setattr("outrider.drafters.head.SHIPPED", str(tmp_path))
+    drafter = HeadDrafter()
+    drafter.bind(small_target())
+    assert drafter.model.config.target == "three"
+    with pytest.raises(ModelError, match="no draft head comes with Outrider for tiny-Llama-0"):
+        HeadDrafter().bind(tiny("Llama"))
 
 
 def test_states_that_are_not_there_yet_are_not_made_up(tmp_path: Path) -> None:

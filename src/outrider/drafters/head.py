@@ -107,12 +107,18 @@ class HeadDrafter(ModelDrafter):
         return ReadingModel(self.model)
 
 
-def shipped_head(target: LanguageModel) -> Path:
-    """The folder of the head that comes with this package for a target. Raises `ModelError` if there is none."""
+def find_shipped_head(target: LanguageModel) -> Path | None:
+    """The folder of the head that comes with this package for a target of that name, None if there is none."""
     folder = Path(str(resources.files("outrider"))) / SHIPPED
-    for config in sorted(folder.glob(f"*/{CONFIG}")):
-        if load_head(config.parent)[0].target == target.name:
-            return config.parent
+    every = (config.parent for config in sorted(folder.glob(f"*/{CONFIG}")))
+    return next((one for one in every if load_head(one)[0].target == target.name), None)
+
+
+def shipped_head(target: LanguageModel) -> Path:
+    """The same; raises `ModelError` if there is none."""
+    found = find_shipped_head(target)
+    if found is not None:
+        return found
     raise ModelError(
         f"no draft head comes with Outrider for {target.name}: train one with outrider train head and name its folder, "
         "--draft head:path=FOLDER"
