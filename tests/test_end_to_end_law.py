@@ -50,8 +50,12 @@ def run(
 
 
 def p_value(tokens: Sequence[Sequence[int]], target: TableModel, settings: SamplingSettings) -> float:
+    """`p_value_of` for a table's law."""
+    return p_value_of(tokens, target_joint(law_of(target, settings), V, LENGTH))
+
+
+def p_value_of(tokens: Sequence[Sequence[int]], joint: Tensor) -> float:
     """Chi-square of the joint counts; cells expected less than 5 times are pooled."""
-    joint = target_joint(law_of(target, settings), V, LENGTH)
     counts = Counter(tuple(row) for row in tokens)
     expected = joint.flatten() * len(tokens)
     observed = torch.tensor([counts[tuple(map(int, index))] for index in torch.cartesian_prod(*[torch.arange(V)] * LENGTH)])

@@ -2,6 +2,7 @@
 
     prompt-lookup[:max_ngram=8,min_ngram=1]     suffix[:memory=yes,store=FILE,min_match=1]
     ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
+    head[:path=FOLDER]
     self[:temperature=T,top_k=K,top_p=P,min_p=M]
     MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_draft_tokens=N,draft=SPEC]
 
@@ -22,6 +23,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import (
     Drafter,
     EarlyExitDrafter,
+    HeadDrafter,
     IntersectionDrafter,
     ModelDrafter,
     NgramDrafter,
@@ -68,6 +70,7 @@ NAMED = {
     "suffix": Named(SuffixDrafter, {"memory": _yes_or_no, "store": str, "min_match": int}),
     "ngram": Named(_ngram, {"table": str, "order": int}),
     "early-exit": Named(EarlyExitDrafter, {"layers": int}),
+    "head": Named(HeadDrafter, {"path": str}),
     "random": Named(RandomDrafter, {}),
     "self": Named(SelfDrafter, _LAW),
 }

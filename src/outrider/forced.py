@@ -100,14 +100,15 @@ def draft_laws_along(
     `drafter` must be bound to `target`. → [n, V] each, chunks as in `logits_along`
     """
     if isinstance(drafter, ModelDrafter):
+        model = drafter.reader()
         row = DraftRow(list(tokens), prompt_length, RandomStream(0), TableSequence(), source=source)
         reading = row.tokens if isinstance(drafter.model, EncoderDecoder) else row.reading
         before = len(reading) - len(tokens)  # a source that the draft reads as text
-        limit = (drafter.model.max_length or len(reading)) - before
+        limit = (model.max_length or len(reading)) - before
         known = (
             tokens[: limit + 1] if limit >= prompt_length else []
         )  # the law after the last token that its context holds is its last
-        logits = logits_along(drafter.model, [*reading[:before], *known], before + prompt_length, source) if known else ()
+        logits = logits_along(model, [*reading[:before], *known], before + prompt_length, source) if known else ()
         chunks = (fit_vocabulary(part, target.vocab_size) for part in logits)
         yield from _filled(
             standardized_along(chunks, tokens, prompt_length, prompt_length, drafter.sampling or sampling),

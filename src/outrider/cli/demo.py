@@ -30,15 +30,23 @@ def demo(max_new_tokens: int) -> None:
     from outrider.cli.models import ModelChoice
     from outrider.cli.output import legend
     from outrider.compare import compare
+    from outrider.drafters.head import find_shipped_head
 
     console = Console(highlight=False)
     model = ModelChoice().load_target()
-    console.print(f"[bold]{model.name}[/bold], {model.dtype_name}; the draft is copied from the context.", soft_wrap=True)
+    has_head = find_shipped_head(model) is not None
+    draft = ["prompt-lookup", "head"] if has_head else "prompt-lookup"
+    whence = (
+        "drafts are copied from the context or come from its draft head"
+        if has_head
+        else "drafts are copied from the context"
+    )
+    console.print(f"[bold]{model.name}[/bold], {model.dtype_name}; {whence}.", soft_wrap=True)
     console.print(legend(), soft_wrap=True)
     options = {"max_new_tokens": max_new_tokens, "seed": 0}
     for title, prompt in PROMPTS.items():
         console.print(f"\n[bold]{title}.[/bold] [dim]{prompt}[/dim]\n", soft_wrap=True)
-        comparison = compare(model, as_prompt(model, prompt, None), "prompt-lookup", options, show)
+        comparison = compare(model, as_prompt(model, prompt, None), draft, options, show)
         console.print(f"\n{report(comparison)}\n{explain(comparison)}", markup=False, soft_wrap=True)
 
 
@@ -48,7 +56,7 @@ def explain(comparison: Comparison) -> str:
     longest = max((r.drafted for r in comparison.speculative.rounds), default=0)
     ratio = costs.verify(longest + 1) / costs.verify(1)
     return (
-        f"why:         the draft costs next to nothing and supplied {stats.accepted} of {stats.tokens} tokens, so "
+        f"why:         drafts cost little beside a pass and supplied {stats.accepted} of {stats.tokens} tokens, so "
         f"{stats.rounds} passes of the model did the work of {stats.tokens};\n"
         f"             a pass over {longest + 1} tokens takes {ratio:.2f} times as long as one over a single token"
     )

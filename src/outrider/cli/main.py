@@ -18,6 +18,7 @@ from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.theory import theory
+from outrider.cli.train import train
 from outrider.cli.train_ngram import train_ngram
 from outrider.cli.tune import tune
 from outrider.errors import OutriderError
@@ -32,7 +33,7 @@ def cli() -> None:
     """Lossless speculative decoding: a cheap draft rides ahead, the target's distribution is kept."""
 
 
-for command in (generate, demo, batch, tune, audit, theory, bench, calibrate, train_ngram):
+for command in (generate, demo, batch, tune, audit, theory, bench, calibrate, train, train_ngram):
     cli.add_command(command)
 
 

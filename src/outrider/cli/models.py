@@ -58,8 +58,8 @@ _DRAFT = click.option(
     default=("prompt-lookup",),
     show_default=True,
     metavar="NAME[:OPTION=VALUE,…]",
-    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, early-exit, self, random, or a model; given several times, "
-    "the best at each point (docs/drafters.md).",
+    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, head[:path=FOLDER], early-exit, self, random, or a model; "
+    "given several times, the best at each point (docs/drafters.md).",
 )
 _HOW = (
     click.option(
@@ -94,6 +94,7 @@ def model_options_without_draft(command: Callable[..., Any]) -> Callable[..., An
 def _with(command: Callable[..., Any], options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
     @wraps(command)
     def with_choice(**given: Any) -> Any:
+        given.setdefault("draft", ())  # of a command that has no drafts at all
         return command(models=ModelChoice(**{name: given.pop(name) for name in _NAMES}), **given)
 
     wrapped: Callable[..., Any] = with_choice

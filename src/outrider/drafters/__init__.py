@@ -3,6 +3,7 @@
 from outrider.drafters.base import Drafter
 from outrider.drafters.choice import ChoiceDrafter
 from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.other_tokenizer import IntersectionDrafter, TextDrafter
@@ -16,6 +17,7 @@ __all__ = [
     "ChoiceDrafter",
     "Drafter",
     "EarlyExitDrafter",
+    "HeadDrafter",
     "IntersectionDrafter",
     "ModelDrafter",
     "NgramDrafter",

@@ -155,6 +155,10 @@ class ModelDrafter(Drafter):
         for row in rows:
             row.state.truncate(min(row.state.length, len(self._read(row)) - 1))
 
+    def reader(self) -> LanguageModel:
+        """The model that gives the draft's laws along a known text (`forced`)."""
+        return self.model
+
     def end(self, row: DraftRow) -> None:
         if row.state is not None:
             row.state.close()

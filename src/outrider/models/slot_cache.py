@@ -89,6 +89,22 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
+class StateLayer(SlotLayer):
+    """The last hidden state of each position, [slots, 1, capacity, width], rolled back with the keys and values."""
+
+    def put(self, states: Tensor) -> None:
+        """Store the [R, N, width] states of the pass at the placement."""
+        if not self.is_initialized:
+            self.keys = states.new_zeros(self._owner.num_slots, 1, self._owner.capacity, states.shape[-1])
+            self.is_initialized = True
+        assert self.keys is not None
+        _store(self.keys, states.unsqueeze(1), self._owner.placement)
+
+    def resize(self, slots: int, capacity: int) -> None:
+        if self.is_initialized and self.keys is not None:
+            self.keys = _grown(self.keys, slots, capacity)
+
+
 def _store(cache: Tensor, states: Tensor, place: Placement) -> Tensor:
     span = place.span
     if len(place.slots) == 1:  # the common case, by slices: several times cheaper than indexing
@@ -121,6 +137,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = MIN_CAPACITY
         self._placement: Placement | None = None
         self._used: dict[int, int] = {}  # how far each slot was ever written
+        self.states: StateLayer | None = None  # no layer of the model's own: it never sees it
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
     @property
@@ -135,6 +152,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         for slot, start in zip(value.slots, value.starts, strict=True):
             self._used[slot] = max(self._used.get(slot, 0), start + value.positions.shape[1])
 
+    def keep_states(self) -> None:
+        """Hold the last hidden states, too, from now on."""
+        self.states = self.states or StateLayer(self)
+
+    @property
+    def _held(self) -> list[SlotLayer]:
+        return self.layers if self.states is None else [*self.layers, self.states]
+
     @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room. Both grow by a share of what they are, so that all the copying stays in proportion to the end."""
@@ -145,14 +170,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         if (slots, capacity) == (self.num_slots, self.capacity):
             return
         self.num_slots, self.capacity = slots, capacity
-        for layer in self.layers:
+        for layer in self._held:
             layer.resize(slots, capacity)
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
         """Overwrite what an earlier sequence wrote into a slot: a NaN left there would spread, since 0 × NaN is NaN."""
         used = self._used.pop(slot, 0)
-        for layer in self.layers if used else ():
+        for layer in self._held if used else ():
             for tensor in (layer.keys, layer.values):
                 if tensor is not None:
                     tensor[slot, :, :used].zero_()
@@ -161,5 +186,5 @@ class SlotCache(Cache):  # type: ignore[misc]
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy a sequence to another slot, from position `start` on, in every layer."""
         self._used[target] = max(self._used.get(target, 0), length)
-        for layer in self.layers:
+        for layer in self._held:
             layer.move(source, target, length, start)

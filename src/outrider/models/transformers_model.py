@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -136,6 +137,26 @@ class TransformersModel:
         self._cache.clear(sequence.slot)
         return sequence
 
+    @property
+    def state_size(self) -> int:
+        """Width of the states that its head reads."""
+        return int(self.module.config.get_text_config().hidden_size)
+
+    def keep_states(self) -> None:
+        """See `GivesStates`. Costs `state_size` numbers a position, a few per cent of the keys and values."""
+        self._cache.keep_states()
+
+    def states(self, sequence: Sequence, start: int, stop: int) -> Tensor:
+        """See `GivesStates`."""
+        kept = self._cache.states
+        if kept is None or kept.keys is None or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
+            raise ParameterError(
+                f"states must be of an open sequence of {self._name} that were kept: call keep_states() first"
+            )
+        if not 0 <= start <= stop <= sequence.length:
+            raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
+        return kept.keys[sequence.slot, 0, start:stop]
+
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
         """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""
         self._width = width
@@ -225,10 +246,27 @@ class TransformersModel:
         if cut and kept is not None and "logits_to_keep" in self._takes:
             tail = kept == [width - 1]
             arguments["logits_to_keep"] = 1 if tail else index_of(kept, tokens.device)
-        out: Tensor = self.module(**arguments).logits
+        with self._keeping_states():
+            out: Tensor = self.module(**arguments).logits
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
         return out
+
+    @contextmanager
+    def _keeping_states(self) -> Iterator[None]:
+        """Catch what the module's body hands to its head, if anybody asked for it.
+
+        A hook for the time of the pass: a lasting one would also be run by views of the model (`first_layers`).
+        """
+        kept = self._cache.states
+        if kept is None:
+            yield
+            return
+        handle = self.module.get_decoder().register_forward_hook(lambda _m, _a, out: kept.put(out.last_hidden_state))
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 def _as_it_is(tokens: int, context: int) -> int:

@@ -122,7 +122,7 @@ def _load_pair(models: ModelChoice, pack: bool) -> Pair:
     if not isinstance(model, TransformersModel):
         raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {models.dtype!r}")
     drafter = models.load_draft(model, pack)
-    own = drafter.model if isinstance(drafter, ModelDrafter) else None
+    own = getattr(drafter, "model", None) if isinstance(drafter, ModelDrafter) else None  # some have one once bound
     return Pair(model, own if isinstance(own, TransformersModel) else None)
 
 

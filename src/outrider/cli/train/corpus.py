@@ -1,0 +1,32 @@
+"""`outrider train corpus`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from outrider.errors import ParameterError
+
+
+@click.command()
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder.")
+@click.option("--characters", default=2_000_000, show_default=True, help="Of code, and of documentation, at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def corpus(output: Path, characters: int, as_json: bool) -> None:
+    """Collect code and docstrings of the installed packages under permissive licences, and name those.
+
+    Makes code.jsonl, docs.jsonl and licences.json in the folder.
+    """
+    from outrider.cli.models import click_status
+    from outrider.train.packages import collect
+
+    if characters < 1:
+        raise ParameterError(f"characters must be a whole number of 1 or more, got {characters}")
+    with click_status("Reading the installed packages …"):
+        sizes = collect(output, characters)
+    if as_json:
+        click.echo(json.dumps({"characters": sizes, "output": str(output)}))
+    else:
+        click.echo(f"{sizes['code']:,} characters of code and {sizes['docs']:,} of documentation in {output}")

@@ -1,0 +1,231 @@
+"""`outrider train head`, `train blocks` and `train student`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.heads.config import Kind
+    from outrider.models.transformers_model import TransformersModel
+    from outrider.train.make import Data, DataSettings
+    from outrider.train.run import Report, RunSettings
+
+_OPTIONS = (
+    click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The draft's folder."),
+    click.option(
+        "--data", multiple=True, required=True, metavar="SOURCE[@TOKENS]", help="Text file, folder, .jsonl or dataset:NAME."
+    ),
+    click.option(
+        "--held-out", multiple=True, metavar="NAME=PATH", help="Never trained on; a part of the data if not given."
+    ),
+    click.option(
+        "--cache", type=click.Path(path_type=Path), help="Where the target's states are kept  [default: the output]"
+    ),
+    click.option("--length", default=256, show_default=True, help="Tokens of a window."),
+    click.option("--steps", default=2000, show_default=True),
+    click.option("--batch-size", default=8, show_default=True, help="Windows a step and device."),
+    click.option("--learning-rate", default=5e-4, show_default=True),
+    click.option("--loss", default="mix", show_default=True, help="kl, tv or mix."),
+    click.option("--every", default=200, show_default=True, help="Steps between held-out alphas and checkpoints."),
+    click.option("--hours", type=float, help="Stop with a checkpoint after that long; go on with --resume."),
+    click.option("--seed", default=0, show_default=True),
+    click.option("--resume", is_flag=True, help="Go on from the newest checkpoint."),
+    click.option("--licence", help="A note for the card on the data's licences."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+)
+_SHARED = (
+    "output", "data", "held_out", "cache", "length", "steps", "batch_size", "learning_rate", "loss", "every", "hours",
+    "seed", "resume", "licence", "as_json",
+)  # fmt: skip
+
+
+def _training_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that all drafts share; the command gets them as `given`."""
+
+    @wraps(command)
+    def with_given(**options: Any) -> Any:
+        return command(given={name: options.pop(name) for name in _SHARED}, **options)
+
+    wrapped: Callable[..., Any] = with_given
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return model_options_without_draft(wrapped)
+
+
+@click.command()
+@_training_options
+@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that it drafts: the data's most frequent.")
+@click.option("--depth", default=3, show_default=True, help="Drafted tokens of a chain that are trained on.")
+@click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary.")
+@click.option("--intermediate-size", type=int, help="Of its network  [default: the target's]")
+@click.option("--window", default=512, show_default=True, help="Positions that it attends to at most.")
+def head(
+    models: ModelChoice,
+    given: dict[str, Any],
+    vocabulary: int,
+    depth: int,
+    intermediate_size: int | None,
+    window: int,
+    start: Path | None,
+) -> None:
+    """An autoregressive head: one layer on the target's last hidden state and the next token."""
+    from outrider.train.make import HeadSettings
+
+    options: dict[str, Any] = {
+        "vocabulary": vocabulary,
+        "depth": depth,
+        "intermediate_size": intermediate_size,
+        "window": window,
+        "start": start,
+    }
+    _head(models, given, "autoregressive", lambda loss: HeadSettings("autoregressive", loss=loss, **options))
+
+
+@click.command()
+@_training_options
+@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that they draft: the data's most frequent.")
+@click.option("--blocks", default=4, show_default=True, help="Heads, one a position.")
+@click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary.")
+@click.option("--intermediate-size", type=int, help="Of each network  [default: the state's width]")
+def blocks(
+    models: ModelChoice,
+    given: dict[str, Any],
+    vocabulary: int,
+    blocks: int,
+    intermediate_size: int | None,
+    start: Path | None,
+) -> None:
+    """Blockwise heads: independent ones for the next positions, all in one small pass."""
+    from outrider.train.make import HeadSettings
+
+    options: dict[str, Any] = {
+        "vocabulary": vocabulary,
+        "blocks": blocks,
+        "intermediate_size": intermediate_size,
+        "start": start,
+    }
+    _head(models, given, "blockwise", lambda loss: HeadSettings("blockwise", loss=loss, **options))
+
+
+@click.command()
+@_training_options
+@click.option("--layers", default=4, show_default=True, help="How many of the target's.")
+def student(models: ModelChoice, given: dict[str, Any], layers: int) -> None:
+    """A wide-and-shallow student: a model of few of the target's layers, for --draft FOLDER."""
+    from outrider.train.losses import check_loss
+    from outrider.train.make import train_student
+
+    loss, target, data, run = check_loss(given["loss"]), *_prepared(models, given, pack=False)
+    report = train_student(target, data, layers, loss, run, given["output"])
+    what = f"A wide-and-shallow student with {layers} layers of the target's width, trained with its embeddings frozen"
+    _finish(target, data, given, report, str(given["output"]), what)
+
+
+def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: Callable[[Any], Any]) -> None:
+    from outrider.train.losses import check_loss
+    from outrider.train.make import train_head
+
+    wanted = settings(check_loss(given["loss"]))
+    target, data, run = _prepared(models, given, pack=True)
+    config, report = train_head(target, data, wanted, run, given["output"])
+    what = (
+        f"An {kind} head over {config.num_tokens} tokens"
+        if kind == "autoregressive"
+        else (f"{config.blocks} blockwise heads over {config.num_tokens} tokens")
+    )
+    _finish(target, data, given, report, f"head:path={given['output']}", what)
+
+
+def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[TransformersModel, Data, RunSettings]:
+    if importlib.util.find_spec("accelerate") is None:
+        raise ParameterError("training needs the package accelerate: run `pip install accelerate`")
+    from outrider.models.transformers_model import TransformersModel
+    from outrider.train.make import prepare
+    from outrider.train.run import RunSettings, processes
+
+    names = ("steps", "batch_size", "learning_rate", "every", "hours", "seed", "resume")
+    run = RunSettings(**{name: given[name] for name in names})
+    settings = _data(given)
+    target = models.load_target(pack)
+    if not isinstance(target, TransformersModel):
+        raise ParameterError(
+            f"target must be on the transformers engine to be trained for, not {target.name}'s: --engine transformers"
+        )
+    given["output"].mkdir(parents=True, exist_ok=True)
+    with processes().main_process_first():  # the others find the states that it has stored
+        return target, prepare(target, settings, _bar), run
+
+
+def _data(given: dict[str, Any]) -> DataSettings:
+    from outrider.train.corpus import parse_source
+    from outrider.train.make import DataSettings
+
+    held_out = {}
+    for text in given["held_out"]:
+        name, equals, path = text.partition("=")
+        if not equals or not name.isidentifier() or name == "train":
+            raise ParameterError(f"held-out must be NAME=PATH with a plain name other than train, got {text!r}")
+        held_out[name] = path
+    sources = tuple(parse_source(text) for text in given["data"])
+    return DataSettings(sources, held_out, given["cache"] or given["output"], given["length"])
+
+
+def _bar(steps: Iterable[int], title: str) -> None:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed} windows"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None)
+        for done in steps:
+            progress.update(task, completed=done)
+
+
+def _finish(target: TransformersModel, data: Data, given: dict[str, Any], report: Report, use: str, what: str) -> None:
+    """The card, and what is said at the end; by one process of several."""
+    from outrider.train.run import processes
+
+    if not processes().is_main_process:
+        return
+    import outrider
+    from outrider.bench.machine import machine
+    from outrider.costs import measured_costs
+    from outrider.draft_specs import make_from_spec
+    from outrider.train.card import foretold, write_card
+
+    def load(name: str, _: dict[str, str]) -> Any:
+        return outrider.load(name, device=str(target.device))
+
+    drafter = make_from_spec(use, load, target)
+    drafter.bind(target)
+    drafter.measure()
+    costs, step = measured_costs(target), drafter.step_seconds
+    best = {name: foretold(result["alpha"], costs, step) for name, result in report.held_out.items()}
+    card: dict[str, Any] = {
+        "target": target.name, "what": what, "use": use, "steps": report.steps, "finished": report.finished,
+        "seconds": round(report.seconds), "batch_size": given["batch_size"], "loss": given["loss"], "seed": given["seed"],
+        "learning_rate": given["learning_rate"], "length": given["length"], "windows": len(data.train),
+        "data": dict(text.rpartition("@")[::2] if "@" in text else (text, None) for text in given["data"]),
+        "held_out": report.held_out, "step_seconds": step, "c": step / costs.verify(1),
+        "foretold": {name: {"length": length, "speedup": speedup} for name, (length, speedup) in best.items()},
+        "machine": machine()["processor"] or "this machine", "licence": given["licence"],
+    }  # fmt: skip
+    write_card(given["output"], card)
+    if given["as_json"]:
+        click.echo(json.dumps({**card, "output": str(given["output"])}))
+        return
+    for name, result in report.held_out.items():
+        alphas = ", ".join(f"{alpha:.3f}" for alpha in result["alpha"])
+        click.echo(f"{name}: alpha {alphas} by depth; foretold {best[name][1]:.2f} times as fast at length {best[name][0]}")
+    ended = "" if report.finished else f" (stopped after {report.steps} of {given['steps']} steps: go on with --resume)"
+    click.echo(f"{given['output']}{ended}: use it with --draft {use}")

@@ -1,0 +1,59 @@
+"""`outrider train texts`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from outrider.cli.models import ModelChoice, model_options_without_draft
+
+
+@click.command("texts")
+@model_options_without_draft
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="JSON lines; continued if they exist.")
+@click.option("--count", default=1000, show_default=True, help="Texts to write.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="A prompt a line; the target asks itself if not given.")
+@click.option("--temperature", multiple=True, type=float, default=(1.0, 0.0), show_default=True, help="In turn.")
+@click.option("--max-new-tokens", default=256, show_default=True, help="Tokens of an answer at most.")
+@click.option("--batch-size", default=16, show_default=True, help="Texts decoded side by side.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def texts(
+    models: ModelChoice,
+    output: Path,
+    count: int,
+    prompts: Path | None,
+    temperature: tuple[float, ...],
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Have the target write texts to train its draft on.
+
+    Interrupted, it goes on where it stopped when it is started again with the same options.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from outrider.bench.run_log import RunLog
+    from outrider.train.texts import TextSettings, read_prompts, write_texts
+
+    settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
+    asked = read_prompts(prompts) if prompts else None
+    target = models.load_target()
+    about = {"texts by": target.name, "dtype": target.dtype_name, "temperatures": list(temperature), "seed": seed}
+    about |= {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "prompts": str(prompts) if prompts else None}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    log = RunLog(output, about)
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("Writing texts", total=count, completed=len(log.entries))
+        for done in write_texts(target, asked, settings, log):
+            progress.update(task, completed=done)
+    tokens = sum(len(entry["tokens"]) for entry in log.entries)
+    if as_json:
+        click.echo(json.dumps({**about, "texts": len(log.entries), "tokens": tokens, "output": str(output)}))
+    else:
+        click.echo(f"{len(log.entries)} texts, {tokens:,} tokens in {output}")

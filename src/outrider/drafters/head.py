@@ -1,0 +1,125 @@
+"""Draft heads on the target's last hidden state: one layer that goes on by itself, or independent heads a position.
+
+Each round the head reads the states that the target's last pass left for the positions now certain, and drafts from the
+newest token on. The law of a drafted token is the head's own, over its own vocabulary and zero elsewhere, standardised like
+any other; it depends on certain positions and on drafted tokens only, so the ratio rule holds unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from outrider.costs import measured_costs
+from outrider.draft_length.base import Prospect
+from outrider.drafters.base import DraftContext
+from outrider.drafters.model import ModelDrafter
+from outrider.errors import ModelError
+from outrider.heads.config import CONFIG, load_head
+from outrider.heads.engine import BlockwiseModel, HeadModel, HeadSequence, ReadingModel, open_head
+from outrider.models.base import LanguageModel
+from outrider.models.transformers_model import TransformersModel
+from outrider.prefill import prefill
+from outrider.proposal import DraftRow
+
+SHIPPED = "heads/shipped"  # in the package: a folder a target
+
+
+class HeadDrafter(ModelDrafter):
+    """path: the folder of a head (`outrider train head`, `train blocks`); None for the one shipped for the target.
+
+    step_seconds: what a drafted token costs, if it need not be measured.
+
+    A row's state is its sequence in the head. It holds a prefix of the row's tokens, all of them scored with the target's
+    states; what was scored with the head's own is forgotten after the round.
+    """
+
+    model: HeadModel
+
+    def __init__(self, path: str | Path | None = None, step_seconds: float | None = None) -> None:
+        self._path = None if path is None else Path(path).expanduser()
+        if self._path is not None:
+            load_head(self._path)  # what can't be read is said before a target is loaded or bound
+        self._target: LanguageModel | None = None
+        self.sampling = None
+        self._given = step_seconds
+        self._costs = None
+        self.name = "head" if self._path is None else f"head:{self._path.name}"
+
+    def bind(self, target: LanguageModel) -> None:
+        if target is self._target:
+            return
+        if not isinstance(target, TransformersModel) or target.has_encoder:
+            raise ModelError(
+                f"head can't draft for {target.name}: it reads hidden states, which decoder-only models of the transformers "
+                "engine hand out; use --engine transformers, or name another draft"
+            )
+        self.model = open_head(target, self._path or shipped_head(target))
+        self._costs = None
+        self._target = target
+
+    def measure(self) -> None:
+        if self._given is None and self._costs is None:
+            self._costs = measured_costs(self.model)
+
+    @property
+    def step_seconds(self) -> float:
+        if self._given is not None:
+            return self._given
+        seconds = self._costs.verify(1) if self._costs else 0.0
+        return seconds / self.model.config.blocks if self._in_one_pass else seconds
+
+    @property
+    def _in_one_pass(self) -> bool:
+        return self._target is not None and isinstance(self.model, BlockwiseModel)
+
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        for row in rows:
+            row.state = self.model.open_on(row.sequence)
+        ready = [row for row in rows if row.sequence.length >= len(row.tokens) - 1]
+        with context.clock.phase("prefill"):
+            prefill(self.model, [row.state for row in ready], [row.tokens[:-1] for row in ready])
+
+    def prospects(self, row: DraftRow) -> list[Prospect]:
+        if self._given is not None:
+            return [Prospect(self.name, step_seconds=self._given, longest=self._room(row), gated=not self._in_one_pass)]
+        (prospect,) = super().prospects(row)
+        if self._in_one_pass:  # the first token pays for all of them
+            first = prospect.start_seconds + prospect.step_seconds
+            return [replace(prospect, start_seconds=first, step_seconds=0.0, gated=False)]
+        return [prospect]
+
+    def _room(self, row: DraftRow) -> int:
+        """Nothing while the target has not scored all but the newest token: the state before it is not there yet."""
+        if row.sequence.length < len(row.tokens) - 1:
+            return 0
+        return min(super()._room(row), self.model.config.blocks) if self._in_one_pass else super()._room(row)
+
+    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+        del drafted, accepted
+        for row in rows:
+            state: HeadSequence = row.state
+            state.truncate(min(state.sure, len(row.tokens) - 1))
+
+    def reader(self) -> LanguageModel:
+        return ReadingModel(self.model)
+
+
+def find_shipped_head(target: LanguageModel) -> Path | None:
+    """The folder of the head that comes with this package for a target of that name, None if there is none."""
+    folder = Path(str(resources.files("outrider"))) / SHIPPED
+    every = (config.parent for config in sorted(folder.glob(f"*/{CONFIG}")))
+    return next((one for one in every if load_head(one)[0].target == target.name), None)
+
+
+def shipped_head(target: LanguageModel) -> Path:
+    """The same; raises `ModelError` if there is none."""
+    found = find_shipped_head(target)
+    if found is not None:
+        return found
+    raise ModelError(
+        f"no draft head comes with Outrider for {target.name}: train one with outrider train head and name its folder, "
+        "--draft head:path=FOLDER"
+    )

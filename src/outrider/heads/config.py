@@ -1,0 +1,90 @@
+"""What a draft head is, on disk: a folder with `config.json`, `model.safetensors` (its own weights and the ids of its
+vocabulary) and a card. The target's embedding and the rows of its head are not in it: they are taken from the target.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelError, ParameterError
+
+CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens"
+Kind = Literal["autoregressive", "blockwise"]
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The shape of a head.
+
+    target: the name of the model that it was made for. width: of the target's hidden state. vocab_size: the target's;
+    num_tokens: of the head's own vocabulary. num_heads … qkv_bias: of its one layer (autoregressive). window: positions
+    that it attends to at most. blocks: heads, one a position (blockwise).
+    """
+
+    kind: Kind
+    target: str
+    width: int
+    vocab_size: int
+    num_tokens: int
+    intermediate_size: int
+    num_heads: int = 1
+    num_kv_heads: int = 1
+    head_size: int = 64
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    window: int = 512
+    blocks: int = 4
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("autoregressive", "blockwise"):
+            raise ParameterError(f"kind must be autoregressive or blockwise, got {self.kind!r}")
+        for name in ("width", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "window", "blocks"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        if not 1 <= self.num_tokens <= self.vocab_size:
+            raise ParameterError(f"num_tokens must be in 1 … {self.vocab_size}, got {self.num_tokens}")
+        if self.num_heads % self.num_kv_heads or self.head_size % 2:
+            raise ParameterError("num_heads must be a multiple of num_kv_heads, and head_size even")
+
+
+def save_head(folder: Path, config: HeadConfig, tokens: Tensor, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write a head. tokens: int64 [num_tokens], the target's ids. weights: of the network alone."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: value.detach().to(dtype).contiguous() for name, value in weights.items()}
+    save_file({**kept, TOKENS: tokens.to(torch.int32).contiguous()}, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n")
+
+
+def load_head(folder: Path) -> tuple[HeadConfig, Tensor, dict[str, Tensor]]:
+    """→ the config, the ids of the vocabulary (int64 [num_tokens]), the weights. Raises `ModelError`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        unknown = stored.keys() - {field.name for field in fields(HeadConfig)}
+        if unknown:
+            raise ModelError(f"draft head {folder} can't be used: its config has an unknown entry {sorted(unknown)[0]!r}")
+        config = HeadConfig(**stored)
+        weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
+        tokens = weights.pop(TOKENS).long()
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"draft head {folder} can't be read ({reason}): name a folder made by outrider train head"
+        ) from error
+    in_order = bool((tokens[1:] > tokens[:-1]).all())
+    if len(tokens) != config.num_tokens or not in_order or int(tokens[0]) < 0 or int(tokens[-1]) >= config.vocab_size:
+        raise ModelError(f"draft head {folder} can't be used: its vocabulary is not {config.num_tokens} different tokens")
+    return config, tokens, weights

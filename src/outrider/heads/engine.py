@@ -1,0 +1,320 @@
+"""Draft heads behind the engines' contract: sequences that ride on the target's own and read the states that it keeps.
+
+The token at position j comes with the target's state of position j - 1, as far as the target has scored that one: nothing
+is ever read of tokens that are drafted and not yet scored. Beyond, an autoregressive head goes on with the state that it
+predicted itself; a position that was reached so is scored anew once the target's state is there (`HeadSequence.sure`).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.device_data import index
+from outrider.errors import ModelError, ParameterError
+from outrider.heads.config import HeadConfig, load_head
+from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, make_network
+from outrider.heads.target_parts import output_rows
+from outrider.models.base import Sequence, WhichLogits, check_score
+from outrider.models.masks import AttentionPattern, make_mask
+from outrider.models.packed_linear import OpaqueLinear, pack_linears
+from outrider.models.slot_cache import Placement, SlotCache
+from outrider.models.transformers_model import SlotSequence, TransformersModel
+
+
+class HeadSequence(SlotSequence):
+    """What a head holds of a sequence. base: the target's own, None to measure costs without one.
+
+    sure: leading positions that were scored with the target's states. last: the state predicted at the last position.
+    """
+
+    def __init__(self, model: Any, slot: int, base: Sequence | None) -> None:
+        super().__init__(model, slot)
+        self.base = base
+        self.sure = 0
+        self.last: Tensor | None = None
+
+    def truncate(self, length: int) -> None:
+        if length < self.length:
+            self.last = None
+        super().truncate(length)
+        self.sure = min(self.sure, length)
+
+
+class HeadModel(ABC):
+    """A head bound to its target, as a `LanguageModel` with the target's tokens; those outside its own have logit -inf."""
+
+    def __init__(self, target: TransformersModel, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor]) -> None:
+        check_fits(target, config)
+        target.keep_states()
+        self.target = target
+        self.config = config
+        dtype, device = target.dtype, target.device
+        self.network = make_network(config)
+        try:
+            self.network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ModelError(
+                f"draft head for {config.target} can't be used: {' '.join(str(error).split())[:200]}"
+            ) from error
+        self.network = self.network.to(device, dtype).eval().requires_grad_(False)
+        self._tokens = tokens.to(device)
+        self._embed = target.module.get_input_embeddings()
+        self._rows = torch.nn.Sequential(output_rows(target.module, self._tokens, config.width))
+        for part in (self.network, self._rows):
+            pack_linears(part)
+        self._cache = SlotCache(1)
+        self._open: list[HeadSequence] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.kind} head"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def fingerprint(self) -> str:
+        """What the costs of a pass depend on, the machine apart."""
+        return f"draft head {self.target.dtype} {json.dumps(asdict(self.config))}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass of one token reads."""
+        total = 0
+        for part in (*self.network.modules(), *self._rows.modules()):
+            if isinstance(part, OpaqueLinear):
+                total += part.out_features * part.in_features * part.bytes_per_weight
+            else:
+                total += sum(p.numel() * p.element_size() for p in part.parameters(recurse=False))
+        return total
+
+    def open(self, reserve: int = 0) -> HeadSequence:
+        """A sequence without a target's, whose states are zeros: what passes cost can be measured with it."""
+        return self.open_on(None, reserve)
+
+    def open_on(self, base: Sequence | None, reserve: int = 0) -> HeadSequence:
+        """A sequence that reads the states of the target's sequence `base`."""
+        sequence = HeadSequence(self, len(self._open), base)
+        self._open.append(sequence)
+        self._cache.reserve(len(self._open), reserve)
+        self._cache.clear(sequence.slot)
+        return sequence
+
+    def release(self, sequence: HeadSequence) -> None:
+        """Free a sequence's slot; the last sequence moves into it."""
+        if sequence not in self._open:
+            return
+        last = self._open.pop()
+        if last is not sequence:
+            self._cache.move(last.slot, sequence.slot, last.length)
+            last.slot = sequence.slot
+            self._open[last.slot] = last
+
+    @torch.inference_mode()
+    def score(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        rows: list[HeadSequence] = []
+        for sequence in sequences:
+            if not isinstance(sequence, HeadSequence) or sequence not in self._open:
+                raise ParameterError(f"sequences must be open sequences of the {self.name}, got {sequence!r}")
+            rows.append(sequence)
+        check_score(self.name, None, rows, lengths, tokens.shape[1])
+        order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
+        if order == list(range(len(rows))):
+            return self._score(rows, tokens, lengths, logits)
+        at = index(order, tokens.device)
+        out = self._score([rows[i] for i in order], tokens[at], [lengths[i] for i in order], logits)
+        return None if out is None else out[at.argsort()]
+
+    @abstractmethod
+    def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        """`score`, rows in the order of their slots."""
+
+    def _states_before(self, rows: list[HeadSequence], lengths: Many[int], width: int) -> Tensor:
+        """The state of the position before each new one: the target's, else the head's own. → [R, width, W]"""
+        parts = [self._before(row, count) for row, count in zip(rows, lengths, strict=True)]
+        if len(parts) == 1 and len(parts[0]) == width:
+            return parts[0].unsqueeze(0)
+        return torch.stack([F.pad(part, (0, 0, 0, width - len(part))) for part in parts])
+
+    def _before(self, row: HeadSequence, count: int) -> Tensor:
+        start, stop = row.length - 1, row.length + count - 1
+        scored = row.base.length if row.base is not None else 0
+        known = max(0, min(stop, scored) - max(start, 0))
+        parts = []
+        if start < 0:
+            parts.append(self._zeros(1))  # nothing comes before the first token
+        if known and row.base is not None:
+            parts.append(self.target.states(row.base, max(start, 0), max(start, 0) + known))
+        missing = count - known - len(parts[:1] if start < 0 else ())
+        if missing and not known and start >= 0 and row.last is not None:
+            parts.append(row.last.unsqueeze(0))
+            missing -= 1
+        if missing:
+            if row.base is not None:
+                raise ParameterError(f"the {self.name} can't be {missing} positions ahead of its target: score those first")
+            parts.append(self._zeros(missing))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _zeros(self, count: int) -> Tensor:
+        return torch.zeros(count, self.config.width, dtype=self.target.dtype, device=self.device)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """[.., W] → [.., V]"""
+        return self._fill(self._rows(states))
+
+    def _fill(self, own: Tensor) -> Tensor:
+        """Logits of the head's own tokens at the target's ids. [.., T] → [.., V]"""
+        if len(self._tokens) == self.vocab_size:
+            return own
+        out = own.new_full((*own.shape[:-1], self.vocab_size), -torch.inf)
+        return out.index_copy_(-1, self._tokens, own)
+
+
+class AutoregressiveModel(HeadModel):
+    """One layer with keys and values of its own."""
+
+    network: AutoregressiveHead
+
+    def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        width = tokens.shape[1]
+        starts = tuple(row.length for row in rows)
+        before = self._states_before(rows, lengths, width)
+        positions = index(starts, self.device).unsqueeze(-1) + torch.arange(width, device=self.device)
+        longest = max(starts) + width
+        self._cache.reserve(len(self._open), longest)
+        self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
+        predicted = self.network(self._embed(tokens), before, positions, self._attend)
+        last = predicted[torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)]
+        for i, (row, count) in enumerate(zip(rows, lengths, strict=True)):
+            sure = row.base is None or row.length + count - 1 <= row.base.length
+            row.advance(count)
+            row.sure = row.length if sure else row.sure
+            row.last = last[i]
+        if logits == "none":
+            return None
+        return self._logits(predicted if logits == "all" else last.unsqueeze(1))
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        place = self._cache.placement
+        keys, values = self._cache.layers[0].update(keys, values)
+        mask = None
+        if queries.shape[0] > 1 or queries.shape[2] > 1 or place.length > self.config.window:
+            mask = make_mask(place.positions, place.length, AttentionPattern({"full_attention": self.config.window}, False))
+        grouped = self.config.num_heads != self.config.num_kv_heads
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
+
+
+class BlockwiseModel(HeadModel):
+    """Heads for the next positions, all computed when the newest certain token is scored; further tokens are read off.
+
+    A sequence's `last` holds the logits of all its blocks, [blocks, T].
+    """
+
+    network: BlockwiseHeads
+
+    def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        if all(row.base is not None and row.base.length < row.length for row in rows):
+            return self._read_off(rows, lengths, logits)
+        before = self._states_before(rows, lengths, tokens.shape[1])
+        for row, count in zip(rows, lengths, strict=True):
+            row.advance(count)
+            row.sure = row.length
+        if logits == "none":
+            return None
+        embedded = self._embed(tokens)
+        if logits == "all":
+            return self._logits(self.network(embedded, before, 1)[..., 0, :])
+        each, at = torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)
+        blocks: Tensor = self._rows(self.network(embedded[each, at], before[each, at]))
+        for i, row in enumerate(rows):
+            row.last = blocks[i]
+        return self._fill(blocks[:, :1])
+
+    def _read_off(self, rows: list[HeadSequence], lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        """After one drafted token more: what the next head said, whatever that token was."""
+        chosen = []
+        for row, count in zip(rows, lengths, strict=True):
+            at = row.length + count - row.sure
+            if logits != "last" or count != 1 or row.last is None or at >= self.config.blocks:
+                raise ParameterError(f"the {self.name} has {self.config.blocks} heads: it can't be read further ahead")
+            row.advance(count)
+            chosen.append(row.last[at])
+        return self._fill(torch.stack(chosen).unsqueeze(1))
+
+
+class ReadingModel:
+    """Target and head together, to have the head's laws along a known text: scores the text by both (`forced`)."""
+
+    def __init__(self, head: HeadModel) -> None:
+        self._head = head
+        self.name, self.vocab_size, self.device = head.name, head.vocab_size, head.device
+
+    @property
+    def max_length(self) -> int | None:
+        return self._head.target.max_length
+
+    def open(self, reserve: int = 0) -> _Pair:
+        base = self._head.target.open(reserve)
+        return _Pair(base, self._head.open_on(base, reserve))
+
+    def score(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        pairs = [sequence for sequence in sequences if isinstance(sequence, _Pair)]
+        self._head.target.score([pair.base for pair in pairs], tokens, lengths, "none")
+        return self._head.score([pair.own for pair in pairs], tokens, lengths, logits)
+
+
+@dataclass
+class _Pair:
+    base: SlotSequence
+    own: HeadSequence
+
+    @property
+    def length(self) -> int:
+        return self.own.length
+
+    def truncate(self, length: int) -> None:
+        self.own.truncate(length)
+        self.base.truncate(length)
+
+    def close(self) -> None:
+        self.own.close()
+        self.base.close()
+
+
+def check_fits(target: TransformersModel, config: HeadConfig) -> None:
+    """Raise `ModelError` unless states and tokens of the target are those that the head was made for."""
+    ours = (target.state_size, target.vocab_size)
+    if ours != (config.width, config.vocab_size):
+        raise ModelError(
+            f"the draft head for {config.target} can't draft for {target.name}: it was made for states of {config.width} "
+            f"and {config.vocab_size} tokens, not {ours[0]} and {ours[1]}; train one with outrider train head"
+        )
+
+
+def open_head(target: TransformersModel, folder: Path) -> HeadModel:
+    """The head in a folder, for this target."""
+    config, tokens, weights = load_head(folder)
+    make = AutoregressiveModel if config.kind == "autoregressive" else BlockwiseModel
+    return make(target, config, tokens, weights)

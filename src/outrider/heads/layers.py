@@ -1,0 +1,141 @@
+"""The parts of draft heads: what mixes a state with a token, one layer of Llama's kind, and heads a position.
+
+The layer's architecture is its own whatever the target's: it needs the states' width only. Attention over earlier positions
+is the caller's: over a cache when drafting (`drafters.head`), over an unrolled text when training (`train.unroll`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.heads.config import HeadConfig
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries [R, heads, N, size], keys and values [R, kv heads, N, size], keys turned → mixed values [R, heads, N, size]."""
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm, in float32 or better."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class Mix(nn.Module):
+    """A target's state and the embedding of the token after it → one vector. Both normed: their scales differ by far."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.token_norm = Norm(config.width, config.norm_eps)
+        self.state_norm = Norm(config.width, config.norm_eps)
+        self.join = nn.Linear(2 * config.width, config.width, bias=False)
+
+    def forward(self, embeddings: Tensor, states: Tensor) -> Tensor:
+        out: Tensor = self.join(torch.cat([self.token_norm(embeddings), self.state_norm(states)], dim=-1))
+        return out
+
+
+class Layer(nn.Module):
+    """Attention and a gated network, each normed before and added to its input."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        wide, narrow = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        self.attention_norm = Norm(config.width, config.norm_eps)
+        self.query = nn.Linear(config.width, wide, bias=config.qkv_bias)
+        self.key = nn.Linear(config.width, narrow, bias=config.qkv_bias)
+        self.value = nn.Linear(config.width, narrow, bias=config.qkv_bias)
+        self.out = nn.Linear(wide, config.width, bias=False)
+        self.network_norm = Norm(config.width, config.norm_eps)
+        self.gate = nn.Linear(config.width, config.intermediate_size, bias=False)
+        self.up = nn.Linear(config.width, config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.width, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """X [R, N, width], positions int64 [R, N] → [R, N, width]"""
+        normed = self.attention_norm(x)
+        turn = rotation(positions, self.config.head_size, self.config.rope_theta, x.dtype)
+        queries = rotate(_split(self.query(normed), self.config.num_heads), turn)
+        keys = rotate(_split(self.key(normed), self.config.num_kv_heads), turn)
+        mixed = attend(queries, keys, _split(self.value(normed), self.config.num_kv_heads))
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        normed = self.network_norm(x)
+        out: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return out
+
+
+class AutoregressiveHead(nn.Module):
+    """One layer on (state, next token): its output stands for the target's state at that token (EAGLE, Li et al. 2024).
+
+    Chen et al. (Section 4) name the idea, "activations of the target as input".
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.mix = Mix(config)
+        self.layer = Layer(config)
+        self.norm = Norm(config.width, config.norm_eps)
+
+    def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The token at each position and the state before it. [R, N, width], int64 [R, N] → predicted states, same shape"""
+        out: Tensor = self.norm(self.layer(self.mix(embeddings, states), positions, attend))
+        return out
+
+
+class BlockwiseHeads(nn.Module):
+    """A head for each of the next positions, none of which sees what the others say (Stern et al. 2018; Medusa, 2024).
+
+    They read the target's last state and the newest token, which is certain but not yet scored.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.mixes = nn.ModuleList(Mix(config) for _ in range(config.blocks))
+        self.ups = nn.ModuleList(nn.Linear(config.width, config.intermediate_size) for _ in range(config.blocks))
+        self.downs = nn.ModuleList(nn.Linear(config.intermediate_size, config.width) for _ in range(config.blocks))
+        self.norms = nn.ModuleList(Norm(config.width, config.norm_eps) for _ in range(config.blocks))
+
+    def forward(self, embeddings: Tensor, states: Tensor, count: int | None = None) -> Tensor:
+        """[.., width] twice → [.., count, width], the states that stand for the next positions; count ≤ blocks."""
+        out = []
+        for mix, up, down, norm in list(zip(self.mixes, self.ups, self.downs, self.norms, strict=True))[:count]:
+            x = mix(embeddings, states)
+            out.append(norm(x + down(F.silu(up(x)))))
+        return torch.stack(out, dim=-2)
+
+
+def make_network(config: HeadConfig) -> AutoregressiveHead | BlockwiseHeads:
+    """The network of that shape, with fresh weights."""
+    return AutoregressiveHead(config) if config.kind == "autoregressive" else BlockwiseHeads(config)
+
+
+def rotation(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for `rotate`. int64 [R, N] → [R, 1, N, size] twice"""
+    exact = torch.promote_types(dtype, torch.float32)
+    frequencies = theta ** (-torch.arange(0, size, 2, device=positions.device, dtype=exact) / size)
+    angles = (positions.to(exact).unsqueeze(-1) * frequencies).repeat(1, 1, 2).unsqueeze(1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions (Su et al. 2021), halves paired as in Llama. [R, heads, N, size]"""
+    cos, sin = turn
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """[R, N, heads · size] → [R, heads, N, size]"""
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)

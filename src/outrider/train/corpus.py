@@ -1,0 +1,127 @@
+"""Training text: files, folders, texts of the target (`outrider train texts`) and data sets, as windows of tokens.
+
+Documents are laid end to end and cut into windows, so that nothing is padded. Every `HELD_OUT_EVERY`-th document is kept
+apart by number, before anything is cut: no window of it is trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import ParameterError
+
+HELD_OUT_EVERY = 50
+LONGEST_DOCUMENT = 1 << 20  # characters read of one file
+DATASET = "dataset:"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where text comes from: "PATH" or "dataset:NAME[,split=S,column=C,config=G]", at most `limit` tokens of it."""
+
+    name: str
+    limit: int | None = None
+
+
+def parse_source(text: str) -> Source:
+    """SOURCE or SOURCE@TOKENS, a limit in tokens ("notes@200000")."""
+    name, at, limit = text.rpartition("@")
+    if not at or not limit.isdigit():
+        return Source(text)
+    if int(limit) < 1:
+        raise ParameterError(f"data must be SOURCE or SOURCE@TOKENS with at least one token, got {text!r}")
+    return Source(name, int(limit))
+
+
+def windows(sources: Iterable[Source], tokenizer: Any, length: int, held_out: bool | None) -> Iterator[NDArray[np.uint32]]:
+    """Windows of `length` tokens. held_out: only the documents kept apart, only the others, or (None) all of them."""
+    for source in sources:
+        rest: list[int] = []
+        taken = 0
+        for number, document in enumerate(documents(source.name, tokenizer)):
+            if held_out is not None and (number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) is not held_out:
+                continue
+            rest += document
+            while len(rest) >= length and (source.limit is None or taken + length <= source.limit):
+                yield np.array(rest[:length], dtype=np.uint32)
+                rest, taken = rest[length:], taken + length
+            if source.limit is not None and taken + length > source.limit:
+                break
+
+
+def documents(name: str, tokenizer: Any) -> Iterator[list[int]]:
+    """The token ids of each document of a source."""
+    texts: Iterator[str | list[int]]
+    if name.startswith(DATASET):
+        texts = _dataset(name.removeprefix(DATASET))
+    else:
+        path = Path(name).expanduser()
+        if not path.exists():
+            raise ParameterError(f"data {name} does not exist: name text files, folders, .jsonl files or dataset:NAME")
+        files = _shuffled(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        texts = (document for file in files for document in _of_file(file))
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
+        if ids:
+            yield ids
+
+
+def _shuffled(files: Iterable[Path]) -> list[Path]:
+    """In an order that depends on the names only, so that a limit takes something of everything."""
+    return sorted(files, key=lambda file: hashlib.sha256(str(file).encode()).digest())
+
+
+def _of_file(path: Path) -> Iterator[str | list[int]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            if path.suffix == ".jsonl":
+                yield from (entry for line in file if line.strip() and (entry := _of_line(line, path)))
+            else:
+                while text := file.read(LONGEST_DOCUMENT):
+                    yield text
+    except UnicodeDecodeError:
+        return  # not text
+    except OSError as error:
+        raise ParameterError(f"data {path} can't be read: {error.strerror}") from None
+
+
+def _of_line(line: str, path: Path) -> str | list[int]:
+    """Token ids or text of one JSON object; nothing of a log's first line."""
+    try:
+        entry = json.loads(line)
+        if "settings" in entry:
+            return ""
+        found: str | list[int] = entry["tokens"] if "tokens" in entry else entry["text"]
+        return found
+    except (ValueError, TypeError, KeyError):
+        raise ParameterError(f'data {path} must have "tokens" or "text" in each JSON object, got {line[:60]!r}') from None
+
+
+def _dataset(text: str) -> Iterator[str | list[int]]:
+    """A data set of the hub or of a folder, streamed."""
+    name, *pairs = text.split(",")
+    options = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    unknown = options.keys() - {"split", "column", "config"}
+    if unknown or len(options) < len(pairs):
+        raise ParameterError(f"data dataset:{text} must be dataset:NAME[,split=S,column=C,config=G]")
+    try:
+        from datasets import load_dataset
+
+        rows = load_dataset(name, options.get("config"), split=options.get("split", "train"), streaming=True)
+        for row in rows:
+            yield str(row[options.get("column", "text")])
+    except ImportError:
+        raise ParameterError("data sets need the package datasets: run `pip install datasets`") from None
+    except KeyError as error:
+        raise ParameterError(f"data set {name} has no column {error}: give dataset:{name},column=NAME") from None
+    except Exception as error:  # the library raises errors of many packages
+        reason = " ".join(str(error).split())[:200]
+        raise ParameterError(f"data set {name} can't be read: {reason}") from error

@@ -1,0 +1,184 @@
+"""From data and a target to a draft in a folder: the steps that all kinds of drafts share.
+
+output/states-…        the target's states, shard by shard
+output/checkpoints     Trainer's
+output                 the draft itself, its card
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ParameterError
+from outrider.heads.config import HeadConfig, Kind, load_head, save_head
+from outrider.heads.engine import check_fits
+from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, make_network
+from outrider.models.transformers_model import TransformersModel
+from outrider.prompts import end_tokens
+from outrider.train.corpus import Source, windows
+from outrider.train.losses import Loss
+from outrider.train.run import Report, RunSettings, Windows, processes, train
+from outrider.train.start import head_config, start_from_target
+from outrider.train.states import StateFolder, StateWindows, digest, frequent_tokens, keep_states
+from outrider.train.trainee import HeadTrainee, StudentTrainee
+
+SAMPLE = 16  # windows that the start is fitted on
+Network = AutoregressiveHead | BlockwiseHeads
+Bar = Callable[[Iterable[int], str], None]
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """length: of a window. held_out: domain → a file or folder that is never trained on; without any, documents of the
+    data are kept apart. cache: where states are kept.
+    """
+
+    sources: tuple[Source, ...]
+    held_out: Mapping[str, str]
+    cache: Path
+    length: int = 256
+    held_out_tokens: int = 6144
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ParameterError("data must not be empty: give text files, folders, .jsonl files or dataset:NAME")
+        if not 16 <= self.length <= 8192:
+            raise ParameterError(f"length must be in 16 … 8192, got {self.length}")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on, and the held-out text by domain. paths: the shards."""
+
+    paths: list[Path]
+    train: StateWindows
+    held_out: dict[str, Windows]
+
+
+def prepare(target: TransformersModel, settings: DataSettings, bar: Bar) -> Data:
+    """The target's states of all windows; what is there already is not computed again."""
+    if target.max_length is not None and settings.length > target.max_length:
+        raise ParameterError(f"length must be at most the {target.max_length} positions of {target.name}")
+    apart = None if settings.held_out else False
+    paths = [path for source in settings.sources for path in _states(target, source, apart, settings, bar)]
+    if not paths:
+        raise ParameterError(f"data must hold at least one window of {settings.length} tokens: give more text")
+    held_out: dict[str, Windows] = {}
+    for name, place in settings.held_out.items():
+        found = _states(target, Source(place, settings.held_out_tokens), None, settings, bar)
+        if not found:
+            raise ParameterError(f"held-out text {name} must hold at least one window of {settings.length} tokens")
+        held_out[name] = StateWindows(found)
+    if not settings.held_out:
+        most = max(settings.length, settings.held_out_tokens // len(settings.sources))
+        kept = [
+            path for source in settings.sources for path in _states(target, Source(source.name, most), True, settings, bar)
+        ]
+        held_out = {"held_out": StateWindows(kept)} if kept else {}
+    return Data(paths, StateWindows(paths), held_out)
+
+
+def _states(
+    target: TransformersModel, source: Source, held_out: bool | None, settings: DataSettings, bar: Bar
+) -> list[Path]:
+    """The shards of one source, in a folder of its own, so that other runs with the same source find them."""
+    about: dict[str, object] = {"target": target.fingerprint, "length": settings.length, "held_out": held_out}
+    about |= {"source": source.name, "limit": source.limit, "stamp": _stamp(source.name)}
+    folder = StateFolder(settings.cache / f"states-{digest(about)}", about)
+    done = folder.folder / "done"
+    if not done.exists():
+        cut = windows([source], target.tokenizer, settings.length, held_out)
+        bar(keep_states(target, cut, folder), f"States of {source.name}")
+        done.touch()
+    return folder.paths
+
+
+def _stamp(name: str) -> list[int]:
+    """What changes when a file does."""
+    path = Path(name).expanduser()
+    return [path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else []
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """vocabulary: tokens that the head drafts. depth: of the chains trained on. intermediate_size: None for the target's.
+
+    start: a head to go on from, with its shape and vocabulary instead of these.
+    """
+
+    kind: Kind
+    vocabulary: int = 8192
+    depth: int = 3
+    blocks: int = 4
+    intermediate_size: int | None = None
+    window: int = 512
+    loss: Loss = "mix"
+    start: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 1:
+            raise ParameterError(f"vocabulary must be 1 or more, got {self.vocabulary}")
+        if not 1 <= self.depth <= 8:
+            raise ParameterError(f"depth must be in 1 … 8, got {self.depth}")
+
+
+def train_head(
+    target: TransformersModel, data: Data, head: HeadSettings, run: RunSettings, output: Path
+) -> tuple[HeadConfig, Report]:
+    """Train a head and write it to `output`."""
+    torch.manual_seed(run.seed)
+    config, tokens, network = _begin(target, data, head) if head.start is None else _begin_from(target, head, head.start)
+    trainee = HeadTrainee(network, target, tokens, head.loss, head.depth)
+    report = train(trainee, data.train, data.held_out, output / "checkpoints", run)
+    if processes().is_main_process:
+        save_head(output, config, tokens, network.state_dict(), _kept_dtype(target))
+    return config, report
+
+
+def _begin(target: TransformersModel, data: Data, head: HeadSettings) -> tuple[HeadConfig, Tensor, Network]:
+    """A new head over the data's most frequent tokens."""
+    count = min(head.vocabulary, target.vocab_size)
+    special = frozenset(t for t in getattr(target.tokenizer, "all_special_ids", None) or () if t < target.vocab_size)
+    always = end_tokens(target) | special if count > 256 else frozenset()
+    tokens = frequent_tokens(data.paths, count, target.vocab_size, always)
+    config = head_config(target, head.kind, count, head.intermediate_size, head.blocks, head.window)
+    network = make_network(config)
+    if isinstance(network, AutoregressiveHead):
+        sample = [data.train[i * len(data.train) // SAMPLE]["tokens"] for i in range(SAMPLE)]
+        start_from_target(network, target, torch.stack(sample))
+    return config, tokens, network
+
+
+def _begin_from(target: TransformersModel, head: HeadSettings, start: Path) -> tuple[HeadConfig, Tensor, Network]:
+    config, tokens, weights = load_head(start)
+    check_fits(target, config)
+    if config.kind != head.kind:
+        raise ParameterError(f"start must be a head of the same kind, got {start}: it is {config.kind}")
+    network = make_network(config)
+    network.load_state_dict({name: value.float() for name, value in weights.items()})
+    return config, tokens, network
+
+
+def train_student(target: TransformersModel, data: Data, layers: int, loss: Loss, run: RunSettings, output: Path) -> Report:
+    """Train a wide-and-shallow student and save it as an ordinary transformers model with the target's tokenizer.
+
+    It has the target's width and vocabulary and few of its layers (Chen Table 2), evenly spread and the last among them;
+    embeddings and head start as the target's and stay as they are.
+    """
+    from outrider.train.student import make_student
+
+    student = make_student(target, layers)
+    report = train(StudentTrainee(student, target, loss), data.train, data.held_out, output / "checkpoints", run)
+    if processes().is_main_process:
+        student.to(_kept_dtype(target)).save_pretrained(output)
+        target.tokenizer.save_pretrained(output)
+    return report
+
+
+def _kept_dtype(target: TransformersModel) -> torch.dtype:
+    return target.dtype if target.dtype in (torch.float32, torch.float64) and not target.rounded else torch.bfloat16

@@ -1,0 +1,202 @@
+"""Training with transformers' `Trainer`: steps, checkpoints, resume, several devices by their launchers.
+
+What is added to it: alpha on held-out text, domain by domain, at every evaluation, and an end by the clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from outrider.errors import ParameterError
+from outrider.train.trainee import Trainee
+
+Windows = Dataset[dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """steps: of the optimiser. batch_size: windows a step and device. every: steps between evaluations and checkpoints.
+
+    hours: stop (with a checkpoint) after that long, None for never. resume: go on from the newest checkpoint.
+    """
+
+    steps: int
+    batch_size: int = 8
+    learning_rate: float = 5e-4
+    every: int = 200
+    hours: float | None = None
+    seed: int = 0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "every"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ParameterError(f"{name} must be a whole number of 1 or more, got {value}")
+        for name in ("learning_rate", "hours"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ParameterError(f"{name} must be above 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run came to. held_out: by domain, {"alpha": [by depth], "match": [by depth], "positions": n}."""
+
+    steps: int
+    finished: bool
+    seconds: float
+    held_out: dict[str, dict[str, Any]]
+
+
+class _ByTheClock(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, hours: float | None) -> None:
+        self._end = None if hours is None else time.monotonic() + 3600 * hours
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        del args, state
+        if self._end is not None and time.monotonic() > self._end:
+            control.should_save = control.should_training_stop = True
+
+
+class _Progress(TrainerCallback):  # type: ignore[misc]
+    """A bar and the figures on standard error; Trainer's own would print on standard output."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._bar = Progress(console=Console(stderr=True))
+        self._task = self._bar.add_task("Training", total=None)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        del args, control
+        if state.is_world_process_zero:
+            self._bar.update(self._task, total=state.max_steps, completed=state.global_step)
+            self._bar.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        del args, control
+        self._bar.update(self._task, completed=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        del args, control
+        if state.is_world_process_zero and logs:
+            shown = {k.removeprefix("eval_"): v for k, v in logs.items() if k == "loss" or "_alpha_" in k}
+            figures = "  ".join(f"{name} {float(value):.3f}" for name, value in shown.items())
+            if figures:
+                self._bar.console.print(f"step {state.global_step}: {figures}", highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was, whatever happened."""
+        self._bar.stop()
+
+
+class _DraftTrainer(Trainer):  # type: ignore[misc]
+    """Evaluates alpha instead of a loss."""
+
+    held_out: Mapping[str, Windows]
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        out = model(**inputs)
+        return (out["loss"], out) if return_outputs else out["loss"]
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        results = {name: measure(self.model, windows, self.args.train_batch_size) for name, windows in self.held_out.items()}
+        flat: dict[str, float] = {}
+        for name, result in results.items():
+            for depth, (alpha, match) in enumerate(zip(result["alpha"], result["match"], strict=True)):
+                flat |= {
+                    f"eval_{name}_alpha_{depth + 1}": round(alpha, 4),
+                    f"eval_{name}_match_{depth + 1}": round(match, 4),
+                }
+        self.log(flat)
+        return flat
+
+
+def processes() -> Any:
+    """What a launcher (accelerate, torchrun) has started: `is_main_process`, `main_process_first()`."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+@torch.no_grad()
+def measure(trainee: Trainee, windows: Windows, batch_size: int) -> dict[str, Any]:
+    """Alpha = mean of sum min(target, draft) at temperature 1, and how often both would say the same at 0, by depth.
+
+    Teacher-forced: at depth s the s - 1 tokens before are the text's own. positions: of the first depth.
+    """
+    was_training = trainee.training
+    trainee.eval()
+    sums: list[dict[str, float]] = []
+    device = trainee.get_buffer("rows").device
+    for batch in DataLoader(windows, batch_size=batch_size):
+        counts = trainee(**{name: value.to(device) for name, value in batch.items()})["counts"]
+        sums = sums or [dict.fromkeys(count, 0.0) for count in counts]
+        for total, count in zip(sums, counts, strict=True):
+            for name, value in count.items():
+                total[name] += float(value)
+    trainee.train(was_training)
+    rates = {name: [total[name] / total["positions"] for total in sums] for name in ("alpha", "match")}
+    return {**rates, "positions": int(sums[0]["positions"])}
+
+
+def train(
+    trainee: Trainee, windows: Windows, held_out: Mapping[str, Windows], folder: Path, settings: RunSettings
+) -> Report:
+    """Train, keeping checkpoints in `folder`. Raises `ParameterError` if it holds some and they are not to be resumed."""
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if last and not settings.resume:
+        raise ParameterError(f"checkpoints are in {folder}: go on with --resume, or name another output")
+    logging.getLogger("transformers.trainer").setLevel(logging.WARNING)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=min(100, max(1, settings.steps // 20)),
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        adam_beta2=0.95,
+        logging_steps=min(50, settings.every),
+        logging_first_step=True,
+        eval_strategy="steps" if held_out else "no",
+        eval_steps=settings.every,
+        save_steps=settings.every,
+        save_total_limit=2,
+        seed=settings.seed,
+        report_to=[],
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        disable_tqdm=False,
+        use_cpu=not torch.cuda.is_available(),
+    )
+    clock = _ByTheClock(settings.hours)
+    trainer = _DraftTrainer(
+        model=trainee, args=arguments, train_dataset=windows, eval_dataset=dict(held_out), callbacks=[clock]
+    )
+    trainer.held_out = held_out
+    progress = _Progress()
+    for shown in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(shown)
+    trainer.add_callback(progress)
+    started = time.monotonic()
+    try:
+        trainer.train(resume_from_checkpoint=last)
+    finally:
+        progress.stop()
+    steps = int(trainer.state.global_step)
+    results = {name: measure(trainee, part, settings.batch_size) for name, part in held_out.items()}
+    return Report(steps, steps >= settings.steps, time.monotonic() - started, results)

@@ -1,0 +1,162 @@
+"""The target's last states along the training text, computed once and kept on disk in shards.
+
+A state is all that is needed of the target: its head's rows make logits of it, and the stored log normaliser makes
+probabilities of any part of them. So a training step never runs the target, whatever its size, and memory is bounded by
+a batch. A shard is complete or not there: an interrupted run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from outrider.errors import CacheFolderError, ModelError, ParameterError
+from outrider.models.transformers_model import TransformersModel
+
+SHARD = 256  # windows
+TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
+
+
+@dataclass(frozen=True)
+class Shard:
+    """tokens int64 [n, L]; states [n, L, W] as the target computed them; normalisers [n, L]: log of the sum of exp."""
+
+    tokens: Tensor
+    states: Tensor
+    normalisers: Tensor
+
+
+class StateFolder:
+    """Shards in a folder. about: what they were made of; a folder made of something else is refused."""
+
+    def __init__(self, folder: Path, about: dict[str, object]) -> None:
+        self.folder = folder
+        index = folder / "index.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if index.exists():
+                stored = json.loads(index.read_text())
+                if stored != json.loads(json.dumps(about)):
+                    raise ParameterError(f"states in {folder} were made of other data or by another model: delete it")
+            else:
+                index.write_text(json.dumps(about, indent=1))
+        except OSError as error:
+            raise CacheFolderError(f"states can't be kept in {folder} ({error.strerror}): name another --cache") from None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Complete shards."""
+        return sorted(self.folder.glob("shard-*.safetensors"))
+
+    def write(self, number: int, shard: Shard) -> None:
+        """Add a shard."""
+        from safetensors.torch import save_file
+
+        path = self.folder / f"shard-{number:05d}.safetensors"
+        part = path.with_suffix(".part")
+        parts = {"tokens": shard.tokens.int(), "states": shard.states, "normalisers": shard.normalisers}
+        try:
+            save_file({name: value.contiguous() for name, value in parts.items()}, part)
+            part.rename(path)
+        except OSError as error:
+            raise CacheFolderError(f"states can't be kept in {self.folder} ({error.strerror}): make room") from None
+
+
+class StateWindows(Dataset[dict[str, Tensor]]):
+    """The windows of some shards, read where they lie."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        from safetensors import safe_open
+
+        self._files: list[Any] = [safe_open(path, framework="pt") for path in paths]
+        self._starts = np.cumsum([0, *(file.get_slice("tokens").get_shape()[0] for file in self._files)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        at = int(number - self._starts[shard])
+        file = self._files[shard]
+        out = {name: file.get_slice(name)[at] for name in ("tokens", "states", "normalisers")}
+        return {**out, "tokens": out["tokens"].long()}
+
+
+def keep_states(
+    target: TransformersModel, windows: Iterator[NDArray[np.uint32]], folder: StateFolder, batch_size: int = 4
+) -> Iterator[int]:
+    """Compute the states of all windows that the folder does not hold yet; yields the windows done so far."""
+    done = len(folder.paths)
+    for _ in islice(windows, done * SHARD):
+        pass
+    target.keep_states()
+    total = done * SHARD
+    while block := list(islice(windows, SHARD)):
+        parts = []
+        for first in range(0, len(block), batch_size):
+            parts.append(states_of(target, torch.from_numpy(np.stack(block[first : first + batch_size])).long()))
+            yield total + min(first + batch_size, len(block))
+        shard = Shard(
+            *(torch.cat(values) for values in zip(*((p.tokens, p.states, p.normalisers) for p in parts), strict=True))
+        )
+        folder.write(done, shard)
+        done, total = done + 1, total + len(block)
+
+
+@torch.inference_mode()
+def states_of(target: TransformersModel, tokens: Tensor) -> Shard:
+    """Teacher-forced states of some windows, through the engine that will draft. int64 [n, L]"""
+    sequences = [target.open(tokens.shape[1]) for _ in tokens]
+    try:
+        logits = target.score(sequences, tokens.to(target.device), [tokens.shape[1]] * len(tokens), "all")
+        assert logits is not None
+        normalisers = torch.stack([row.float().logsumexp(-1) for row in logits])
+        states = torch.stack([target.states(sequence, 0, tokens.shape[1]) for sequence in sequences])
+        check_rows(target, states[0, :8], logits[0, :8])
+        return Shard(tokens, states.cpu().clone(), normalisers.cpu())
+    finally:
+        for sequence in sequences:
+            sequence.close()
+
+
+def check_rows(target: TransformersModel, states: Tensor, logits: Tensor) -> None:
+    """Raise `ModelError` unless the logits are the output layer's on these states: no caps, no scales in between."""
+    own = target.module.get_output_embeddings()(states).float()
+    off = float((own - logits.float()).square().mean().sqrt() / logits.float().std())
+    if not off <= TOLERANCE:
+        raise ModelError(
+            f"{target.name} can't be trained for: its logits are not those of its output layer on its last state (off by "
+            f"{off:.2g} of their spread); use a smaller model of its family as the draft"
+        )
+
+
+def digest(*parts: object) -> str:
+    """A short name for what states were made of."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def frequent_tokens(paths: list[Path], count: int, vocab_size: int, always: frozenset[int]) -> Tensor:
+    """The `count` most frequent tokens of the training text, those in `always` among them. → int64, ascending"""
+    from safetensors import safe_open
+
+    if not 1 <= count <= vocab_size:
+        raise ParameterError(f"vocabulary must be in 1 … {vocab_size}, got {count}")
+    counts = torch.zeros(vocab_size, dtype=torch.long)
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            counts += file.get_tensor("tokens").long().flatten().bincount(minlength=vocab_size)
+    for token in always:
+        counts[token] = counts.max() + 1
+    order: Any = counts.argsort(descending=True, stable=True)
+    return torch.as_tensor(order[:count]).sort().values

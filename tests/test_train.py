@@ -1,0 +1,292 @@
+"""Training drafts: what is trained is what drafts, held-out text is held out, runs go on where they stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import outrider
+from outrider.cli.main import run
+from outrider.costs import Costs
+from outrider.drafters import HeadDrafter
+from outrider.drafters.base import DraftContext
+from outrider.errors import ModelError, ParameterError
+from outrider.forced import betas_along
+from outrider.heads.config import HeadConfig, Kind, load_head, save_head
+from outrider.heads.engine import open_head
+from outrider.heads.layers import AutoregressiveHead, make_network
+from outrider.models.loading import load_transformers
+from outrider.models.transformers_model import TransformersModel
+from outrider.proposal import DraftRow
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+from outrider.train.card import foretold
+from outrider.train.corpus import HELD_OUT_EVERY, Source, parse_source, windows
+from outrider.train.losses import divergence
+from outrider.train.run import measure
+from outrider.train.start import start_from_target, weight_of
+from outrider.train.states import SHARD, StateFolder, StateWindows, keep_states, states_of
+from outrider.train.student import make_student
+from outrider.train.trainee import HeadTrainee
+from outrider.train.unroll import blocks, chains
+from tests.conftest import make_tokenizer
+from tests.test_heads import write_head
+from tests.tiny_models import VOCABULARY, module, tiny
+
+TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
+
+
+def first_laws(path: Path, target: TransformersModel, known: int, count: int) -> torch.Tensor:
+    """The laws of a draft of `count` tokens after the first `known` ones, which draws exactly the text's tokens."""
+    drafter = HeadDrafter(path, 0.1)
+    drafter.bind(target)
+    sequence = target.open()
+    target.score([sequence], torch.tensor([TEXT[: known - 1]]), [known - 1], "none")
+    row = DraftRow(TEXT[:known], known, RandomStream(0), sequence)
+    drafter.begin([row], DraftContext(SamplingSettings(), target, VOCABULARY))
+    logits = []
+    for i in range(count):
+        pending = TEXT[row.state.length : known] if i == 0 else [TEXT[known + i - 1]]
+        logits.append(drafter.model.score([row.state], torch.tensor([pending]), [len(pending)], "last"))
+    drafter.end(row)
+    sequence.close()
+    return torch.stack([one[0, 0].clone() for one in logits if one is not None])
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
+def test_what_is_trained_is_what_drafts(kind: Kind, tmp_path: Path) -> None:
+    """Chains and blocks over a whole text at once against the engine, round by round, at every depth; window of 7."""
+    target, path = tiny("Llama"), write_head(tmp_path, kind, blocks=3)
+    model = open_head(target, path)
+    tokens = torch.tensor([TEXT])
+    embeddings, states = target.module.get_input_embeddings()(tokens), states_of(target, tokens).states
+    network: Any = make_network(model.config).double()
+    network.load_state_dict(load_head(path)[2])
+    with torch.no_grad():
+        depths = (chains if kind == "autoregressive" else blocks)(network, embeddings, states, 3)
+        laws = torch.stack([target.module.lm_head(depth)[0] for depth in depths])
+    for known in (3, 8, 12):
+        drafted = first_laws(path, target, known, 3)
+        at = [known - 1 + (s if kind == "autoregressive" else 0) for s in range(3)]
+        torch.testing.assert_close(drafted, torch.stack([laws[s, j] for s, j in enumerate(at)]), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
+def test_the_alpha_of_training_is_that_of_drafting(kind: Kind, tmp_path: Path) -> None:
+    """On held-out windows, with a cut vocabulary: equal to sum min(target, draft) along the text by the drafter itself."""
+    made = module("Llama", 0, torch.float32)
+    target = TransformersModel(made)
+    ids = torch.tensor([2, 3, *range(5, 40)])
+    config = HeadConfig(kind, "tiny", 32, VOCABULARY, len(ids), 24, 4, 2, 8)
+    network = make_network(config)
+    save_head(tmp_path, config, ids, network.state_dict(), torch.float32)
+    folder = StateFolder(tmp_path / "states", {})
+    list(keep_states(target, iter([np.array(TEXT, dtype=np.uint32)]), folder))
+    trainee = HeadTrainee(network, target, ids, "mix", depth=2)
+    result = measure(trainee, StateWindows(folder.paths), 1)
+    drafter = HeadDrafter(tmp_path, 0.1)
+    drafter.bind(target)
+    betas = betas_along(drafter, target, TEXT, 1, SamplingSettings(temperature=1.0))
+    # The window's last position predicts a token beyond it, and nothing is drafted for the first.
+    laws = trainee(**{name: value.unsqueeze(0) for name, value in StateWindows(folder.paths)[0].items()})["counts"][0]
+    assert result["alpha"][0] == pytest.approx(float(laws["alpha"]) / len(TEXT), abs=1e-6)
+    assert sum(betas) == pytest.approx(float(laws["alpha"]) - _last_alpha(trainee, folder), abs=2e-4)
+    assert 0.05 < result["alpha"][0] < 0.95
+
+
+def _last_alpha(trainee: HeadTrainee, folder: StateFolder) -> float:
+    part = StateWindows(folder.paths)[0]
+    whole = trainee(**{k: v.unsqueeze(0) for k, v in part.items()})["counts"][0]["alpha"]
+    shorter = trainee(**{k: v[:-1].unsqueeze(0) for k, v in part.items()})["counts"][0]["alpha"]
+    return float(whole - shorter)
+
+
+def test_losses_are_what_they_are_called() -> None:
+    target = torch.tensor([[0.5, 0.3, 0.1]])  # a tenth lies outside the vocabulary
+    logits = torch.tensor([[0.6, 0.2, 0.2]]).log().requires_grad_()
+    tv, alpha = divergence(target, logits, "tv")
+    assert float(alpha.detach()) == pytest.approx(0.5 + 0.2 + 0.1)
+    assert float(tv.detach()) == pytest.approx(0.2)
+    kl, _ = divergence(target, logits, "kl")
+    assert float(kl.detach()) == pytest.approx(-(0.5 * np.log(0.6) + 0.3 * np.log(0.2) + 0.1 * np.log(0.2)))
+    mix, _ = divergence(target, logits, "mix")
+    assert float(mix.detach()) == pytest.approx(float((tv + kl).detach()))
+    best = (target / target.sum()).log().requires_grad_()
+    (gradient,) = torch.autograd.grad(divergence(target, best, "kl")[0].sum(), best)
+    assert gradient.abs().max() < 1e-7
+
+
+def test_windows_are_cut_from_other_documents_than_those_held_out(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    lines = [json.dumps({"tokens": [number] * 10}) for number in range(120)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join([json.dumps({"settings": {}}), *lines]))
+    kept = {int(t) for window in windows([Source(str(path))], tokenizer, 20, False) for t in window}
+    apart = {int(t) for window in windows([Source(str(path))], tokenizer, 10, True) for t in window}
+    assert apart == {HELD_OUT_EVERY - 1, 2 * HELD_OUT_EVERY - 1}
+    assert not kept & apart
+    assert len(kept) == 118
+    assert len(list(windows([Source(str(path), 100)], tokenizer, 20, None))) == 5
+    assert parse_source("a/b@300") == Source("a/b", 300)
+    assert parse_source("user@host.txt") == Source("user@host.txt")
+    with pytest.raises(ParameterError, match="does not exist"):
+        list(windows([Source(str(tmp_path / "none"))], tokenizer, 20, None))
+
+
+def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
+    target = TransformersModel(module("Llama", 0, torch.float32))
+    every = [np.array([(7 * i + j) % 50 + 3 for j in range(4)], dtype=np.uint32) for i in range(SHARD + 3)]
+    whole, cut = StateFolder(tmp_path / "whole", {"a": 1}), StateFolder(tmp_path / "cut", {"a": 1})
+    list(keep_states(target, iter(every), whole, batch_size=64))
+    for done in keep_states(target, iter(every), cut, batch_size=64):
+        if done > SHARD:
+            break  # in the second shard: only the first is kept
+    assert len(cut.paths) == 1
+    list(keep_states(target, iter(every), StateFolder(tmp_path / "cut", {"a": 1}), batch_size=64))
+    ours, theirs = StateWindows(cut.paths), StateWindows(whole.paths)
+    assert len(ours) == len(theirs) == SHARD + 3
+    torch.testing.assert_close(ours[SHARD + 2]["states"], theirs[SHARD + 2]["states"])
+    with torch.inference_mode():
+        out = target.module(input_ids=ours[SHARD + 1]["tokens"].unsqueeze(0))
+    torch.testing.assert_close(ours[SHARD + 1]["normalisers"], out.logits[0].logsumexp(-1), atol=1e-4, rtol=1e-4)
+    with pytest.raises(ParameterError, match="made of other data"):
+        StateFolder(tmp_path / "cut", {"a": 2})
+
+
+def test_a_target_with_capped_logits_is_refused(tmp_path: Path) -> None:
+    target = TransformersModel(module("Gemma2", 0, torch.float32, final_logit_softcapping=1.0))
+    target.keep_states()
+    with pytest.raises(ModelError, match="are not those of its output layer on its last state"):
+        states_of(target, torch.tensor([TEXT]))
+
+
+def test_a_head_starts_as_the_targets_last_layer() -> None:
+    made = module("Llama", 0, torch.float32)
+    target = TransformersModel(made)
+    network = make_network(HeadConfig("autoregressive", "tiny", 32, VOCABULARY, VOCABULARY, 48, 4, 2, 8))
+    assert isinstance(network, AutoregressiveHead)
+    assert start_from_target(network, target, torch.tensor([TEXT, TEXT[::-1]]))
+    torch.testing.assert_close(network.layer.down.weight, made.model.layers[-1].mlp.down_proj.weight, atol=1e-6, rtol=1e-5)
+    assert not torch.equal(network.mix.join.weight, torch.zeros(32, 64))
+    assert not start_from_target(network, tiny("GPT2"), torch.tensor([TEXT]))
+    weight = torch.randn(5, 7)
+    layer = torch.nn.Linear(7, 5)
+    layer.weight.data.copy_(weight)
+    torch.testing.assert_close(weight_of(layer, 7).detach(), weight, atol=1e-6, rtol=1e-5)
+
+
+def test_a_students_layers_are_the_targets() -> None:
+    target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=6))
+    student = make_student(target, 2)
+    theirs = target.module.model.layers
+    for own, number in zip(student.model.layers, (2, 5), strict=True):
+        torch.testing.assert_close(own.mlp.up_proj.weight, theirs[number].mlp.up_proj.weight)
+    assert not student.get_input_embeddings().weight.requires_grad
+    with pytest.raises(ParameterError, match=r"layers must be in 1 … 5, got 6"):
+        make_student(target, 6)
+
+
+def test_the_speed_up_foretold_is_leviathans_at_one_alpha() -> None:
+    costs = Costs({1: 1.0, 17: 1.0})
+    length, speedup = foretold([0.8], costs, 0.05)
+    rates = [(1 - 0.8 ** (g + 1)) / (0.2 * (g * 0.05 + 1)) for g in range(13)]
+    assert speedup == pytest.approx(max(rates))
+    assert length == rates.index(max(rates))
+    assert foretold([0.01], costs, 0.5) == (0, 1.0)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    lines = ["the quick brown fox jumps over the lazy dog 0123456789 ", "def f(x): return x + 1 "] * 60
+    path.write_text("\n".join(json.dumps({"text": line * 3}) for line in lines))
+    return path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    code = run([str(argument) for argument in arguments])
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    found: dict[str, Any] = json.loads(out.out)
+    return found
+
+
+@pytest.mark.parametrize("command", ["head", "blocks"])
+@pytest.mark.usefixtures("cache")
+def test_a_head_is_trained_resumed_and_used(
+    command: str, target_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "head"
+    shared = ["train", command, "--target", target_folder, "-o", out, "--data", corpus, "--length", 32, "--batch-size", 4]
+    shared += ["--every", 20, "--vocabulary", 200, "--learning-rate", 0.003, "--steps", 40, "--json"]
+    short = call(capsys, *shared, "--hours", 1e-9)
+    assert (short["steps"], short["finished"]) == (1, False)
+    assert run([str(argument) for argument in shared]) == 2
+    assert "go on with --resume" in capsys.readouterr().err
+    whole = call(capsys, *shared, "--resume")
+    assert (whole["steps"], whole["finished"]) == (40, True)
+    before, after = (result["held_out"]["held_out"]["alpha"][0] for result in (short, whole))
+    assert after > before + 0.02
+    assert (out / "model.safetensors").stat().st_size < 200_000
+    assert "Acceptance on held-out text" in (out / "README.md").read_text()
+    target = outrider.load(target_folder, dtype="float32")
+    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+    plain = outrider.generate(target, "the quick", draft=None, **options)
+    drafted = outrider.generate(target, "the quick", draft=f"head:path={out}", num_draft_tokens=3, **options)
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.drafted > 20
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_student_is_trained_and_used(
+    target_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "student"
+    shared = ["train", "student", "--target", target_folder, "-o", out, "--data", corpus, "--length", 32, "--layers", 1]
+    made = call(capsys, *shared, "--steps", 30, "--batch-size", 4, "--every", 30, "--learning-rate", 0.003, "--json")
+    target, student = (load_transformers(folder, dtype="float32") for folder in (target_folder, out))
+    drafted = outrider.generate(target, "def f(x)", draft=student, num_draft_tokens=3, max_new_tokens=20, ignore_eos=True)
+    assert drafted.tokens == outrider.generate(target, "def f(x)", draft=None, max_new_tokens=20, ignore_eos=True).tokens
+    assert made["held_out"]["held_out"]["alpha"][0] > 0.1
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_target_writes_texts_and_goes_on(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text('the quick\n{"prompt": "def f"}\n')
+    shared = ["train", "texts", "--target", target_folder, "--prompts", prompts, "--max-new-tokens", 8, "--batch-size", 2]
+    first = call(capsys, *shared, "-o", tmp_path / "whole.jsonl", "--count", 4, "--json")
+    assert first["texts"] == 4
+    call(capsys, *shared, "-o", tmp_path / "parts.jsonl", "--count", 2, "--json")
+    call(capsys, *shared, "-o", tmp_path / "parts.jsonl", "--count", 4, "--json")
+    assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
+    assert run(["train", "texts", "--target", str(target_folder), "-o", str(tmp_path / "x")]) == 2
+    assert "has no chat template to ask itself questions by: give --prompts FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--loss", "mse"], "loss must be kl, tv or mix, got 'mse'"),
+        (["--depth", "9"], "depth must be in 1 … 8, got 9"),
+        (["--steps", "0"], "steps must be a whole number of 1 or more, got 0"),
+        (["--length", "4"], "length must be in 16 … 8192, got 4"),
+        (["--held-out", "code"], "held-out must be NAME=PATH"),
+        (["--data", "/nonexistent"], "data /nonexistent does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, target_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = ["train", "head", "--target", str(target_folder), "-o", str(tmp_path / "out"), "--data", str(corpus)]
+    assert run([*shared, *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
