@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.cli.truncation import truncation_options
 from outrider.errors import OutriderError, ParameterError
 
@@ -53,6 +54,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 
 @click.command()
 @model_options_without_draft
+@tensor_parallel_options
 @click.option("--draft", multiple=True, metavar="NAME[:OPTION=VALUE,…]", help=_DRAFT)
 @click.option("--num-draft-tokens", "length", metavar="N|auto|optimal:ALPHA", default="4", show_default=True)
 @click.option(

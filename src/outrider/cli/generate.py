@@ -13,6 +13,7 @@ import click
 
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
 from outrider.cli.truncation import truncation_options
 from outrider.errors import ParameterError
@@ -35,6 +36,7 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.argument("prompt", required=False)
 @click.option("--file", "-f", "path", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @model_options
+@tensor_parallel_options
 @config_option
 @click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
