@@ -1,15 +1,14 @@
 """What communication costs: measured for these ranks, foretold for others, and what was spent beside what was foretold.
 
 A pass of tensor parallelism sums the hidden states over the ranks twice a layer (Shoeybi et al. 2019, section 3), and
-gathers the logits once. Each sum of B bytes takes a + B / b seconds: a latency, which rules while few tokens are scored, and a
-bandwidth. Chen et al. (section 4) chose their draft's shape by the first. The limits: what ranks wait for one another is not
-in the formula, but is in what is measured, and on a shared machine it is most of it.
+gathers the logits once. Each sum of B bytes takes a + B / b seconds: a latency, which rules while few tokens are scored,
+and a bandwidth. Chen et al. chose their draft's shape by the first. The limits: what ranks wait for one another is not in
+the formula, but is in what is measured, and on a shared machine it is most of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from outrider.costs import Costs
     from outrider.sharded.model import TeamModel
 
 _SMALL, _LARGE = 1 << 10, 1 << 20  # bytes
@@ -136,15 +136,15 @@ class Share:
         return asdict(self)
 
 
-def share_of(model: TeamModel, alone: Mapping[int, float] | None = None) -> Share:
-    """What a model's passes since the last `reset` were spent on. alone: seconds of a pass by its tokens in one process."""
+def share_of(model: TeamModel, alone: Costs | None = None) -> Share:
+    """What a model's passes since the last `reset` were spent on. alone: what a pass costs in one process."""
     link, shape, traffic = model.team.link(), shape_of(model), model.traffic
     passes = max(traffic.passes, 1)
     communication = traffic.commands + traffic.collectives.seconds
     predicted = sum(count * communication_seconds(link, shape, n) for n, count in traffic.tokens.items()) / passes
     cut = model.part.cut
     shared = 0.0 if cut is None else cut.shared * link.ranks / max(cut.alone(link.ranks), 1)
-    single = None if alone is None else sum(count * alone[n] for n, count in traffic.tokens.items()) / passes
+    single = None if alone is None else sum(count * alone.verify(n) for n, count in traffic.tokens.items()) / passes
     timed = model.device.type == "cpu"
     return Share(
         model=model.name,

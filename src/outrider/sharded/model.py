@@ -46,8 +46,8 @@ class Whole:
 
 @dataclass
 class Traffic:
-    """Passes with logits since the last `reset`. commands: seconds in which rank 0 told the others. tokens: {how many a pass:
-    passes}. collectives: inside the passes.
+    """Passes with logits since the last `reset`. commands: seconds in which rank 0 told the others. collectives: inside the
+    passes. tokens: {tokens a pass: passes}.
     """
 
     passes: int = 0

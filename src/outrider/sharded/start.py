@@ -76,8 +76,8 @@ def _join() -> torch.device:
     local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     if local >= torch.cuda.device_count():
         raise ParameterError(
-            f"tensor parallelism needs a GPU a rank, this machine has {torch.cuda.device_count()}: start fewer ranks, or set "
-            "CUDA_VISIBLE_DEVICES= to use the CPU"
+            f"tensor parallelism needs a GPU a rank, this machine has {torch.cuda.device_count()}: start fewer ranks, or "
+            "set CUDA_VISIBLE_DEVICES= to use the CPU"
         )
     torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=_FOR_EVER)
@@ -117,7 +117,7 @@ def _repeat(device: torch.device) -> None:
         Op.CLOSE: lambda number, *rest: models[number].close(*rest),
         Op.SCORE: lambda number, *rest: models[number].score(*rest),
         Op.LOAD: lambda number: models.__setitem__(number, Repeater(load_part(**share()))),
-        Op.DROP: lambda number: models.pop(number),
+        Op.DROP: models.pop,
         Op.LINK: lambda: measure_link(device),
     }
     while True:
