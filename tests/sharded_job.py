@@ -53,7 +53,7 @@ def plant(what: str, rank: int, flag: str) -> None:
         return other_bits(out) if Path(flag).exists() else out
 
     if what == "logits":
-        Whole.score = score  # type: ignore[method-assign]
+        Whole.score = score  # type: ignore[method-assign,assignment]
     else:
         RowLinear.forward = sums  # type: ignore[method-assign]
 

@@ -35,12 +35,13 @@ ROOT = Path(__file__).parent.parent
 PROMPT = "Write a haiku about autumn."
 
 
-def start(ranks: int, *arguments: str, cache: Path) -> subprocess.Popen[str]:
-    """A job of torchrun on this machine."""
+def start(ranks: int, *arguments: str, cache: Path | None = None) -> subprocess.Popen[str]:
+    """A job of torchrun on this machine, with the user's cache folder or one of its own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    given = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OUTRIDER_CACHE": str(cache)}
-    given["CUDA_VISIBLE_DEVICES"] = ""
+    given = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if cache is not None:
+        given["OUTRIDER_CACHE"] = str(cache)
     return subprocess.Popen(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -215,7 +216,7 @@ def test_bad_input_on_one_rank_ends_the_job_with_one_line(folders: dict[str, str
     assert "/nowhere/at/all" in ours[0]
 
 
-def test_the_command_on_two_ranks_prints_once_what_one_process_writes(tmp_path: Path) -> None:
+def test_the_command_on_two_ranks_prints_once_what_one_process_writes() -> None:
     """SmolLM2 has 9 heads, which two ranks can't share: its attention stays whole."""
     options = [
         "--tensor-parallel",
@@ -228,7 +229,7 @@ def test_the_command_on_two_ranks_prints_once_what_one_process_writes(tmp_path: 
         "--profile",
         "--json",
     ]
-    process = start(2, "-m", "outrider", "generate", PROMPT, *options, "--num-draft-tokens", "3", cache=tmp_path)
+    process = start(2, "-m", "outrider", "generate", PROMPT, *options, "--num-draft-tokens", "3")
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     got = json.loads(out)
@@ -254,6 +255,8 @@ def test_outside_a_job_it_says_how_to_start_one(capsys: pytest.CaptureFixture[st
         lead(lambda team: None)
     assert run(["generate", "x", "--draft-placement", "rank0"]) == 2
     assert "--tensor-parallel" in capsys.readouterr().err
+    assert run(["generate", "x", "--tensor-parallel", "--draft-placement", "rank0"]) == 2
+    assert "is for a draft model" in capsys.readouterr().err
     assert run(["generate", "x", "--tensor-parallel", "--device", "cpu"]) == 2
     assert "device must be auto" in capsys.readouterr().err
 

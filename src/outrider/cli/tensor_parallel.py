@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from outrider.sharded.model import TeamModel
 
 _PLACEMENT = (
-    "With --tensor-parallel, where a draft model is computed: sharded, replicated, rank0, or auto: where a token is "
-    "measured to cost least."
+    "With --tensor-parallel, where a draft model is computed; auto: where a token is measured to cost least  [default: auto]"
 )
+_PLACES = ("auto", "sharded", "replicated", "rank0")
 
 
 def tensor_parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +39,7 @@ def tensor_parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 f"device must be auto with --tensor-parallel, got {models.device!r}: each rank takes the GPU of its number, "
                 "or the CPU where there is none (CUDA_VISIBLE_DEVICES= hides GPUs)"
             )
+        _check_placed(draft_placement, models.draft, bool(given.get("plain")))
         placement = draft_placement or "auto"
         context = click.get_current_context()
 
@@ -48,7 +49,7 @@ def tensor_parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return lead(work)
 
-    on_placement = click.option("--draft-placement", metavar="WHERE", help=_PLACEMENT)
+    on_placement = click.option("--draft-placement", type=click.Choice(_PLACES), help=_PLACEMENT)
     help_text = "Shard the target over the ranks that torchrun starts (docs/sharded.md)."
     return click.option("--tensor-parallel", is_flag=True, help=help_text)(on_placement(on_ranks))
 
@@ -58,6 +59,13 @@ def _check_unused(placement: str | None, ranks: int) -> None:
         raise click.UsageError("--draft-placement is for --tensor-parallel: give both, or leave it out")
     if ranks > 1:
         raise click.UsageError(f"torchrun has started {ranks} processes that would all do the same: add --tensor-parallel")
+
+
+def _check_placed(placement: str | None, drafts: tuple[str, ...], plain: bool) -> None:
+    from outrider.draft_specs import is_named
+
+    if placement is not None and (plain or all(is_named(spec) for spec in drafts)):
+        raise click.UsageError("--draft-placement is for a draft model: name one with --draft, or leave it out")
 
 
 def count_traffic(target: TextModel, draft: Drafter | None) -> list[TeamModel]:

@@ -45,7 +45,7 @@ def _placed(team: Team, source: str | Path, name: str, dtype: str, placement: st
         return _alone(team, source, name, dtype, pack)
     plan = plan_of(source, name, team.size) if placement == "sharded" else None
     number = next(_numbers)
-    order = {"source": str(source), "name": name, "dtype": dtype, "plan": plan, "pack": pack}
+    order: dict[str, Any] = {"source": str(source), "name": name, "dtype": dtype, "plan": plan, "pack": pack}
     with team.together(Op.LOAD, number):
         share(order)
         return TeamModel(team, number, load_part(**order), placement)

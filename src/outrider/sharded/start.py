@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from outrider.errors import OutriderError, ParameterError
-from outrider.sharded.team import Op, Team, TeamError, receive, share
+from outrider.sharded.team import Op, Team, TeamError, may_be_loss, receive, share
 from outrider.sharded.watch import FollowerWatch, LeaderWatch
 
 T = TypeVar("T")
+_SECOND = 3.0  # seconds after which a rank whose connections break reports that itself
 _FOR_EVER = timedelta(days=30)  # rank 0 may wait for its user; who has ended is the watch's business
 _HOW = "torchrun --nproc-per-node 2 -m outrider … --tensor-parallel"
 
@@ -98,6 +100,8 @@ def _follow(rank: int, device: torch.device) -> None:
     try:
         _repeat(device)
     except BaseException as error:
+        if may_be_loss(error):
+            time.sleep(_SECOND)  # another rank's end is the reason: rank 0 ends this one meanwhile
         reason = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
         watch.fail(" ".join(reason.split())[:300])
         sys.stderr.flush()

@@ -139,7 +139,7 @@ class Team:
             yield
         except BaseException as error:
             self.broken = True
-            if _may_be_loss(error) and (reason := self.watch.wait(_KNOWN)) is not None:
+            if may_be_loss(error) and (reason := self.watch.wait(_KNOWN)) is not None:
                 self.watch.tell()
                 raise TeamError(reason) from error
             raise
@@ -154,7 +154,7 @@ class Team:
             raise TeamError("the ranks are out of step after an interruption: start the job again")
 
 
-def _may_be_loss(error: BaseException) -> bool:
+def may_be_loss(error: BaseException) -> bool:
     """Whether a broken connection could be behind it: torch raises `RuntimeError`s for those, whoever wraps them."""
     return isinstance(error, RuntimeError) or (
         isinstance(error, OutriderError) and isinstance(error.__cause__, RuntimeError)

@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 SILENCE = 30.0  # seconds without a sign of life
@@ -162,10 +161,9 @@ class LeaderWatch:
 class FollowerWatch:
     """Another rank's side: it ends this process when rank 0 ends it, or is gone."""
 
-    def __init__(self, address: Address, rank: int, leave: Callable[[int], None] = os._exit) -> None:
+    def __init__(self, address: Address, rank: int) -> None:
         self._rank = rank
-        self._leave = leave
-        self._ended = False
+        self._ended = threading.Event()
         self._line = _Line(socket.create_connection((address.host, address.port), timeout=CONNECT))
         self._line.socket.settimeout(None)
         self._line.send({"rank": rank, "word": address.word})
@@ -174,32 +172,30 @@ class FollowerWatch:
 
     def fail(self, reason: str) -> None:
         """Tell rank 0 why this rank ends."""
-        self._ended = True
+        self._ended.set()
         self._line.send({"error": reason})
 
     def close(self) -> None:
         """Stop watching: rank 0 ends the job."""
-        self._ended = True
+        self._ended.set()
 
     def _beat(self) -> None:
-        while not self._ended and not self._line.closed:
+        while not self._ended.is_set() and not self._line.closed:
             time.sleep(BEAT)
             self._line.send(None)
 
     def _watch(self) -> None:
-        while not self._ended:
+        while not self._ended.is_set():
             ready = select.select([self._line.socket], [], [], SILENCE)[0]
             told = any("end" in message for message in self._line.read()) if ready else False
-            if self._ended:
+            if self._ended.is_set():
                 return
             if told:
-                self._leave(0)
-                return
+                os._exit(0)
             if not ready or self._line.closed:
                 if self._rank == 1:  # rank 0 can't say it any more
                     _say("outrider: rank 0 has ended without a word: it was killed, or crashed; the other ranks end, too")
-                self._leave(1)
-                return
+                os._exit(1)
 
 
 def _first(line: _Line) -> dict[str, object]:
