@@ -151,6 +151,15 @@ def automatic(team: Team, target: str, draft: str, no_plan: str) -> dict[str, An
     return {"places": places}
 
 
+def architectures(team: Team, folders: dict[str, str]) -> dict[str, float]:
+    """How far the logits of each are from those of one process, relative to their spread."""
+    found = {}
+    for name, folder in folders.items():
+        wanted = logits(outrider.load(folder, dtype="float32", device="cpu"))
+        found[name] = float((logits(team.load(folder, dtype="float32")) - wanted).abs().max()) / float(wanted.std())
+    return found
+
+
 def endless(team: Team, target: str, marker: str) -> None:
     """Generate until the job is ended from outside."""
     model = team.load(target, dtype="float32")
@@ -164,14 +173,21 @@ def main(settings: dict[str, Any]) -> None:
     if settings.get("bad_rank") == RANK:  # this rank finds other files than the others
         right = loading.load_part
         loading.load_part = lambda source, **rest: right("/nowhere/at/all", **rest)
-    cases = {"greedy": greedy_case, "audit": audit_case, "refusals": refusals, "automatic": automatic, "endless": endless}
+    cases: dict[str, Any] = {
+        "greedy": greedy_case,
+        "audit": audit_case,
+        "refusals": refusals,
+        "automatic": automatic,
+        "architectures": architectures,
+        "endless": endless,
+    }
 
     def work(team: Team) -> dict[str, Any]:
         found = {}
         for name, given in settings["cases"].items():
             case, _, _ = name.partition(":")
             begun = time.perf_counter()
-            found[name] = cases[case](team, **given)  # type: ignore[operator]
+            found[name] = cases[case](team, **given)
             sys.stderr.write(f"{name}: {time.perf_counter() - begun:.1f} s\n")
             if settings.get("out"):
                 Path(settings["out"]).write_text(json.dumps(found))

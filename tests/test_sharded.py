@@ -31,6 +31,8 @@ from tests.conftest import make_tokenizer, save_model
 from tests.real_models import smollm2
 from tests.tiny_models import module
 
+# With norms of single heads; a scaled table; fused layers; experts: what keeps transformers' own hooks.
+OTHERS = ("Qwen3", "Gemma2", "Phi3", "Mixtral")
 ROOT = Path(__file__).parent.parent
 PROMPT = "Write a haiku about autumn."
 
@@ -55,9 +57,9 @@ def job(ranks: int, settings: dict[str, Any], folder: Path) -> tuple[dict[str, A
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Models of three architectures, one without a plan, and a draft that often agrees with the first."""
+    """Models of several architectures, one without a plan, and a draft that often agrees with the first."""
     base = tmp_path_factory.mktemp("sharded")
-    made = {name: str(save_model(base / name, 0, architecture=name)) for name in ("Llama", "GPTNeoX", "GPT2")}
+    made = {name: str(save_model(base / name, 0, architecture=name)) for name in ("Llama", "GPTNeoX", "GPT2", *OTHERS)}
     tokenizer = make_tokenizer()
     near = module("Llama", 0, torch.float32, vocab_size=len(tokenizer), max_position_embeddings=256)
     generator = torch.Generator().manual_seed(1)
@@ -81,6 +83,7 @@ def two(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
         "greedy:logits": {**pair, "flag": flags["logits"]},
         "greedy:sums": {**pair, "flag": flags["sums"]},
         "audit": {**pair, "tokens": 1100},
+        "architectures": {"folders": {name: folders[name] for name in OTHERS}},
         "refusals": {"target": folders["Llama"], "no_plan": folders["GPT2"]},
         "automatic": {"target": folders["Llama"], "draft": folders["near"], "no_plan": folders["GPT2"]},
     }
@@ -132,6 +135,12 @@ def test_what_cannot_be_sharded_says_why(two: dict[str, Any]) -> None:
     assert "placement must be" in found["placement"]
     assert "/nowhere/at/all" in found["missing"]
     assert "early-exit can't draft" in found["early exit"]
+
+
+def test_other_layers_keep_the_hooks_of_transformers(two: dict[str, Any]) -> None:
+    off = two["architectures"]
+    assert set(off) == set(OTHERS)
+    assert max(off.values()) < 1e-5, off
 
 
 def test_an_automatic_placement_is_measured_and_stays(two: dict[str, Any]) -> None:

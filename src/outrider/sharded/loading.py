@@ -89,6 +89,7 @@ def _sharded(source: str, name: str, dtype: torch.dtype | None, plan: dict[str, 
     from transformers.distributed import DistributedConfig
     from transformers.utils import logging as transformers_logging
 
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         config = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=plan)
@@ -96,3 +97,6 @@ def _sharded(source: str, name: str, dtype: torch.dtype | None, plan: dict[str, 
         return module, AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"model {name} can't be loaded: {' '.join(str(error).split())[:240]}") from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,7 +1,7 @@
 """Where a model is computed: over all ranks in shares, whole on every rank, or on rank 0 alone.
 
 A drafted token is one pass of a small model. In shares it costs two sums over the ranks a layer, which is why Chen et al.
-(section 4) trained a draft of few, wide layers. On rank 0 alone it costs no message, because the drafted tokens reach the
+(Results) trained a draft of few, wide layers. On rank 0 alone it costs no message, because the drafted tokens reach the
 others with the call that scores them. On every rank it costs the same pass, and others beside it: since rank 0 decides, the
 copies' results are not looked at, and nothing is saved by them; it is there to be measured, and for whoever must have it.
 """
@@ -68,13 +68,8 @@ def cheapest(team: Team, source: str | Path, name: str, dtype: str, pack: bool) 
 
     seconds: dict[str, float] = {}
     kept: Any = None
-    for placement in _ORDER:
-        try:
-            model: Any = _placed(team, source, name, dtype, placement, pack)
-        except ModelError:
-            if placement != "sharded":
-                raise
-            continue  # it has no plan: it can't be sharded, and need not be
+    for placement in _ORDER if _has_plan(source, name, team.size) else _ORDER[:-1]:
+        model: Any = _placed(team, source, name, dtype, placement, pack)
         seconds[placement] = measured_costs(model).verify(1)
         better = kept is None or seconds[placement] < WORTH * min(s for p, s in seconds.items() if p != placement)
         loser, kept = (kept, model) if better else (model, kept)
@@ -84,3 +79,10 @@ def cheapest(team: Team, source: str | Path, name: str, dtype: str, pack: bool) 
     told = ", ".join(f"{placement} {1000 * s:.2f}" for placement, s in seconds.items())
     sys.stderr.write(f"outrider: draft {name} placed on {chosen} (ms a drafted token: {told})\n")
     return kept  # type: ignore[no-any-return]
+
+
+def _has_plan(source: str | Path, name: str, ranks: int) -> bool:
+    try:
+        return bool(plan_of(source, name, ranks))
+    except ModelError:
+        return False

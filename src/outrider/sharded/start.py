@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -75,12 +77,13 @@ def _join() -> torch.device:
     if not torch.cuda.is_available():
         dist.init_process_group("gloo", timeout=_FOR_EVER)
         return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    if local >= torch.cuda.device_count():
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if here > torch.cuda.device_count():  # as every rank of this machine finds, rank 0 included
         raise ParameterError(
             f"tensor parallelism needs a GPU a rank, this machine has {torch.cuda.device_count()}: start fewer ranks, or "
             "set CUDA_VISIBLE_DEVICES= to use the CPU"
         )
+    local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=_FOR_EVER)
     return torch.device("cuda", local)
@@ -96,6 +99,8 @@ def _stopped(team: Team) -> None:
 
 def _follow(rank: int, device: torch.device) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interruption means
+    logging.disable(logging.CRITICAL)  # and says what there is to say
+    warnings.simplefilter("ignore")
     watch = FollowerWatch(share(), rank)
     try:
         _repeat(device)

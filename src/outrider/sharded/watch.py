@@ -86,7 +86,7 @@ class LeaderWatch:
         while len(self._lines) < self._ranks - 1:
             line = _Line(self._server.accept()[0])
             hello = _first(line)
-            if hmac.compare_digest(str(hello.get("word", "")), self.address.word):
+            if hmac.compare_digest(str(hello.get("word", "")).encode(), self.address.word.encode()):
                 self._lines[int(str(hello["rank"]))] = line
         self._server.close()
         threading.Thread(target=self._watch, daemon=True, name="outrider watch").start()
@@ -199,10 +199,15 @@ class FollowerWatch:
 
 
 def _first(line: _Line) -> dict[str, object]:
+    """What a caller says first; nothing if it is not one of ours."""
     line.socket.settimeout(CONNECT)
-    while not line.closed:
-        for message in line.read():
-            return message
+    try:
+        while not line.closed:
+            for message in line.read():
+                line.socket.settimeout(None)
+                return message
+    except (ValueError, UnicodeError):
+        pass
     return {}
 
 
