@@ -289,7 +289,7 @@ def test_output_rows_are_found_whatever_the_layer_is_made_of() -> None:
 
 def test_what_can_not_be_used_is_refused_in_a_line(tmp_path: Path) -> None:
     path = write_head(tmp_path / "head", "autoregressive")
-    with pytest.raises(ModelError, match="it reads hidden states.*use --engine transformers"):
+    with pytest.raises(ModelError, match=r"it reads hidden states.*use --engine transformers"):
         HeadDrafter(path).bind(table(1, VOCABULARY))
     with pytest.raises(ModelError, match="was made for states of 32 and 61 tokens, not 32 and 3"):
         HeadDrafter(path).bind(small_target())

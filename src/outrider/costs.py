@@ -183,6 +183,14 @@ def _held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
     return _measured[key]
 
 
+def kept_costs(model: LanguageModel) -> Costs | None:
+    """What is known of a model's passes without measuring any, from memory or from disk."""
+    key = _key(model)
+    path = _path(key) if hasattr(model, "fingerprint") else None
+    found = _measured.get(key) or (_read(path) if path else None)
+    return None if found is None else replace(found, padded=isinstance(model, PadsWidths))
+
+
 def forget_costs(model: LanguageModel) -> None:
     """Make the next `measured_costs` of this model measure anew."""
     _measured.pop(key := _key(model), None)

@@ -13,6 +13,7 @@ import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
+from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.cli.truncation import truncation_options
 from outrider.errors import OutriderError, ParameterError
 
@@ -58,6 +59,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 
 @click.command()
 @model_options_without_draft
+@tensor_parallel_options
 @click.option("--draft", multiple=True, metavar="NAME[:OPTION=VALUE,…]", help=_DRAFT)
 @click.option("--num-draft-tokens", "length", metavar="N|auto|optimal:ALPHA", default="4", show_default=True)
 @click.option(
@@ -150,6 +152,8 @@ def _check_used(wanted: _Wanted) -> None:
         raise click.UsageError("--extra is for the requests to a server: give --endpoint, too")
     if not wanted.own and wanted.cluster is not None:
         raise click.UsageError("--ray spreads Outrider's own texts: leave it out for another engine's outputs")
+    if wanted.models.team is not None and wanted.cluster is not None:
+        raise click.UsageError("--ray and --tensor-parallel exclude each other: leave one out")
     if not wanted.own and source("length") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--num-draft-tokens is for Outrider's own decoder: leave it out for another engine's outputs")
     if wanted.outputs is not None and source("tokens") == ParameterSource.COMMANDLINE:

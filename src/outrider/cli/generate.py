@@ -14,6 +14,7 @@ import click
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
 from outrider.cli.truncation import truncation_options
 from outrider.errors import ParameterError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from outrider.models.base import TextModel
     from outrider.results import Result
     from outrider.sampling.stateful import Constraint
+    from outrider.sharded.costs import Share
 
 
 _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: best at this acceptance rate."
@@ -40,6 +42,7 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @click.option("--language", help="Spoken in --audio, en or german say  [default: the model judges]")
 @click.option("--task", help="Of --audio: transcribe or translate  [default: transcribe]")
 @model_options
+@tensor_parallel_options
 @config_option
 @click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
@@ -189,26 +192,34 @@ def _generate(
 
     recorded = {**options, **(trace.extras if trace is not None else {})}
     stream = outrider.stream(model, prompt, draft=draft, **recorded)
+    counted = count_traffic(model, draft) if profiled else []
     with nullcontext() if trace is None else trace.written(stream, model, prompt, draft):
         code = show(stream, quiet=as_json)
         result = stream.result if options["logprobs"] else replace(stream.result, logprobs=None)
-        _conclude(result, _profile(model, draft, result) if profiled else None, as_json)
+        shares = shares_of(counted)
+        _conclude(result, _profile(model, draft, result) if profiled else None, as_json, shares)
     if trace is not None and sys.stdout.isatty() and not as_json:
         click.echo(f"trace: {trace.path}", err=True)
     return code
 
 
-def _conclude(result: Result, found: Profile | None, as_json: bool) -> None:
-    """The figures after the text: one JSON object, or lines on standard error for whoever watches."""
+def _conclude(result: Result, found: Profile | None, as_json: bool, shares: list[Share]) -> None:
+    """The figures after the text: one JSON object, or lines on standard error for whoever watches.
+
+    shares: of models that several ranks compute.
+    """
     from outrider.cli.output import describe, show_profile
 
     if as_json:
         out = result.to_dict() if found is None else {**result.to_dict(), "profile": found.to_dict()}
+        if shares:
+            out["tensor_parallel"] = [share.to_dict() for share in shares]
         click.echo(json.dumps(out, ensure_ascii=False))
     elif sys.stdout.isatty():
         click.echo(f"\n{describe(result.stats)}; seed {result.seed}; ended by {result.finish_reason}", err=True)
     if found is not None and not as_json:
         show_profile(found)
+        show_shares(shares)
 
 
 def _profile(model: TextModel, draft: Drafter | None, result: Result) -> Profile:

@@ -50,22 +50,28 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = cli.main(args=arguments, prog_name="outrider", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        _say(error.format_message())
         return 2
     except click.ClickException as error:
-        click.echo(f"outrider: {' '.join(error.format_message().split())}", err=True)
+        _say(f"outrider: {' '.join(error.format_message().split())}")
         return 2
     except OutriderError as error:
-        click.echo(f"outrider: {error}", err=True)
+        _say(f"outrider: {error}")
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("outrider: interrupted", err=True)
+        _say("outrider: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has gone (`| head`): nothing to say, and nothing more may be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code if isinstance(code, int) else 0
+
+
+def _say(message: str) -> None:
+    """One line on standard error, from one process of a job of torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0":
+        click.echo(message, err=True)
 
 
 def keep_freed_memory() -> bool:

@@ -12,23 +12,28 @@ import click
 if TYPE_CHECKING:
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
+    from outrider.sharded import Team
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """What the options say."""
+    """What the options say. team: the ranks that share the models, if several do. placement: of a draft model on them."""
 
     target: str | None = None
     draft: tuple[str, ...] = ()
     dtype: str = "auto"
     device: str = "auto"
     engine: str = "auto"
+    team: Team | None = None
+    placement: str = "auto"
 
     def load_target(self, pack: bool = True) -> TextModel:
         """The target, or the default model for None."""
         import outrider
 
         with click_status("Loading the target …", self):
+            if self.team is not None:
+                return self.team.load(self.target, dtype=self.dtype, engine=self.engine, pack=pack)
             return outrider.load(self.target, dtype=self.dtype, device=self.device, engine=self.engine, pack=pack)
 
     def load_draft(self, target: TextModel, pack: bool = True) -> Drafter:
@@ -46,6 +51,8 @@ class ModelChoice:
         def load(name: str, own: dict[str, str]) -> TextModel:
             dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
             with click_status("Loading the draft …", self):
+                if self.team is not None:
+                    return self.team.load_draft(name, placement=self.placement, dtype=dtype, engine=engine, pack=pack)
                 return outrider.load(name, dtype=dtype, device=self.device, engine=engine, pack=pack)
 
         return make_from_spec(spec, load, target)
