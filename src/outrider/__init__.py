@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from outrider.hf_generate import transformers_generate
     from outrider.models.loading import load
     from outrider.results import Result
+    from outrider.speculation.run import speculate
 
 __version__ = "0.1.0"
-__all__ = ["OutriderError", "Piece", "Result", "Stream", "generate", "load", "stream", "transformers_generate"]
+__all__ = ["OutriderError", "Piece", "Result", "Stream", "generate", "load", "speculate", "stream", "transformers_generate"]
 
 _HOMES = {
     "OutriderError": "errors",
@@ -29,6 +30,7 @@ _HOMES = {
     "Stream": "generation",
     "generate": "generation",
     "load": "models.loading",
+    "speculate": "speculation.run",
     "stream": "generation",
     "transformers_generate": "hf_generate",
 }
