@@ -118,14 +118,15 @@ class NeighbourDrafter(Drafter):
             return empty_proposal(1, context.device)
         drafted: list[int] = []
         laws = []
-        for uniform in row.stream.take(plan.limit):
-            place = len(row.tokens) + len(drafted) - row.prompt_length
-            tokens = [*row.tokens, *drafted]
-            left = tokens[-1] if place % SIDE else START
-            above = tokens[-SIDE] if place >= SIDE else START
-            law = standardize(self._logits[left, above].unsqueeze(0), context.sampling)[0]
-            laws.append(law)
-            drafted.append(int(draw(law, torch.tensor(uniform))))
+        with context.clock.phase("draft"):
+            for uniform in row.stream.take(plan.limit):
+                place = len(row.tokens) + len(drafted) - row.prompt_length
+                tokens = [*row.tokens[-SIDE:], *drafted]
+                left = tokens[-1] if place % SIDE else START
+                above = tokens[-SIDE] if place >= SIDE else START
+                law = standardize(self._logits[left, above].unsqueeze(0), context.sampling)[0]
+                laws.append(law)
+                drafted.append(int(draw(law, torch.tensor(uniform))))
         return Proposal(torch.tensor([drafted]), [len(drafted)], torch.stack(laws).unsqueeze(0))
 
 
@@ -203,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--num-draft-tokens", type=int, default=4)
-    parser.add_argument("--train-steps", type=int, default=200)
+    parser.add_argument("--train-steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     given = parser.parse_args()

@@ -9,6 +9,7 @@ from outrider.cli.bench.compare import peers, setups
 from outrider.cli.bench.drafters import drafters
 from outrider.cli.bench.lengths import lengths
 from outrider.cli.bench.parts import copying, precision, sampling
+from outrider.cli.bench.report import report
 from outrider.cli.bench.sweep import sweep
 from outrider.cli.bench.tasks import tasks
 from outrider.cli.bench.toyllm import toyllm
@@ -19,5 +20,5 @@ def bench() -> None:
     """Measurements, each beside its baseline."""
 
 
-for _command in (sampling, copying, precision, peers, setups, drafters, lengths, tasks, sweep, alpha, toyllm):
+for _command in (sampling, copying, precision, peers, setups, drafters, lengths, tasks, sweep, alpha, toyllm, report):
     bench.add_command(_command)
