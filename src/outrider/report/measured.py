@@ -1,8 +1,8 @@
 """What was measured, as one page: the papers' tables and figures from logs, beside the numbers that the papers print.
 
 Made of what `bench sweep`, `tasks`, `alpha` and `toyllm` left: their logs, each with its figures beside it
-(`LOG.result.json`, the object that --json prints, which a report may be given, too). Nothing is computed anew but ratios, and
-no model is loaded. Parts without a log say so, name the command that measures them, and still show the paper's numbers.
+(`LOG.result.json`, the object that --json prints, which a report may be given, too). Nothing is computed anew but ratios,
+and no model is loaded. Parts without a log say so, name the command that measures them, and still show the paper's numbers.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def read(paths: Sequence[Path]) -> list[Measurement]:
 
 
 def _read(path: Path) -> Measurement:
+    if not path.is_file():
+        raise ParameterError(f"log {path} is not there: give logs of bench sweep, tasks, alpha or toyllm")
     found = _figures(path)
     if found is not None:
         return Measurement(path, _kind(path, found), found, found, [])

@@ -71,8 +71,8 @@ def _section(name: str, label: str, runs: list[dict[str, Any]]) -> Section:
     table = DataTable(columns, rows, frozenset(range(len(columns))))
     text = [
         f"{label}; {runs[0]['setting']}; the first {TOKENS} tokens or so of {runs[0]['example']}. Each bar is a round: "
-        "first the draft (grey), then the target's pass (green) with the number of tokens that it yields. The paper's figure "
-        "is a diagram without numbers."
+        "first the draft (grey), then the target's pass (green) with the number of tokens that it yields. The paper's "
+        "figure is a diagram without numbers."
     ]
     words = "; ".join(f"K = {row[0]}: {row[1]} tokens in {row[2]} passes and {row[3]} ms" for row in rows)
     svg = to_svg(name, f"{_HEADING}: {label}", words, (10.4, 1.1 + 0.75 * len(runs)), _drawing(runs))
