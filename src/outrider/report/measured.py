@@ -8,6 +8,7 @@ and no model is loaded. Parts without a log say so, name the command that measur
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,8 @@ class Measurement:
         """What was measured, in a few words."""
         given = self.found or self.settings
         draft = given.get("draft")
-        drafts = ", ".join(draft) if isinstance(draft, list) else draft
-        parts = [f"{given['target']} {given['dtype']}", f"draft {drafts}" if drafts else "", str(given.get("task") or "")]
+        drafts = short(", ".join(draft) if isinstance(draft, list) else str(draft or ""))
+        parts = [model(given), f"draft {drafts}" if drafts else "", str(given.get("task") or "")]
         return ", ".join(part for part in parts if part)
 
 
@@ -139,6 +140,16 @@ def _origin(one: Measurement) -> list[str]:
     about = [str(known.get(name, "")) for name in _MACHINE]
     runs = str(len(one.runs)) if one.runs else ""
     return [one.kind + state, one.label, one.path.name, str(given.get("prompts", "")), str(tokens), runs, *about]
+
+
+def model(found: dict[str, Any]) -> str:
+    """The target and its precision."""
+    return f"{short(str(found['target']))} {found['dtype']}"
+
+
+def short(name: str) -> str:
+    """Folders by their last part: a column is not a path wide."""
+    return re.sub(r"(?<![^\s:=])(?:/[^/,\s]+)+/(?=[^/,\s])", "…/", name)
 
 
 def quartiles(value: dict[str, float] | None, unit: str = "×") -> str:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.chinchilla import REMARKS, TARGET_MS, redrawn
-from outrider.report.measured import Measurement, agreement, finished, interval, not_measured, number, quartiles
+from outrider.bench.chinchilla import REMARKS, redrawn
+from outrider.report.measured import (
+    Measurement,
+    agreement,
+    finished,
+    interval,
+    model,
+    not_measured,
+    number,
+    quartiles,
+    short,
+)
 from outrider.report.page import DataTable, Section
 from outrider.report.plots import DASHES, ink, to_svg
 
@@ -44,7 +54,6 @@ def table_1(measured: Sequence[Measurement]) -> list[Section]:
 
 
 def _task_row(found: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    where = f"{found['target']} {found['dtype']}"
     metric = "" if row["quality"] is None else str(found.get("metric") or "")
     spread = row["ms_spread"]
     paces = f"{spread['low']:.2f} – {spread['high']:.2f}"
@@ -52,7 +61,7 @@ def _task_row(found: dict[str, Any], row: dict[str, Any]) -> list[str]:
     quality = [metric, interval(row["quality"]), interval(row["against_plain"])]
     pace = [number(row["ms_per_token"]), paces, speedup, number(row["acceptance_rate"]), number(row["tokens_per_round"])]
     last = [str(row["prompts"]), agreement(row, row["prompts"])]
-    return [where, str(found["task"]), row["setting"], row["drafting"], *quality, *pace, *last]
+    return [model(found), str(found["task"]), row["setting"], short(row["drafting"]), *quality, *pace, *last]
 
 
 def _paces(rows: list[dict[str, Any]]) -> str:
@@ -67,12 +76,12 @@ def _paces(rows: list[dict[str, Any]]) -> str:
             ends = [[spread["median"] - spread["low"]], [spread["high"] - spread["median"]]]
             colour = ink("series-5" if row["speedup"] is None else "series-0")
             ax.errorbar([spread["median"]], [place], xerr=ends, fmt="o", color=colour, capsize=3)
-        ax.set_yticks(range(len(rows)), [f"{row['setting']}: {row['drafting']}" for row in rows])
+        ax.set_yticks(range(len(rows)), [f"{row['setting']}: {short(row['drafting'])}" for row in rows])
         ax.invert_yaxis()
         ax.set_xlim(left=0)
         ax.set_xlabel("milliseconds a token: median and quartiles over prompts")
 
-    words = "; ".join(f"{row['setting']}, {row['drafting']}: {row['ms_spread']['median']:.1f} ms" for row in rows)
+    words = "; ".join(f"{row['setting']}, {short(row['drafting'])}: {row['ms_spread']['median']:.1f} ms" for row in rows)
     return to_svg("chen-1-paces", "Milliseconds a token", words, (8.6, 1.2 + 0.32 * len(rows)), fill)
 
 
@@ -86,7 +95,19 @@ def figure_1(measured: Sequence[Measurement]) -> list[Section]:
             sections.append(_sweep_section(name, one.label, found, sweep, source))
     if sections:
         return sections
-    return [Section("chen-figure-1-1", "Time, acceptance and round against K", source, not_measured(measured, "sweep"))]
+    text = [*not_measured(measured, "sweep"), f"{REMARKS}."]
+    return [Section("chen-figure-1-1", "Time, acceptance and round against K", source, text, table=_redrawn())]
+
+
+def _redrawn() -> DataTable:
+    """Chen's curves alone, as far as the text states what they follow from."""
+    columns = ["K", *(f"{domain}: {what}" for domain in _DOMAINS for what in ("of K = 0", "/(K + 1)")), "round ms"]
+    rows = []
+    for length in range(8):
+        points = [redrawn(domain, length) for domain in _DOMAINS]
+        values = [number(value) for point in points for value in (point.relative_time, point.efficiency)]
+        rows.append([str(length), *values, number(points[0].loop_ms, 1)])
+    return DataTable(columns, rows, frozenset(range(len(columns))), frozenset(range(len(rows))))
 
 
 def _sweep_section(name: str, label: str, found: dict[str, Any], sweep: dict[str, Any], source: str) -> Section:
@@ -167,7 +188,7 @@ def _drawing(rows: list[dict[str, Any]]) -> Any:
         titles = (
             "time of a text, K = 0 is 1",
             "tokens per round / (K + 1)",
-            f"milliseconds of a round (Chen: {TARGET_MS} +)",
+            "milliseconds of a round",
         )
         for ax, title in zip((left, middle, right), titles, strict=True):
             ax.set_title(title, fontsize=10, loc="left", color=ink("ink"))

@@ -56,7 +56,7 @@ def _lines(theirs: dict[str, Any], ours: dict[str, Any] | None) -> list[tuple[st
         both("predicted by its formula", "predicted", "{:.2f}×", "predicted_article"),
         both("target, ms a token", "target_ms", "{:.1f}"),
         both("draft, ms a token", "draft_ms", "{:.1f}"),
-        both("r′ = tokens per round / (K + 1)", "efficiency", "{:.3f}"),
+        both("r′ = tokens per round / (K + 1)", "efficiency", "{:.4f}"),
     ]
     ratio = theirs["predicted"] / theirs["speedup"]
     here = "" if ours is None else f"{ours['predicted_article'] / ours['speedup']['median']:.2f}"

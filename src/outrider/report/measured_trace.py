@@ -70,7 +70,7 @@ def _section(name: str, label: str, runs: list[dict[str, Any]]) -> Section:
     columns = ["K", "tokens", "passes of the target", "ms", "of it drafting", "ms/token"]
     table = DataTable(columns, rows, frozenset(range(len(columns))))
     text = [
-        f"{label}; {runs[0]['setting']}; the first {TOKENS} tokens or so of {runs[0]['example']}. Each bar is a round: "
+        f"{label}; {runs[0]['setting']}; up to {TOKENS} tokens of {runs[0]['example']}. Each bar is a round: "
         "first the draft (grey), then the target's pass (green) with the number of tokens that it yields. The paper's "
         "figure is a diagram without numbers."
     ]
@@ -97,6 +97,7 @@ def _drawing(runs: list[dict[str, Any]]) -> Any:
         ax.set_yticks(range(len(runs)), ["plain" if not run["length"] else f"K = {run['length']}" for run in runs])
         ax.invert_yaxis()
         ax.grid(visible=False)
+        ax.set_xlim(left=0)
         ax.set_xlabel("milliseconds")
 
     return fill
