@@ -530,7 +530,7 @@ def test_the_expected_time_has_its_closed_form_and_limits() -> None:
     wrong: dict[str, Any]
     for wrong in ({"beta": 1.1}, {"slow": -1.0}, {"lookahead": -1}, {"fast": float("nan")}):
         with pytest.raises(ParameterError):
-            expected_seconds(**{"beta": 0.5, "slow": 1.0, "consume": 1.0, **wrong})
+            expected_seconds(**dict({"beta": 0.5, "slow": 1.0, "consume": 1.0}, **wrong))
 
 
 def test_the_gain_is_that_of_the_outcomes() -> None:

@@ -88,7 +88,7 @@ def _paces(rows: list[dict[str, Any]]) -> str:
 def figure_1(measured: Sequence[Measurement]) -> list[Section]:
     """Time, acceptance and the length of a round against K, a section for each sweep and setting."""
     source = "Chen et al. 2023, Figure 1"
-    sections = []
+    sections: list[Section] = []
     for one, found in finished(measured, "sweep"):
         for sweep in found["sweeps"]:
             name = f"chen-figure-1-{len(sections) + 1}"

@@ -19,7 +19,7 @@ _HEADING = "The calls over time"
 
 def figure_5(measured: Sequence[Measurement]) -> list[Section]:
     """The first prompt of each sweep: plain, at its quickest K, and at the longest."""
-    sections = []
+    sections: list[Section] = []
     for one in measured:
         if one.kind == "sweep" and any(run.get("draft_seconds") for run in one.runs):
             chosen = _choose(one.runs)
@@ -87,7 +87,7 @@ def _drawing(runs: list[dict[str, Any]]) -> Any:
         for place, run in enumerate(runs):
             at = 0.0
             for draft, rest, kept, _ in calls(run):
-                edge = {"edgecolor": ink("ink"), "linewidth": 0.6}
+                edge: dict[str, Any] = {"edgecolor": ink("ink"), "linewidth": 0.6}
                 if draft > 0:
                     ax.broken_barh([(at, draft)], (place - 0.3, 0.6), facecolor=ink("neutral"), **edge)
                 ax.broken_barh([(at + draft, rest)], (place - 0.3, 0.6), facecolor=ink("accepted"), **edge)
