@@ -29,7 +29,7 @@ from outrider.speculation.gain import Gain, measured_gain
 from outrider.speculation.run import Outcome
 from outrider.speculation.workers import Context
 
-BODIES, SUBSTEPS, DT = 200, 6, 0.01
+BODIES, SUBSTEPS, DT = 130, 6, 0.01
 GRID = 8
 THRUSTS = np.array([(0, 0), *((np.cos(a), np.sin(a)) for a in np.arange(8) * np.pi / 4)])
 Array = NDArray[np.float64]

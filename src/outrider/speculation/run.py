@@ -73,6 +73,7 @@ def speculate(
     with_context: consume(x, sample, context) gets a `Context` with randomness of its own and `cancelled()`.
     seed: 0 … 2^63 - 1, a generator to take one from, or None for a random one.
 
+    In threads consume may run twice at a time (a redo beside the rejected guess), and slow up to `lookahead` times.
     Exceptions of a rejected guess, and of steps begun on it, are dropped; all others are raised where the step counts.
     Use as a context manager, or call `close`.
 
