@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outrider.hf_generate import transformers_generate
     from outrider.models.loading import load
     from outrider.results import Result
+    from outrider.speculation.run import speculate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "generate",
     "load",
     "read_wav",
+    "speculate",
     "stream",
     "transformers_generate",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "generate": "generation",
     "load": "models.loading",
     "read_wav": "audio",
+    "speculate": "speculation.run",
     "stream": "generation",
     "transformers_generate": "hf_generate",
 }

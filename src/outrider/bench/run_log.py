@@ -65,6 +65,22 @@ class RunLog:
             raise ParameterError(f"log {path} was made with other settings ({told}): {self._remedy}")
 
 
+def result_path(log: Path) -> Path:
+    """Where a command leaves its figures: beside its log, the object that --json prints."""
+    return log.with_name(f"{log.name}.result.json")
+
+
+def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A log as it stands, whatever its settings; nothing is changed. → its settings, its runs
+
+    Raises `ParameterError` if it is no log that says with which settings it was made.
+    """
+    lines, _ = _read(path)
+    if not lines or not isinstance(lines[0].get(_HEADER), dict):
+        raise ParameterError(f"log {path} does not say how it was made: give a log of bench sweep, tasks, alpha or toyllm")
+    return lines[0][_HEADER], lines[1:]
+
+
 def _read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     """→ the lines; what the file should hold, if its last line was cut short"""
     try:

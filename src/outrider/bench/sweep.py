@@ -22,7 +22,10 @@ from outrider.records import Round
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One answer at one K. rounds: [tokens kept, drafted, accepted, seconds, drafter or None] of each."""
+    """One answer at one K. rounds: [tokens kept, drafted, accepted, seconds, drafter or None] of each.
+
+    draft_seconds: of each round, the part before the target's pass; None in logs made before it was kept.
+    """
 
     example: str
     digest: str
@@ -31,6 +34,7 @@ class SweepRun:
     prompt_tokens: int
     tokens: list[int]
     rounds: list[list[Any]]
+    draft_seconds: list[float] | None = None
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -98,4 +102,5 @@ def _generate(
         prompt_tokens=result.prompt_tokens,
         tokens=result.tokens,
         rounds=[[len(r.tokens), r.drafted, r.accepted, sum(r.seconds.values()), r.drafter] for r in result.rounds],
+        draft_seconds=[r.seconds.get("draft", 0.0) for r in result.rounds],
     )

@@ -12,6 +12,7 @@ from outrider.cli.bench.drafters import drafters
 from outrider.cli.bench.lengths import lengths
 from outrider.cli.bench.lenience import lenience
 from outrider.cli.bench.parts import copying, precision, sampling
+from outrider.cli.bench.report import report
 from outrider.cli.bench.sweep import sweep
 from outrider.cli.bench.tasks import tasks
 from outrider.cli.bench.toyllm import toyllm
@@ -37,5 +38,6 @@ for _command in (
     lenience,
     beams,
     toyllm,
+    report,
 ):
     bench.add_command(_command)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_source, check_length, conclude, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def alpha(
     drafts = {spec: models.load_one_draft(spec, target) for spec in dict.fromkeys(models.draft)}
     steps = measure(target, drafts, kind, examples, settings, max_new_tokens, kept)
     rows = summarise(track(steps, "Reading", len(examples) * len(settings) * (1 + len(drafts))))
+    out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
+    conclude(log, out)
     if as_json:
-        out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
         click.echo(json.dumps(out))
     else:
         click.echo(f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} texts")

@@ -124,6 +124,17 @@ def open_log(path: Path | None, about: Mapping[str, object]) -> RunLog:
     return RunLog(path, {**about, "machine": [here[name] for name in ("processor", "threads", "device")]})
 
 
+def conclude(path: Path | None, found: Mapping[str, object]) -> None:
+    """Leave the figures beside the log, for `outrider bench report`: they need the model, which a report does not load."""
+    import json
+
+    from outrider.bench.run_log import result_path
+    from outrider.cli.theory.files import write
+
+    if path is not None:
+        write(result_path(path), json.dumps(found) + "\n")
+
+
 def check_length(name: str, value: int | None, low: int, high: int | None = None) -> None:
     """A whole number in its range, or nothing."""
     if value is not None and (value < low or (high is not None and value > high)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_source, check_length, conclude, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
@@ -62,10 +62,12 @@ def sweep(
     tables = Tables(measured_costs(target), {p.name: p.step_seconds for p in draft.parts()}, draft.step_seconds)
     prompts = {(one.name, one.digest): prompt_tokens(target, kind, one) for one in examples}
     found = summarise(runs, settings, tables, prompts, target)
+    costs = {n: tables.costs.verify(n) for n in tables.costs.verify_seconds}
+    out = {**about, "prompts": len(examples), "verify_seconds": costs, "draft_seconds": tables.steps}
+    out |= {"sweeps": [asdict(one) for one in found], **machine()}
+    conclude(log, out)
     if as_json:
-        costs = {n: tables.costs.verify(n) for n in tables.costs.verify_seconds}
-        out = {**about, "prompts": len(examples), "verify_seconds": costs, "draft_seconds": tables.steps}
-        click.echo(json.dumps({**out, "sweeps": [asdict(one) for one in found], **machine()}))
+        click.echo(json.dumps(out))
     else:
         name = draft.name
         click.echo(

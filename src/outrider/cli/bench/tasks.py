@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, open_log, scored_options, track
+from outrider.cli.bench.choices import about_source, check_length, conclude, open_log, scored_options, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
 from outrider.errors import ParameterError
@@ -80,8 +80,9 @@ def tasks(
         steps = _spread(cluster, models, target, draftings, plan, metric, kept)
     runs = track(steps, "Answering", plan.count(len(draftings)))
     rows = summarise(runs, plan, target, metric)
+    out = {**about, "prompts": len(examples), "samples": samples, "rows": [asdict(row) for row in rows], **machine()}
+    conclude(log, out)
     if as_json:
-        out = {**about, "prompts": len(examples), "samples": samples, "rows": [asdict(row) for row in rows], **machine()}
         click.echo(json.dumps(out))
     else:
         click.echo(f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} prompts")

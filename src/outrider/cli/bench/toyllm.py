@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import check_length, open_log, track
+from outrider.cli.bench.choices import check_length, conclude, open_log, track
 from outrider.cli.models import ModelChoice
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ def toyllm(
     drafter.bind(model)
     drafter.measure()
     found = reproduce(runs, model, drafter, lookahead)
+    out = {**about, "repetitions": repetitions, "article": asdict(Article()), "ours": asdict(found), **machine()}
+    conclude(log, out)
     if as_json:
-        click.echo(json.dumps({**about, "article": asdict(Article()), "ours": asdict(found), **machine()}))
+        click.echo(json.dumps(out))
     else:
         click.echo(
             f"{model.name} with {drafter.name}, K = {lookahead}, T = {total_tokens}, greedy, {repetitions} repetitions"
