@@ -339,9 +339,10 @@ def test_the_command_prints_one_object_and_compares(
     assert plain["stats"]["drafted"] == 0 < both["stats"]["drafted"]
     assert both["plain"]["stats"]["passes"] == plain["stats"]["passes"]
     assert run(common) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("[1] score ")
-    assert "[2] score " in shown
+    shown = capsys.readouterr()
+    assert shown.out.startswith("[1] score ")
+    assert "[2] score " in shown.out
+    assert shown.err == ""
 
 
 def test_the_bench_reports_cost_and_agreement(

@@ -143,7 +143,8 @@ def _run(search: BeamGeneration, tokens: int) -> tuple[int, BeamResult]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("Searching", total=tokens)
         try:
             for _ in search.run():
