@@ -11,8 +11,10 @@ import doctest
 import re
 from pathlib import Path
 
+import click
 import pytest
 
+from outrider.cli.main import cli
 from outrider.published import MEANING, tables
 from outrider.report.pictures import pictures
 from outrider.theory_curves import MAKERS, figures
@@ -138,3 +140,20 @@ def test_committed_pictures_are_of_todays_numbers() -> None:
     assert shown == {path.stem for path in committed}
     command = (ROOT / "docs" / "how-it-works.md").read_text()
     assert shown == set(re.findall(r"--figure ([\w-]+)", command.split("## The pictures")[1]))
+
+
+def test_the_table_of_the_papers_names_tests_and_commands_that_exist() -> None:
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    folder = Path(__file__).parent
+    named = re.findall(r"`(test_\w+)\.py(?:::(\w+))?`", text)
+    assert len(named) > 40
+    for module, test in named:
+        source = (folder / f"{module}.py").read_text(encoding="utf-8")
+        assert not test or f"def {test}(" in source, (module, test)
+    for line in re.findall(r"`outrider ([a-z][\w -]*)", text):
+        command: click.Command = cli
+        for word in line.split():
+            if word.startswith("-") or not isinstance(command, click.Group):
+                break
+            assert word in command.commands, line
+            command = command.commands[word]
