@@ -51,7 +51,9 @@ def tokens_of(records: list[dict[str, Any]]) -> dict[int, Any]:
     return found
 
 
-def test_two_actors_one_of_them_killed_give_what_one_process_gives(target_folder: Path, draft_folder: Path) -> None:
+def test_two_actors_one_of_them_killed_give_what_one_process_gives(
+    target_folder: Path, draft_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The draft lengths are adapted, and follow from the tables of the run."""
     setup = setup_of(target_folder, draft_folder)
     costs = {f"{folder} float64": TABLE for folder in (target_folder, draft_folder)}
@@ -70,6 +72,7 @@ def test_two_actors_one_of_them_killed_give_what_one_process_gives(target_folder
         if len(got) == 9:
             os.kill(pool.pids()[0], signal.SIGKILL)
     assert pool.deaths == 1
+    assert capsys.readouterr().out == ""  # though Ray tells of the death there
     assert tokens_of(got) == want
     assert kept == [tables]
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from outrider.bench.run_log import RunLog
 from outrider.errors import ParameterError
 
-_REMEDY = "give another --output, or delete it and the .run file beside it"
+_REMEDY = "give another --output, or delete this one and the .run file beside it"
 
 
 class Journal:

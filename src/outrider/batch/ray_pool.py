@@ -11,9 +11,12 @@ The cost tables that the draft lengths follow from are measured by the first act
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -24,6 +27,7 @@ from outrider.batch.run import KeepTables
 from outrider.batch.setup import Setup
 from outrider.errors import ModelError, OutriderError, ParameterError
 
+_log = logging.getLogger(__name__)
 DEATHS = 3  # of actors in a row, with nothing finished between: then it is no accident
 
 
@@ -107,13 +111,14 @@ class RayPool:
     def __call__(self, setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Generator[Record]:
         import ray
 
-        _connect(self.cluster.address)
-        try:
-            share = share_of(self.cluster, setup.device, ray.cluster_resources(), len(ray.nodes()))
-            yield from _Run(self, setup, share, jobs).records(tables, keep)
-        finally:
-            self._actors.clear()
-            ray.shutdown()
+        with redirect_stdout(sys.stderr):  # Ray tells there of processes that died, where results belong
+            _connect(self.cluster.address)
+            try:
+                share = share_of(self.cluster, setup.device, ray.cluster_resources(), len(ray.nodes()))
+                yield from _Run(self, setup, share, jobs).records(tables, keep)
+            finally:
+                self._actors.clear()
+                ray.shutdown()
 
 
 class _Run:
@@ -193,6 +198,7 @@ class _Run:
         self._pool._actors.remove(actor)
         self._pool.deaths += 1
         self._deaths += 1
+        _log.warning("a Ray actor died: its %d prompts are computed again", len(actor.has))
         self._again.extend(actor.has[index] for index in sorted(actor.has))
         if self._deaths >= DEATHS * self._share.actors:
             reason = " ".join(str(error).split())[:200]
@@ -241,8 +247,6 @@ def threads_of(share: Share) -> int:
 
 def _connect(address: str | None) -> None:
     """Join the cluster, or start one on this machine."""
-    import logging
-
     import ray
 
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}

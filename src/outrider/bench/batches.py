@@ -25,6 +25,7 @@ from outrider.bench.tasks import human_eval
 from outrider.choices import make_length
 from outrider.costs import CostBook, Costs, costs_by, measured_costs
 from outrider.drafters import Drafter
+from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.randomness import RandomStream
 
@@ -147,6 +148,8 @@ class Bench:
             batch.put(jobs)
             while batch.load:
                 for record in batch.advance():
+                    if "error" in record:
+                        raise ModelError(f"prompt {record['index']} can't be measured: {record['error']}")
                     stats = {**record["stats"], "prefill": record["stats"]["seconds"]["prefill"]}
                     for name in sums:
                         sums[name] += stats[name]
