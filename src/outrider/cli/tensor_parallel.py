@@ -86,7 +86,8 @@ def shares_of(models: list[TeamModel]) -> list[Share]:
     from outrider.costs import kept_costs
     from outrider.sharded.costs import share_of
 
-    return [share_of(model, kept_costs(model.engine)) for model in models]
+    in_step = [model for model in models if not model.team.broken]  # after an interruption nothing more can be measured
+    return [share_of(model, kept_costs(model.engine)) for model in in_step]
 
 
 def show_shares(shares: list[Share]) -> None:
