@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -29,10 +30,8 @@ def tensor_parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def on_ranks(models: ModelChoice, tensor_parallel: bool, draft_placement: str | None, **given: Any) -> Any:
-        from outrider.sharded.start import job_size, lead
-
         if not tensor_parallel:
-            _check_unused(draft_placement, job_size())
+            _check_unused(draft_placement, _job_size())
             return command(models=models, **given)
         if models.device != "auto":
             raise ParameterError(
@@ -40,6 +39,8 @@ def tensor_parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "or the CPU where there is none (CUDA_VISIBLE_DEVICES= hides GPUs)"
             )
         _check_placed(draft_placement, models.draft, bool(given.get("plain")))
+        from outrider.sharded import lead
+
         placement = draft_placement or "auto"
         context = click.get_current_context()
 
@@ -52,6 +53,11 @@ def tensor_parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
     on_placement = click.option("--draft-placement", type=click.Choice(_PLACES), help=_PLACEMENT)
     help_text = "Shard the target over the ranks that torchrun starts (docs/sharded.md)."
     return click.option("--tensor-parallel", is_flag=True, help=help_text)(on_placement(on_ranks))
+
+
+def _job_size() -> int:
+    """How many processes torchrun has started, 1 outside it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 def _check_unused(placement: str | None, ranks: int) -> None:
@@ -83,10 +89,13 @@ def count_traffic(target: TextModel, draft: Drafter | None) -> list[TeamModel]:
 
 def shares_of(models: list[TeamModel]) -> list[Share]:
     """What they were spent on, beside what was foretold and, if it was measured, beside one process."""
+    if not models:
+        return []
     from outrider.costs import kept_costs
     from outrider.sharded.costs import share_of
 
-    return [share_of(model, kept_costs(model.engine)) for model in models]
+    in_step = [model for model in models if not model.team.broken]  # after an interruption nothing more can be measured
+    return [share_of(model, kept_costs(model.engine)) for model in in_step]
 
 
 def show_shares(shares: list[Share]) -> None:

@@ -58,11 +58,6 @@ def lead(work: Callable[[Team], T]) -> T | None:
     return result
 
 
-def job_size() -> int:
-    """How many processes torchrun has started, 1 outside it."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-
-
 def _check_job() -> int:
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
