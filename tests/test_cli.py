@@ -163,8 +163,8 @@ def test_a_terminal_shows_origins_in_colours(target_folder: Path, draft_folder: 
     assert "acceptance rate" in text
 
 
-def interrupted(*arguments: str) -> tuple[int, str, str]:
-    """Start the default model on a long answer, interrupt it once text has come (or after the model is at work)."""
+def interrupted(*arguments: str, after: float = 20) -> tuple[int, str, str]:
+    """Start the default model on a long answer, interrupt it once text has come (with --json, after so many seconds)."""
     long = [
         "generate",
         "Count from one to a thousand in words.",
@@ -181,7 +181,7 @@ def interrupted(*arguments: str) -> tuple[int, str, str]:
         assert process.stdout is not None
         assert process.stderr is not None
         if "--json" in arguments:
-            time.sleep(20)
+            time.sleep(after)
             first = b""
         else:
             first = process.stdout.read(20)
@@ -199,7 +199,10 @@ def test_control_c_half_way_keeps_the_text() -> None:
 
 
 def test_control_c_half_way_keeps_the_object() -> None:
-    code, out, err = interrupted("--json")
+    for after in (20, 60, 120):  # nothing shows from outside when the model is at work
+        code, out, err = interrupted("--json", after=after)
+        if out:
+            break
     assert code == 130
     assert json.loads(out)["finish_reason"] == "cancelled"
     assert "Traceback" not in err

@@ -129,6 +129,8 @@ def test_a_table_that_real_passes_refute_is_forgotten(
     files = len(list((cache / "costs").glob("*.json")))
     assert not review_costs(model, [(1, 10, 1.5 * said)] * 20)
     assert not review_costs(model, [(1, 10, said + 1)] * 3)  # too few to tell
+    assert review_costs(model, [(1, 10, said + 1)] * 20, at_once=False)
+    assert measured_costs(model).verify(1, 10) == said  # the same seed, the same tokens, as long as the process lasts
     assert review_costs(model, [(1, 10, said + 1)] * 20)
     assert "measured again" in caplog.text
     assert len(list((cache / "costs").glob("*.json"))) == files - 1

@@ -191,18 +191,21 @@ def kept_costs(model: LanguageModel) -> Costs | None:
     return None if found is None else replace(found, padded=isinstance(model, PadsWidths))
 
 
-def forget_costs(model: LanguageModel) -> None:
-    """Make the next `measured_costs` of this model measure anew."""
-    _measured.pop(key := _key(model), None)
+def forget_costs(model: LanguageModel, at_once: bool = True) -> None:
+    """Make the next `measured_costs` of this model measure anew, or only those of later processes."""
+    key = _key(model)
+    if at_once:
+        _measured.pop(key, None)
     if path := _path(key):
         path.unlink(missing_ok=True)
 
 
-def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]]) -> bool:
+def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]], at_once: bool = True) -> bool:
     """Forget a model's table if real passes refute it, so that the next `measured_costs` measures anew.
 
     passes: (new tokens, context, seconds) of each. A table that was measured while the machine was busy would otherwise
-    decide about drafting for ever. Returns whether the table was forgotten.
+    decide about drafting for ever. at_once: False keeps it in this process, where the same seed is to give the same tokens.
+    Returns whether the table was forgotten.
     """
     held = _measured.get(_key(model))
     passes = list(passes)
@@ -214,7 +217,7 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]])
     if 1 / REFUTED <= ratio <= REFUTED or off < WORTH_REVIEWING:
         return False
     _log.warning("passes of %s take %.2g times what its cost table says: it will be measured again", model.name, ratio)
-    forget_costs(model)
+    forget_costs(model, at_once)
     return True
 
 
