@@ -25,6 +25,7 @@ from outrider.errors import CacheFolderError, ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
 
 SHARD = 256  # windows
+_BY_WINDOW = ("tokens", "states", "normalisers")
 TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
 
 
@@ -93,7 +94,7 @@ class StateWindows(Dataset[dict[str, Tensor]]):
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         at = int(number - self._starts[shard])
         file = self._files[shard]
-        out = {name: file.get_slice(name)[at] for name in ("tokens", "states", "normalisers")}
+        out = {name: file.get_slice(name)[at] for name in _BY_WINDOW}
         return {**out, "tokens": out["tokens"].long()}
 
 
@@ -111,8 +112,8 @@ def keep_states(
         for first in range(0, len(block), batch_size):
             parts.append(states_of(target, torch.from_numpy(np.stack(block[first : first + batch_size])).long()))
             yield total + min(first + batch_size, len(block))
-        joined = (torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "states", "normalisers"))
-        shard = Shard(*joined, mass=torch.stack([part.mass for part in parts]).sum(0))
+        tokens, states, normalisers = (torch.cat([getattr(p, name) for p in parts]) for name in _BY_WINDOW)
+        shard = Shard(tokens, states, normalisers, torch.stack([part.mass for part in parts]).sum(0))
         folder.write(done, shard)
         done, total = done + 1, total + len(block)
 
