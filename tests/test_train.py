@@ -30,7 +30,7 @@ from outrider.train.corpus import HELD_OUT_EVERY, Source, parse_source, windows
 from outrider.train.losses import divergence
 from outrider.train.run import measure
 from outrider.train.start import start_from_target, weight_of
-from outrider.train.states import SHARD, StateFolder, StateWindows, keep_states, states_of
+from outrider.train.states import SHARD, StateFolder, StateWindows, frequent_tokens, keep_states, states_of
 from outrider.train.student import make_student
 from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
@@ -154,6 +154,12 @@ def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
     with torch.inference_mode():
         out = target.module(input_ids=ours[SHARD + 1]["tokens"].unsqueeze(0))
     torch.testing.assert_close(ours[SHARD + 1]["normalisers"], out.logits[0].logsumexp(-1), atol=1e-4, rtol=1e-4)
+    every_token = torch.stack([ours[i]["tokens"] for i in range(SHARD + 3)])
+    with torch.inference_mode():
+        wanted = target.module(input_ids=every_token).logits.softmax(-1).sum((0, 1))
+    assert frequent_tokens(cut.paths, 10, VOCABULARY, frozenset()).tolist() == sorted(wanted.topk(10).indices.tolist())
+    rare = int(wanted.argmin())
+    assert rare in frequent_tokens(cut.paths, 10, VOCABULARY, frozenset({rare}))
     with pytest.raises(ParameterError, match="made of other data"):
         StateFolder(tmp_path / "cut", {"a": 2})
 

@@ -87,7 +87,12 @@ def _states(
     target: TransformersModel, source: Source, held_out: bool | None, settings: DataSettings, bar: Bar
 ) -> list[Path]:
     """The shards of one source, in a folder of its own, so that other runs with the same source find them."""
-    about: dict[str, object] = {"target": target.fingerprint, "length": settings.length, "held_out": held_out}
+    about: dict[str, object] = {
+        "target": target.fingerprint,
+        "length": settings.length,
+        "held_out": held_out,
+        "kept": "states, normalisers, mass",
+    }
     about |= {"source": source.name, "limit": source.limit, "stamp": _stamp(source.name)}
     folder = StateFolder(settings.cache / f"states-{digest(about)}", about)
     done = folder.folder / "done"
@@ -141,7 +146,7 @@ def train_head(
 
 
 def _begin(target: TransformersModel, data: Data, head: HeadSettings) -> tuple[HeadConfig, Tensor, Network]:
-    """A new head over the data's most frequent tokens."""
+    """A new head over the tokens that the target would say most often along the data."""
     count = min(head.vocabulary, target.vocab_size)
     special = frozenset(t for t in getattr(target.tokenizer, "all_special_ids", None) or () if t < target.vocab_size)
     always = end_tokens(target) | special if count > 256 else frozenset()

@@ -25,16 +25,21 @@ from outrider.errors import CacheFolderError, ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
 
 SHARD = 256  # windows
+_BY_WINDOW = ("tokens", "states", "normalisers")
 TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
 
 
 @dataclass(frozen=True)
 class Shard:
-    """tokens int64 [n, L]; states [n, L, W] as the target computed them; normalisers [n, L]: log of the sum of exp."""
+    """tokens int64 [n, L]; states [n, L, W] as the target computed them; normalisers [n, L]: log of the sum of exp.
+
+    mass: [V], the target's probabilities added up over all positions: how often it would say each token.
+    """
 
     tokens: Tensor
     states: Tensor
     normalisers: Tensor
+    mass: Tensor
 
 
 class StateFolder:
@@ -65,7 +70,7 @@ class StateFolder:
 
         path = self.folder / f"shard-{number:05d}.safetensors"
         part = path.with_suffix(".part")
-        parts = {"tokens": shard.tokens.int(), "states": shard.states, "normalisers": shard.normalisers}
+        parts = {"tokens": shard.tokens.int(), "states": shard.states, "normalisers": shard.normalisers, "mass": shard.mass}
         try:
             save_file({name: value.contiguous() for name, value in parts.items()}, part)
             part.rename(path)
@@ -89,7 +94,7 @@ class StateWindows(Dataset[dict[str, Tensor]]):
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         at = int(number - self._starts[shard])
         file = self._files[shard]
-        out = {name: file.get_slice(name)[at] for name in ("tokens", "states", "normalisers")}
+        out = {name: file.get_slice(name)[at] for name in _BY_WINDOW}
         return {**out, "tokens": out["tokens"].long()}
 
 
@@ -107,9 +112,8 @@ def keep_states(
         for first in range(0, len(block), batch_size):
             parts.append(states_of(target, torch.from_numpy(np.stack(block[first : first + batch_size])).long()))
             yield total + min(first + batch_size, len(block))
-        shard = Shard(
-            *(torch.cat(values) for values in zip(*((p.tokens, p.states, p.normalisers) for p in parts), strict=True))
-        )
+        tokens, states, normalisers = (torch.cat([getattr(p, name) for p in parts]) for name in _BY_WINDOW)
+        shard = Shard(tokens, states, normalisers, torch.stack([part.mass for part in parts]).sum(0))
         folder.write(done, shard)
         done, total = done + 1, total + len(block)
 
@@ -122,9 +126,10 @@ def states_of(target: TransformersModel, tokens: Tensor) -> Shard:
         logits = target.score(sequences, tokens.to(target.device), [tokens.shape[1]] * len(tokens), "all")
         assert logits is not None
         normalisers = torch.stack([row.float().logsumexp(-1) for row in logits])
+        mass = sum((row.float().softmax(-1).sum(0) for row in logits), torch.zeros((), device=logits.device))
         states = torch.stack([target.states(sequence, 0, tokens.shape[1]) for sequence in sequences])
         check_rows(target, states[0, :8], logits[0, :8])
-        return Shard(tokens, states.cpu().clone(), normalisers.cpu())
+        return Shard(tokens, states.cpu().clone(), normalisers.cpu(), mass.cpu())
     finally:
         for sequence in sequences:
             sequence.close()
@@ -147,15 +152,18 @@ def digest(*parts: object) -> str:
 
 
 def frequent_tokens(paths: list[Path], count: int, vocab_size: int, always: frozenset[int]) -> Tensor:
-    """The `count` most frequent tokens of the training text, those in `always` among them. → int64, ascending"""
+    """The `count` tokens to which the target gives most along the training text, those in `always` among them.
+
+    What it gives to others is what no head over these tokens can be accepted for. → int64, ascending
+    """
     from safetensors import safe_open
 
     if not 1 <= count <= vocab_size:
         raise ParameterError(f"vocabulary must be in 1 … {vocab_size}, got {count}")
-    counts = torch.zeros(vocab_size, dtype=torch.long)
+    counts = torch.zeros(vocab_size)
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            counts += file.get_tensor("tokens").long().flatten().bincount(minlength=vocab_size)
+            counts += file.get_tensor("mass")
     for token in always:
         counts[token] = counts.max() + 1
     order: Any = counts.argsort(descending=True, stable=True)

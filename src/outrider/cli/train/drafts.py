@@ -64,7 +64,7 @@ def _training_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_training_options
-@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that it drafts: the data's most frequent.")
+@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that it drafts: the target's most probable.")
 @click.option("--depth", default=3, show_default=True, help="Drafted tokens of a chain that are trained on.")
 @click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary.")
 @click.option("--intermediate-size", type=int, help="Of its network  [default: the target's]")
@@ -93,7 +93,7 @@ def head(
 
 @click.command()
 @_training_options
-@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that they draft: the data's most frequent.")
+@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that they draft: the target's most probable.")
 @click.option("--blocks", default=4, show_default=True, help="Heads, one a position.")
 @click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary.")
 @click.option("--intermediate-size", type=int, help="Of each network  [default: the state's width]")
