@@ -224,7 +224,7 @@ def transformers_outputs(architecture: str) -> list[list[int]]:
 
 TINY = {"vocab_size": 5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 LENGTH = 3
-SAMPLES = 1000
+SAMPLES = 600
 
 
 @cache
