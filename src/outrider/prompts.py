@@ -75,9 +75,8 @@ def end_tokens(target: TextModel) -> frozenset[int]:
 
 def law_along(target: TextModel, sampling: SamplingSettings) -> SamplingSettings:
     """The settings along texts of any prompts, whose end nothing forces."""
-    if not has_encoder(target):
-        return sampling
-    return with_own_rules(target, sampling, [prepare(target, "A").tokens])
+    begins = prepare(target, "A").tokens
+    return with_own_rules(target, sampling, [begins])
 
 
 def with_own_rules(
