@@ -75,8 +75,9 @@ def end_tokens(target: TextModel) -> frozenset[int]:
 
 def law_along(target: TextModel, sampling: SamplingSettings) -> SamplingSettings:
     """The settings along texts of any prompts, whose end nothing forces."""
-    begins = prepare(target, "A").tokens
-    return with_own_rules(target, sampling, [begins])
+    if not getattr(target, "has_encoder", False):
+        return sampling
+    return with_own_rules(target, sampling, [prepare(target, "A").tokens])
 
 
 def with_own_rules(
