@@ -52,7 +52,7 @@ def save_encoder_decoder(folder: Path, architecture: str, seed: int = 0, **overr
     tokenizer = make_tokenizer()
     size = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
     if architecture == "Whisper":
-        size |= {"max_source_positions": 50, "max_target_positions": 256}
+        size |= {"max_source_positions": 50, "max_target_positions": 256, "decoder_layers": 2}
         extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
         extractor.save_pretrained(folder)
     made = module(architecture, seed, torch.float32, **{**size, **overrides})

@@ -25,7 +25,7 @@ import torch
 
 from outrider.device_data import pad_rows
 from outrider.errors import CacheFolderError
-from outrider.models.base import EncoderDecoder, LanguageModel, Sequence, open_sequence
+from outrider.models.base import LanguageModel, Sequence, has_encoder, open_sequence
 from outrider.models.cache_folder import cache_folder
 from outrider.sampling import SamplingSettings, standardize
 
@@ -257,7 +257,7 @@ def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
 
 
 def _open(model: LanguageModel, reserve: int = 0) -> Sequence:
-    return open_sequence(model, model.stand_in() if isinstance(model, EncoderDecoder) else None, reserve)
+    return open_sequence(model, model.stand_in() if has_encoder(model) else None, reserve)
 
 
 def _can_pretend(model: LanguageModel) -> bool:

@@ -18,7 +18,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.drafters.base import DraftContext
 from outrider.errors import ParameterError
-from outrider.models.base import EncoderDecoder, LanguageModel, Source, fit_vocabulary, known_tokens, open_sequence
+from outrider.models.base import LanguageModel, Source, fit_vocabulary, has_encoder, known_tokens, open_sequence
 from outrider.models.table import TableSequence
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
@@ -102,7 +102,7 @@ def draft_laws_along(
     if isinstance(drafter, ModelDrafter):
         model = drafter.reader()
         row = DraftRow(list(tokens), prompt_length, RandomStream(0), TableSequence(), source=source)
-        reading = row.tokens if isinstance(drafter.model, EncoderDecoder) else row.reading
+        reading = row.tokens if has_encoder(drafter.model) else row.reading
         before = len(reading) - len(tokens)  # a source that the draft reads as text
         limit = (model.max_length or len(reading)) - before
         known = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from outrider.audio import Audio, features
 from outrider.errors import ParameterError
-from outrider.models.base import EncoderDecoder, LanguageModel, Source, TextModel
+from outrider.models.base import LanguageModel, Source, TextModel, has_encoder
 from outrider.sampling import SamplingSettings
 
 Message = Mapping[str, str]
@@ -29,7 +29,7 @@ class Prepared:
 
 def prepare(target: TextModel, prompt: Prompt) -> Prepared:
     """A prompt for the loop, for models with and without an encoder."""
-    if not isinstance(target, EncoderDecoder):
+    if not has_encoder(target):
         return Prepared(encode(target, prompt))
     from outrider.models.decoder_rules import decoder_prefix
     from outrider.models.encoder_decoder import EncoderDecoderModel
@@ -75,9 +75,9 @@ def end_tokens(target: TextModel) -> frozenset[int]:
 
 def law_along(target: TextModel, sampling: SamplingSettings) -> SamplingSettings:
     """The settings along texts of any prompts, whose end nothing forces."""
-    return (
-        with_own_rules(target, sampling, [prepare(target, "A").tokens]) if isinstance(target, EncoderDecoder) else sampling
-    )
+    if not getattr(target, "has_encoder", False):
+        return sampling
+    return with_own_rules(target, sampling, [prepare(target, "A").tokens])
 
 
 def with_own_rules(
@@ -87,7 +87,7 @@ def with_own_rules(
 
     prefixes: what the decoder begins with, in each row. max_new_tokens: None if no end is to be forced.
     """
-    if not isinstance(target, EncoderDecoder):
+    if not has_encoder(target):
         return sampling
     from outrider.models.decoder_rules import decoder_rules
     from outrider.models.encoder_decoder import EncoderDecoderModel

@@ -20,7 +20,7 @@ from typing import Any
 from outrider.bench.tables import Row, column, load_hub, read_table
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
-from outrider.models.base import EncoderDecoder, TextModel
+from outrider.models.base import TextModel, has_encoder
 from outrider.prompts import encode
 
 NEED_REFERENCES = ("rouge2", "bleu", "exact")
@@ -213,12 +213,12 @@ def prompt_tokens(target: TextModel, kind: TaskKind, example: Example) -> list[i
     if example.chat and has_template(target):
         assert kind.chat is not None
         return encode(target, [{"role": "user", "content": kind.chat.format(example.prompt)}])
-    return encode(target, example.prompt if isinstance(target, EncoderDecoder) else kind.raw.format(example.prompt))
+    return encode(target, example.prompt if has_encoder(target) else kind.raw.format(example.prompt))
 
 
 def stops(target: TextModel, kind: TaskKind, example: Example) -> tuple[str, ...]:
     """Where an answer ends, beside the model's own end: a model that takes messages knows it."""
-    if isinstance(target, EncoderDecoder):
+    if has_encoder(target):
         return ()
     return () if example.chat and has_template(target) and kind is not KINDS["humaneval"] else kind.stop
 

@@ -10,7 +10,7 @@ from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.foretold import HORIZON, Foretold
 from outrider.drafters.base import Drafter
 from outrider.errors import ContextLengthError, NumericalError, ParameterError
-from outrider.models.base import EncoderDecoder, LanguageModel, Source
+from outrider.models.base import LanguageModel, Source, has_encoder
 from outrider.models.base import Sequence as ModelSequence
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
@@ -104,7 +104,7 @@ def check_request(request: Request, target: LanguageModel) -> None:
     count = request.max_new_tokens
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {count!r}")
-    if isinstance(target, EncoderDecoder) is not (request.source is not None):
+    if has_encoder(target) is not (request.source is not None):
         wanted = "a source, which its encoder is to read" if request.source is None else "no source: it has no encoder"
         raise ParameterError(f"requests for {target.name} must have {wanted}")
     if not request.prompt:

@@ -12,7 +12,7 @@ from outrider.device_data import index, pad_rows, to_device
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.models.base import EncoderDecoder, LanguageModel, fit_vocabulary, known_tokens, open_sequence
+from outrider.models.base import LanguageModel, fit_vocabulary, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
@@ -47,7 +47,7 @@ class ModelDrafter(Drafter):
 
     def _read(self, row: DraftRow) -> list[int]:
         """The tokens that the draft model's sequence is to hold."""
-        return row.tokens if isinstance(self.model, EncoderDecoder) else row.reading
+        return row.tokens if has_encoder(self.model) else row.reading
 
     def measure(self) -> None:
         if self._costs is None:

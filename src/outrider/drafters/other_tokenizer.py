@@ -30,7 +30,7 @@ from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import VocabularyMismatchError
-from outrider.models.base import EncoderDecoder, LanguageModel, Sequence
+from outrider.models.base import LanguageModel, Sequence, has_encoder
 from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
@@ -68,7 +68,7 @@ class _ForeignDrafter(Drafter):
             raise VocabularyMismatchError(
                 f"draft {self.model.name} and target {target.name} must both have tokenizers to draft across vocabularies"
             )
-        if isinstance(self.model, EncoderDecoder):
+        if has_encoder(self.model):
             raise VocabularyMismatchError(
                 f"draft {self.model.name} has another tokenizer than target {target.name}, and an encoder, which is to read "
                 "the target's source: name a draft with the target's tokenizer, or a decoder-only one"

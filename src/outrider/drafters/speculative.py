@@ -18,7 +18,7 @@ from outrider.device_data import pad_rows
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.models.base import EncoderDecoder, LanguageModel, known_tokens, open_sequence
+from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
@@ -58,7 +58,7 @@ class SpeculativeDrafter(Drafter):
         self.drafter.bind(self.model)
 
     def _read(self, row: DraftRow) -> list[int]:
-        return row.tokens if isinstance(self.model, EncoderDecoder) else row.reading
+        return row.tokens if has_encoder(self.model) else row.reading
 
     def measure(self) -> None:
         costs = measured_costs(self.model)
@@ -77,7 +77,7 @@ class SpeculativeDrafter(Drafter):
             sequence = open_sequence(self.model, row.source)
             tokens = list(self._read(row))
             # Source and tokens are one prompt to a decoder-only draft, and whoever drafts for it.
-            source = row.source if isinstance(self.model, EncoderDecoder) else None
+            source = row.source if has_encoder(self.model) else None
             length_read = row.prompt_length + len(tokens) - len(row.tokens)
             inner = DraftRow(tokens, length_read, row.stream, sequence, source=source)
             row.state = _Inner(inner, length.start())

@@ -7,7 +7,7 @@ absolute `length` and `truncate(length)`; it is never told how many tokens to dr
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -84,7 +84,10 @@ class EncoderDecoder(LanguageModel, Protocol):
     """A language model whose sequences begin with a source: its encoder reads it once, its decoder goes on from there.
 
     source_kind: what a source is, in words ("tokens", "80 × 3000 features"); models can share a source if these agree.
+    has_encoder: true; see the function of that name.
     """
+
+    has_encoder: bool
 
     @property
     def source_kind(self) -> str: ...
@@ -96,9 +99,14 @@ class EncoderDecoder(LanguageModel, Protocol):
         """Some source, for measuring what a pass costs."""
 
 
+def has_encoder(model: object) -> TypeGuard[EncoderDecoder]:
+    """Whether a model is an encoder-decoder: asked for every token, so by one attribute instead of by all of them."""
+    return getattr(model, "has_encoder", False) is True
+
+
 def refuse_encoder(target: LanguageModel, what: str) -> None:
     """For what has no use for a source: raise, naming what does."""
-    if isinstance(target, EncoderDecoder):
+    if has_encoder(target):
         raise ParameterError(
             f"{what} is for decoder-only models, {target.name} is an encoder-decoder: use generate, tune, audit, or bench "
             "tasks, sweep or alpha"
@@ -107,7 +115,7 @@ def refuse_encoder(target: LanguageModel, what: str) -> None:
 
 def open_sequence(model: LanguageModel, source: Source | None, reserve: int = 0) -> Sequence:
     """A new sequence of any model; a decoder-only one has no use for the source."""
-    return model.open(reserve, source) if isinstance(model, EncoderDecoder) else model.open(reserve)
+    return model.open(reserve, source) if has_encoder(model) else model.open(reserve)
 
 
 @runtime_checkable

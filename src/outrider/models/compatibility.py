@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from outrider.errors import VocabularyMismatchError
-from outrider.models.base import EncoderDecoder
+from outrider.models.base import has_encoder
 
 _SAMPLE = "def f(x):\n\treturn x**2  # naïve 数 🙂 1234"
 
@@ -22,9 +22,9 @@ def same_tokens(target: Any, draft: Any) -> bool:
 
 def check_same_source(target: Any, draft: Any) -> None:
     """Raise `VocabularyMismatchError` if the draft has an encoder that can't read what the target's encoder reads."""
-    if not isinstance(draft, EncoderDecoder):
+    if not has_encoder(draft):
         return
-    if not isinstance(target, EncoderDecoder):
+    if not has_encoder(target):
         raise VocabularyMismatchError(
             f"draft {draft.name} is an encoder-decoder model, target {target.name} is not: there is no source for it to read"
         )

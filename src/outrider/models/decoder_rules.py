@@ -8,6 +8,7 @@ output is that of transformers' `generate` with one beam. What a config says abo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,10 +109,13 @@ def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens
     ignored = [name for name in _NOT_KEPT if getattr(config, name, None) not in (None, 0, 1.0)]
     if ignored:
         raise ModelError(f"{model.name} can't be used: its generation config sets {ignored[0]}, which looks at the source")
-    ends = tuple(sorted(model.end_tokens))
+    ends = _inside(model, sorted(model.end_tokens))
     words = [word for word in getattr(config, "bad_words_ids", None) or () if word not in [[end] for end in ends]]
     phrases = [word for word in words if len(word) > 1]
-    never = {int(token) for token in getattr(config, "suppress_tokens", None) or ()} | {w[0] for w in words if len(w) == 1}
+    never = {
+        *_inside(model, getattr(config, "suppress_tokens", None)),
+        *_inside(model, [w[0] for w in words if len(w) == 1]),
+    }
     found: list[LogitsProcessor] = []
     if getattr(config, "repetition_penalty", None) not in (None, 1.0):
         found.append(made.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
@@ -125,10 +129,15 @@ def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens
     if getattr(config, "forced_eos_token_id", None) is not None and max_new_tokens is not None:
         forced = config.forced_eos_token_id
         last = prefix_length + max_new_tokens - 1
-        found.append(_Forced(tuple(forced) if isinstance(forced, list) else (forced,), last))
-    if getattr(config, "begin_suppress_tokens", None):
-        found.append(_Forbidden(tuple(config.begin_suppress_tokens), prefix_length, prefix_length + 1))
+        found.append(_Forced(_inside(model, forced if isinstance(forced, list) else [forced]), last))
+    if first := _inside(model, getattr(config, "begin_suppress_tokens", None)):
+        found.append(_Forbidden(first, prefix_length, prefix_length + 1))
     return Rules(dict.fromkeys(sorted(never), -math.inf), tuple(found))
+
+
+def _inside(model: EncoderDecoderModel, tokens: Sequence[int] | None) -> tuple[int, ...]:
+    """Those that the vocabulary has: configs name others, too, for none (-1) or of another size of the model."""
+    return tuple(int(token) for token in tokens or () if 0 <= token < model.vocab_size)
 
 
 @dataclass(frozen=True)
