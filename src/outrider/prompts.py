@@ -47,7 +47,7 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
 
     For an encoder-decoder these are the source's.
     """
-    tokenizer = target.tokenizer
+    tokenizer = getattr(target, "tokenizer", None)  # token ids need none
     hears = getattr(target, "hears", False)
     if hears or isinstance(prompt, Audio):
         what = "hears audio and reads no text: use outrider generate --audio FILE.wav" if hears else "reads text, not audio"
