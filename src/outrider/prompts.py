@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from outrider.audio import Audio, features
 from outrider.errors import ParameterError
@@ -47,7 +48,7 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
 
     For an encoder-decoder these are the source's.
     """
-    tokenizer = getattr(target, "tokenizer", None)  # token ids need none
+    tokenizer: Any = getattr(target, "tokenizer", None)  # token ids need none
     hears = getattr(target, "hears", False)
     if hears or isinstance(prompt, Audio):
         what = "hears audio and reads no text: use outrider generate --audio FILE.wav" if hears else "reads text, not audio"
