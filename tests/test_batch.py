@@ -25,12 +25,24 @@ from outrider.cli.main import run
 from outrider.costs import Costs
 from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState
-from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter, SuffixDrafter
+from outrider.drafters import (
+    ChoiceDrafter,
+    Drafter,
+    ModelDrafter,
+    NgramDrafter,
+    PromptLookupDrafter,
+    SpeculativeDrafter,
+    SuffixDrafter,
+)
+from outrider.drafters.base import DraftContext
 from outrider.errors import ParameterError
+from outrider.models.compatibility import fingerprint
 from outrider.models.table import TableModel
+from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.conftest import make_tokenizer
+from tests.test_ngram import trained
 from tests.toys import table
 
 SAMPLED = SamplingSettings(temperature=1.0)
@@ -382,3 +394,27 @@ def test_fixed_lengths_go_on_in_batches_of_another_size(target_folder: Path, tmp
     assert run([*command, "--batch-size", "2"]) == 0
     assert output.read_bytes() == first
     assert run([*command, "--num-draft-tokens", "auto"]) == 2
+
+
+def test_lines_that_all_sample_otherwise_may_join_together() -> None:
+    jobs = [Job(i, "def f(", {"temperature": 1 - i / 10, "max_new_tokens": 3}) for i in range(5)]
+    ready = Setup(draft=(), num_draft_tokens=0, batch_size=2, defaults=DEFAULTS).use(TextTable())
+    with ContinuousBatch(ready, 2) as batch:
+        batch.put(jobs)
+        found = [record["index"] for _ in range(40) if batch.load for record in batch.advance()]
+        assert len(batch._lanes) <= 5
+    assert sorted(found) == [0, 1, 2, 3, 4]
+
+
+def test_an_ngram_draft_keeps_what_it_knows_of_the_settings_by_row(tmp_path: Path) -> None:
+    """A greedy row whose guesses are certain must not change how a row that samples learns."""
+    target = TextTable()
+    generator = torch.Generator().manual_seed(3)
+    documents = [torch.randint(0, 9, (800,), generator=generator).tolist() for _ in range(5)]
+    table_file = trained(tmp_path / "counted", documents, size=target.vocab_size, order=2, min_count=1)
+    drafter = NgramDrafter(table_file)
+    drafter.table.tokenizer = fingerprint(target)
+    rows = [DraftRow([1, 2, 3], 3, RandomStream(0), target.open()) for _ in range(2)]
+    drafter.begin(rows[:1], DraftContext(SAMPLED, target, target.vocab_size))
+    drafter.begin(rows[1:], DraftContext(SamplingSettings(), target, target.vocab_size))
+    assert [drafter.prospects(row)[0].foretold for row in rows] == [False, True]

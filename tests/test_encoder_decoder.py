@@ -179,8 +179,8 @@ def drafters(architecture: str) -> dict[str, Drafter]:
 
 
 RULES: dict[str, dict[str, Any]] = {
-    "T5": {"no_repeat_ngram_size": 2, "bad_words_ids": [[7], [9, 11]], "min_length": 6},
-    "Bart": {"no_repeat_ngram_size": 2, "forced_bos_token_id": 5, "min_length": 6},
+    "T5": {"no_repeat_ngram_size": 2, "bad_words_ids": [[7], [9, 11]], "min_length": 6, "sequence_bias": [[[10], 3.0]]},
+    "Bart": {"no_repeat_ngram_size": 2, "forced_bos_token_id": 5, "min_length": 9, "min_new_tokens": 5},
     "Marian": {"no_repeat_ngram_size": 2, "bad_words_ids": [[0]], "forced_eos_token_id": 2},
     "Whisper": {"no_repeat_ngram_size": 2, "suppress_tokens": [4, 8, 15, 16, 23, 42], "begin_suppress_tokens": [10, 20, 2]},
 }

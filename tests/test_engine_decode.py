@@ -258,3 +258,19 @@ def test_a_drafter_that_fails_at_the_end_leaks_nothing() -> None:
         decode(target, requests(), GREEDY, Fails(draft), FixedLength(2))
     assert target._open == []
     assert draft._open == []
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_text_that_stops_before_a_position_without_a_law_has_ended(length: int) -> None:
+    """Plain decoding never comes to such a position, so a draft that does must not fail there."""
+    laws = torch.zeros(3, 3, dtype=torch.float64)
+    laws[0, 1] = laws[1, 2] = 1.0
+    laws[2] = torch.nan
+    stop = lambda new: new.index(2) + 1 if 2 in new else None  # noqa: E731
+    requests = [Request([0, 1, 2, 0], 6, RandomStream(0), stop=stop)]
+    tokens, _ = decode(
+        TableModel(laws), requests, SamplingSettings(temperature=1.0), PromptLookupDrafter(), FixedLength(length)
+    )
+    assert tokens == [[1, 2]]
+    with pytest.raises(NumericalError, match="after token 5"):
+        decode(TableModel(laws), [Request([0, 1, 2, 0], 6, RandomStream(0))], SamplingSettings(temperature=1.0))

@@ -123,11 +123,11 @@ class ContinuousBatch:
             rows = lane.decoder.admit([request for _, _, request, _ in new])
             for (job, options, _, tracker), row in zip(new, rows, strict=True):
                 lane.places[row.number] = _Place(job, options.seeds[0], tracker, row)
+        for idle in [key for key, lane in self._lanes.items() if not lane.places][self.batch_size :]:
+            del self._lanes[idle]  # lines that all sample otherwise must not pile up
 
     def _lane(self, key: tuple[Any, ...], options: Options) -> _Lane:
         if key not in self._lanes:
-            for idle in [other for other, lane in self._lanes.items() if not lane.places][self.batch_size :]:
-                del self._lanes[idle]  # lines that all sample otherwise must not pile up
             decoder = Decoder(self._ready.target, (), options.sampling, self._ready.drafter, self._ready.length)
             self._lanes[key] = _Lane(decoder)
         return self._lanes[key]

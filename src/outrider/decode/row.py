@@ -82,15 +82,15 @@ class Row:
             if token in self.request.eos:
                 keep, self.finish_reason = i + 1, "eos"
                 break
-        if -1 in new[:keep]:
+        known = new.index(-1) if -1 in new[:keep] else keep
+        cut = None if self.request.stop is None else self.request.stop(new[:known])
+        if cut is not None:
+            keep, self.finish_reason = cut, "stop"
+        elif known < keep:
             raise NumericalError(
-                f"the target gave no distribution for row {self.number} after token {len(self.tokens) + keep - 2}: "
+                f"the target gave no distribution for row {self.number} after token {len(self.tokens) + known - 1}: "
                 "its logits are NaN or all excluded; try --dtype float32, or loosen logit_bias and processors"
             )
-        if self.request.stop is not None:
-            cut = self.request.stop(new[:keep])
-            if cut is not None:
-                keep, self.finish_reason = cut, "stop"
         self.tokens.extend(new[:keep])
         for finding in self._foretold.compare(self.tokens):
             self.length.learn(finding)

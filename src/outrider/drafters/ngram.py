@@ -39,7 +39,6 @@ class NgramDrafter(Drafter):
             self.table = copy.copy(self.table)
             self.table.levels = self.table.levels[: order - 1]
         self.name = f"{self.table.order}-gram"
-        self._quick = False
 
     def bind(self, target: LanguageModel) -> None:
         if fingerprint(target) != self.table.tokenizer:
@@ -49,13 +48,14 @@ class NgramDrafter(Drafter):
             )
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
-        del rows
-        self._quick = _quick(context.sampling)
+        for row in rows:  # of the row, not of the drafter: batches that sample otherwise may share it
+            row.state = _quick(context.sampling)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         depth = self.table.depth(row.tokens[-self.table.order :])
         prior = PRIORS[min(depth, len(PRIORS) - 1)]
-        return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[self._quick], foretold=self._quick)]
+        quick = bool(row.state)
+        return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[quick], foretold=quick)]
 
     def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
         """Its guesses at temperature 0; where it samples nothing is certain."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def decoder_prefix(
         start = getattr(model.module.config, "decoder_start_token_id", None)
     if start is None:
         raise ModelError(f"{model.name} can't be used: its configuration names no decoder_start_token_id")
-    if hasattr(config, "no_timestamps_token_id") or hasattr(config, "lang_to_id"):
+    if _is_whisper(config):
         return _whisper_prefix(model, source, int(start), language, task)
     if language is not None or task is not None:
         raise ParameterError(f"language and task are for multilingual Whisper models, {model.name} has none: leave them out")
@@ -117,22 +118,43 @@ def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens
         *_inside(model, [w[0] for w in words if len(w) == 1]),
     }
     found: list[LogitsProcessor] = []
+    if getattr(config, "sequence_bias", None):
+        found.append(made.SequenceBiasLogitsProcessor(config.sequence_bias))
     if getattr(config, "repetition_penalty", None) not in (None, 1.0):
         found.append(made.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
     if getattr(config, "no_repeat_ngram_size", None):
         found.append(made.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
     if phrases:
         found.append(made.NoBadWordsLogitsProcessor(phrases, list(ends) or None))
-    fewest = max(getattr(config, "min_length", None) or 0, prefix_length + (getattr(config, "min_new_tokens", None) or 0))
+    fewest = _least_length(config, prefix_length)
     if ends and fewest > prefix_length:
         found.append(_Forbidden(ends, prefix_length, fewest))
     if getattr(config, "forced_eos_token_id", None) is not None and max_new_tokens is not None:
         forced = config.forced_eos_token_id
         last = prefix_length + max_new_tokens - 1
-        found.append(_Forced(_inside(model, forced if isinstance(forced, list) else [forced]), last))
+        suppressed = _inside(model, getattr(config, "suppress_tokens", None))  # after forcing, so that it prevails
+        said = [
+            token for token in _inside(model, forced if isinstance(forced, list) else [forced]) if token not in suppressed
+        ]
+        if not said:
+            raise ModelError(f"{model.name} can't be used: its generation config forces an end that it suppresses")
+        found.append(_Forced(tuple(said), last))
     if first := _inside(model, getattr(config, "begin_suppress_tokens", None)):
         found.append(_Forbidden(first, prefix_length, prefix_length + 1))
     return Rules(dict.fromkeys(sorted(never), -math.inf), tuple(found))
+
+
+def _least_length(config: Any, prefix_length: int) -> int:
+    """Tokens before an end may come, those that the decoder begins with included; a forced first one counts as new."""
+    fewest = getattr(config, "min_new_tokens", None)
+    if fewest is None:
+        return getattr(config, "min_length", None) or 0
+    forced = not _is_whisper(config) and getattr(config, "forced_bos_token_id", None) is not None
+    return int(prefix_length - forced + fewest)
+
+
+def _is_whisper(config: Any) -> bool:
+    return hasattr(config, "no_timestamps_token_id") or hasattr(config, "lang_to_id")
 
 
 def _inside(model: EncoderDecoderModel, tokens: Sequence[int] | None) -> tuple[int, ...]:
