@@ -39,3 +39,14 @@ def until_unwanted(x: int, sample: int, context: Context) -> float:
 
 def dies(x: int, sample: int) -> int:
     os._exit(3)
+
+
+class UnsendableError(Exception):
+    """Its constructor wants more than its arguments tell, so it can't be unpickled."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because {why}")
+
+
+def fails_unsendably(x: int) -> list[float]:
+    raise UnsendableError("no law", "of a test")

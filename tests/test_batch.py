@@ -274,6 +274,10 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a seed of chance": ('{"prompt": "a", "seed": null}', "seed must be a whole number"),
     "stop": ('{"prompt": "a", "stop": null}', "stop must be a string"),
     "roles": ('{"messages": [{"content": "a"}]}', "messages must be a list of objects with role and content"),
+    "half a character": (r'{"prompt": "\ud800 a"}', "got half of one"),
+    "half a character in a message": (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "got half of one"),
+    "too deep": ('{"prompt": "a", "metadata": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2 must be a JSON object"),
+    "an end": ('{"prompt": "a", "ignore_eos": "false"}', "ignore_eos must be true or false"),
     "bytes": (b'{"prompt": "\xff"}', "line 2 is not UTF-8"),
 }
 

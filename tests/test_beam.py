@@ -309,6 +309,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         (["--num-beams", "2", "--lenience", "0.5"], "--lenience can't be combined"),
         (["--num-beams", "2", "--draft", "prompt-lookup"], "can't draft for beam search"),
         (["--num-beams", "2", "--compare"], "compare needs a draft"),
+        (["--num-beams", "2", "--num-draft-tokens", "5"], "num_draft_tokens needs a draft"),
         (["--length-penalty", "2"], "length_penalty belongs to beam search"),
         (["--num-beams", "2", "--num-draft-tokens", "optimal:0.5", "--draft", "self"], "must be a number or auto"),
     ],

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from outrider.bench.run_log import result_path
-from outrider.cli.main import cli
+from outrider.cli.bench.choices import open_log
+from outrider.cli.main import cli, run
 from outrider.published import tables
 from outrider.report.measured import COMMANDS, read, short
 from outrider.report.measured_leviathan import printed_alphas
@@ -236,3 +237,19 @@ def test_a_browser_shows_it_without_complaint(page: Path, tmp_path: Path) -> Non
             assert window.requests == [page.resolve().as_uri()]
             assert window.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             assert window.evaluate("document.querySelectorAll('figure svg').length") >= 6
+
+
+def test_figures_of_an_earlier_log_are_not_taken_for_those_of_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    result_path(path).write_text("{}")
+    open_log(path, {"bench": "alpha"})
+    assert not result_path(path).exists()
+
+
+@pytest.mark.parametrize("content", ['{"bench": "tasks"}', '{"bench": "sweep", "sweeps": [{}]}', '{"bench": "toyllm"}'])
+def test_figures_that_are_not_whole_are_one_line(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text(content)
+    assert run(["bench", "report", str(path), "-o", str(tmp_path / "r.html")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "r.html").exists()

@@ -321,3 +321,13 @@ def test_the_bench_refuses_in_one_line(options: list[str], told: str, capsys: py
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert told in shown.err
+
+
+def test_a_lossy_text_is_called_so_where_nobody_watches(
+    target_folder: Path, draft_folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", "the quick", "--raw", "--target", str(target_folder), "--draft", str(draft_folder)]
+    assert run([*words, "--max-new-tokens", "4", "--num-draft-tokens", "2", "--lenience", "0.5"]) == 0
+    shown = capsys.readouterr()
+    assert "LOSSY: lenience 0.5" in shown.err
+    assert "LOSSY" not in shown.out

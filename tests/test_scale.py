@@ -116,6 +116,8 @@ def test_another_set_up_has_no_printed_numbers_beside_it(capsys: pytest.CaptureF
         (["--batch", "1,x"], "batch must be whole numbers"),
         (["--context", "-1"], "context must be 0 or more"),
         (["--fixed-ms", "-1"], "fixed_seconds must be 0 or more"),
+        (["--all-reduce-us", "-5"], "all_reduce_us must be 0 or more"),
+        (["--target-parameters", "inf"], "target_parameters must be below"),
     ],
 )
 def test_what_can_not_be_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

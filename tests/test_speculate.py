@@ -541,3 +541,38 @@ def test_the_gain_is_that_of_the_outcomes() -> None:
     assert [gain.acceptance, gain.beta, gain.contention] == pytest.approx([0.75, 0.7, 1.1])
     assert gain.predicted == pytest.approx(3.0 / expected_seconds(0.75, 2.0, 1.0, 0.1, 1))
     assert "1.20×" in str(gain)
+
+
+def test_chains_made_before_they_begin_do_not_share_their_numbers() -> None:
+    f = slow_functions
+    with outrider.speculate(f.law, f.guess, f.step, lookahead=3, seed=1) as run:
+        first, second = run.chain(0, 5), run.chain(0, 5)
+        next(first)
+        with pytest.raises(ParameterError, match="while another one runs"):
+            next(second)
+        assert len(list(first)) == 4
+
+
+def test_continuous_and_discrete_laws_are_not_mixed() -> None:
+    with (
+        outrider.speculate(lambda _: stats.poisson(3), lambda _: stats.norm(3, 1.7), lambda _, y: y, seed=1) as run,
+        pytest.raises(ParameterError, match="one kind, got discrete and continuous"),
+    ):
+        run(0)
+
+
+def test_an_exception_that_can_not_be_sent_is_told_and_ends_nothing() -> None:
+    f = slow_functions
+    with outrider.speculate(f.fails_unsendably, f.guess, f.step, workers="processes", max_workers=2, seed=1) as run:
+        for _ in range(2):
+            with pytest.raises(OutriderError, match="UnsendableError: no law because of a test"):
+                run(0)
+
+
+def test_after_close_nothing_is_started_again() -> None:
+    f = slow_functions
+    run = outrider.speculate(f.law, f.guess, f.step, seed=1)
+    run(0)
+    run.close()
+    with pytest.raises(ParameterError, match="is closed"):
+        run(0)

@@ -157,9 +157,10 @@ class Pair:
 
 
 def stops_paying(pair: Pair, alpha: float) -> int | None:
-    """The least batch size from which on no draft length helps, None if there is none up to 65,536.
+    """The least batch size from which on no draft length helps, None if there is none up to `MOST_ROWS`.
 
-    By bisection: more rows make operations dearer and leave the weights' share smaller.
+    By bisection: where drafts help at all, more rows make operations dearer and leave the weights' share smaller. (Where a
+    fixed part rules, drafts may help in large batches only: then this says None.)
     """
     if replace(pair, rows=MOST_ROWS).best_gamma(alpha):
         return None

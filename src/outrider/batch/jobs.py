@@ -93,7 +93,7 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
         found = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise ParameterError(f"{where} is not UTF-8 text") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ParameterError(f'{where} must be a JSON object such as {{"prompt": "…"}}')
@@ -103,7 +103,7 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
     if ("prompt" in found) == ("messages" in found):
         raise ParameterError(f"{where} must have either prompt or messages")
     options = {key: found[key] for key in OPTIONS if key in found}
-    for key in ("seed", "stop"):
+    for key in ("seed", "stop", "ignore_eos"):
         _check_kind(where, key, options)
     prompt = _tokens_or_text(where, found["prompt"]) if "prompt" in found else _messages(where, found["messages"])
     return Job(index, prompt, options, {key: found[key] for key in ("id", "metadata") if key in found})
@@ -116,6 +116,8 @@ def _check_kind(where: str, key: str, options: Mapping[str, Any]) -> None:
         raise ParameterError(f"{where}: seed must be a whole number, got {value!r}")
     if key == "stop" and "stop" in options and not isinstance(value, str | list):
         raise ParameterError(f"{where}: stop must be a string or a list of them, got {value!r}")
+    if key == "ignore_eos" and "ignore_eos" in options and not isinstance(value, bool):
+        raise ParameterError(f"{where}: ignore_eos must be true or false, got {value!r}")
 
 
 def _tokens_or_text(where: str, prompt: Any) -> Any:
@@ -123,6 +125,8 @@ def _tokens_or_text(where: str, prompt: Any) -> Any:
     ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
     if not text and not ids:
         raise ParameterError(f"{where}: prompt must be text or a list of token ids, not empty")
+    if isinstance(prompt, str):
+        _check_text(where, prompt)
     return prompt
 
 
@@ -132,4 +136,14 @@ def _messages(where: str, messages: Any) -> Any:
 
     if not (isinstance(messages, list) and messages and all(good(one) for one in messages)):
         raise ParameterError(f"{where}: messages must be a list of objects with role and content")
+    for one in messages:
+        _check_text(where, one["content"])
     return messages
+
+
+def _check_text(where: str, text: str) -> None:
+    """JSON can spell halves of characters, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ParameterError(f"{where}: text must be Unicode characters, got half of one (a lone surrogate)") from None

@@ -42,6 +42,9 @@ def beam_search(
     Raises `ParameterError` and the other `OutriderError`s, one clear line each.
     """
     settings = BeamSettings(num_beams, length_penalty, early_stopping, num_return_sequences)
+    for name, value in (("num_draft_tokens", num_draft_tokens), ("draft_beams", draft_beams)):
+        if draft is None and value is not None:
+            raise ParameterError(f"{name} needs a draft, got {value} without one: give draft, or leave it out")
     search = BeamGeneration(
         target, prompt, settings, draft, max_new_tokens, num_draft_tokens, draft_beams, ignore_eos, cancelled
     )

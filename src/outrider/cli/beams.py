@@ -84,7 +84,8 @@ def beam_choice(given: dict[str, Any]) -> BeamChoice | None:
     if changed:
         option = str(changed[0]).replace("_", "-")
         raise ParameterError(
-            f"--{option} can't be combined with --num-beams, which maximises and does not sample: leave it out"
+            f"--{option} can't be combined with --num-beams, which maximises, does not sample, and runs in one process: "
+            "leave it out"
         )
     settings = BeamSettings(count, own["length_penalty"], _EARLY[own["early_stopping"]], own["num_return_sequences"])
     drafts = not given["plain"] and context.get_parameter_source("draft") is not ParameterSource.DEFAULT
@@ -92,6 +93,8 @@ def beam_choice(given: dict[str, Any]) -> BeamChoice | None:
         raise ParameterError("compare needs a draft for beam search: name a model with --draft")
     if own["draft_beams"] is not None and not drafts:
         raise ParameterError("draft_beams needs a draft: name a model with --draft")
+    if "num_draft_tokens" in named and not drafts:
+        raise ParameterError("num_draft_tokens needs a draft for beam search: name a model with --draft")
     if own["draft_beams"] is not None and own["draft_beams"] < count:
         raise ParameterError(f"draft_beams must be num_beams = {count} or more, got {own['draft_beams']}")
     return BeamChoice(settings, own["draft_beams"], drafts)

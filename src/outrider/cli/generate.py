@@ -217,6 +217,8 @@ def _conclude(result: Result, found: Profile | None, as_json: bool, shares: list
         click.echo(json.dumps(out, ensure_ascii=False))
     elif sys.stdout.isatty():
         click.echo(f"\n{describe(result.stats)}; seed {result.seed}; ended by {result.finish_reason}", err=True)
+    elif result.lossy:  # said even where nobody watches
+        click.echo(f"outrider: LOSSY: lenience {result.lenience:g}, the text need not follow the target's law", err=True)
     if found is not None and not as_json:
         show_profile(found)
         show_shares(shares)

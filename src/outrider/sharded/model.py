@@ -91,6 +91,7 @@ class TeamModel:
         self.traffic = Traffic()
         self.part = part
         self.tokenizer = part.engine.tokenizer
+        self.dropped = False
         self._handles = 0
         self._width: Callable[[int, int], int] = lambda tokens, context: tokens  # noqa: ARG005
 
@@ -145,6 +146,8 @@ class TeamModel:
         self._width = width
 
     def open(self, reserve: int = 0) -> TeamSequence:
+        if self.dropped:
+            raise ParameterError(f"{self.name} was dropped: load it again")
         self._handles += 1
         with self.team.together(Op.OPEN, self.number, self._handles, reserve):
             return TeamSequence(self, self._handles, self.engine.open(reserve))

@@ -114,6 +114,7 @@ class Team:
 
     def drop(self, model: TeamModel) -> None:
         """Give a model's memory back on the other ranks; it can't be used again."""
+        model.dropped = True
         self.tell(Op.DROP, model.number)
 
     def link(self) -> Link:

@@ -70,7 +70,9 @@ class LeaderWatch:
 
     def __init__(self, ranks: int) -> None:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        self._server = socket.create_server(("127.0.0.1" if host in _LOCAL else "", 0))
+        family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+        local = host if family is socket.AF_INET6 else "127.0.0.1"
+        self._server = socket.create_server((local if host in _LOCAL else "", 0), family=family)
         self._server.settimeout(CONNECT)
         self.address = Address(host, self._server.getsockname()[1], secrets.token_hex(16))
         self._ranks = ranks

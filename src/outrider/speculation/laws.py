@@ -46,10 +46,12 @@ class Density:
     """A law by a sampler and its normalised log density (-inf where it is 0).
 
     With worker processes the slow function's law is pickled: give functions of modules or `functools.partial`s of them.
+    base: what the density is with respect to, if that is known ("continuous", "discrete"); two laws must share it.
     """
 
     sample: Callable[[np.random.Generator], Any]
     log_density: Callable[[Any], float]
+    base: str | None = None
 
 
 Law = Finite | Density
@@ -78,7 +80,8 @@ def as_law(value: Any, whose: str) -> Law:
         return Finite(_probabilities(value, whose))
     log_density = getattr(value, "logpdf", None) or getattr(value, "logpmf", None)
     if log_density is not None and hasattr(value, "rvs"):
-        return Density(lambda rng: value.rvs(random_state=rng), log_density)
+        base = "continuous" if hasattr(value, "logpdf") else "discrete"
+        return Density(lambda rng: value.rvs(random_state=rng), log_density, base)
     raise ParameterError(
         f"{whose} must give probabilities (tensor, array, list, mapping), a Density or a frozen scipy.stats distribution, "
         f"got {type(value).__name__}"
@@ -90,6 +93,8 @@ def decide(target: Law, guessed: Law, guess: Any, rng: np.random.Generator) -> D
     if isinstance(target, Finite) and isinstance(guessed, Finite):
         return _decide_finite(target, guessed, guess, rng)
     if isinstance(target, Density) and isinstance(guessed, Density):
+        if target.base and guessed.base and target.base != guessed.base:
+            raise ParameterError(f"slow and fast must give laws of one kind, got {target.base} and {guessed.base}")
         return _decide_density(target, guessed, guess, rng)
     kinds = (type(target).__name__.lower(), type(guessed).__name__.lower())
     raise ParameterError(f"slow and fast must give laws of one kind, got {kinds[0]} and {kinds[1]}")

@@ -133,9 +133,13 @@ class Speculation:
         then must be a function of the value: it is asked about values of guesses, too.
         """
         _check_count("steps", steps, 0)
+        self._check_alone()
+        return self._plain(x, steps, then) if self._lookahead == 0 else self._speculative(x, steps, then)
+
+    def _check_alone(self) -> None:
+        """Chains side by side would take the same random numbers."""
         if self._running:
             raise ParameterError("chain must not be begun while another one runs: use it up or close it first")
-        return self._plain(x, steps, then) if self._lookahead == 0 else self._speculative(x, steps, then)
 
     def _plain(self, x: Any, steps: int, then: Callable[[Any], Any]) -> Iterator[Outcome]:
         functions = self._workers.functions
@@ -150,6 +154,7 @@ class Speculation:
                 return
 
     def _speculative(self, x: Any, steps: int, then: Callable[[Any], Any]) -> Iterator[Outcome]:
+        self._check_alone()  # again: chains may be made first and begun later, side by side
         self._running = True
         begun: deque[_Step] = deque()
         try:

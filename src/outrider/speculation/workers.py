@@ -103,12 +103,15 @@ class Workers:
             _check_pickles(slow, consume)
         self._count = count
         self._executor: Executor | None = None
+        self._closed = False
         self._slot = 0
 
     def start(self) -> None:
         """Have all workers running."""
         if self._executor is not None:
             return
+        if self._closed:
+            raise ParameterError("this speculation is closed: make another one")
         if self._processes is None:
             self._executor = ThreadPoolExecutor(self._count, "outrider-speculate")
             return
@@ -149,6 +152,7 @@ class Workers:
 
     def close(self) -> None:
         """Start nothing more. Work that runs in a thread is left to end by itself."""
+        self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=self._processes is not None, cancel_futures=True)
             self._executor = None
@@ -181,8 +185,20 @@ def _meet() -> None:
 
 
 def _run_slow(x: Any) -> tuple[Any, float]:
-    return _held[0].run_slow(x)  # type: ignore[no-any-return]
+    return _sendable(_held[0].run_slow, x)
 
 
 def _run_consume(*given: Any) -> tuple[Any, float]:
-    return _held[0].run_consume(*given)  # type: ignore[no-any-return]
+    return _sendable(_held[0].run_consume, *given)
+
+
+def _sendable(function: Callable[..., tuple[Any, float]], *given: Any) -> tuple[Any, float]:
+    """Run it; an exception that can't be sent to the caller would end the whole pool, so its text is sent instead."""
+    try:
+        return function(*given)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise OutriderError(f"{type(error).__name__}: {error}") from None
+        raise

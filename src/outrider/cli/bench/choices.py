@@ -118,10 +118,13 @@ def about_source(source: Source) -> dict[str, object]:
 def open_log(path: Path | None, about: Mapping[str, object]) -> RunLog:
     """The log of an experiment; runs of another machine or another number of threads are not mixed with this one's."""
     from outrider.bench.machine import machine
-    from outrider.bench.run_log import RunLog
+    from outrider.bench.run_log import RunLog, result_path
 
     here = machine()
-    return RunLog(path, {**about, "machine": [here[name] for name in ("processor", "threads", "device")]})
+    log = RunLog(path, {**about, "machine": [here[name] for name in ("processor", "threads", "device")]})
+    if path is not None and not log.entries:
+        result_path(path).unlink(missing_ok=True)  # of a log that was there before
+    return log
 
 
 def conclude(path: Path | None, found: Mapping[str, object]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from outrider.cli.theory.files import check_folder, check_html, write
+from outrider.errors import ParameterError
 
 DEFAULT = Path("outrider-report.html")
 
@@ -30,7 +31,15 @@ def report(logs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     place = out or (None if as_json else DEFAULT)
     if place is not None:
         check_folder(place.parent)
-        write(place, render(page(measured)))
+        try:
+            made = render(page(measured))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            names = ", ".join(str(one.path) for one in measured)
+            raise ParameterError(
+                f"a report can't be made of {names}: something is missing or of another kind ({error!r}); were the logs "
+                "written by this version's commands, and not changed since?"
+            ) from error
+        write(place, made)
         click.echo(f"written: {place}", err=as_json)
     gaps = missing(measured)
     if as_json:

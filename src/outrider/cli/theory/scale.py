@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.scale import Machine, Network, Pair
 
 LENGTHS = range(8)
+MOST = 1e18
 
 
 def _network(name: str, parameters: float, layers: int, width: int) -> list[Any]:
@@ -90,6 +92,10 @@ def _fitted() -> Machine:
 def _make_network(name: str, given: dict[str, Any]) -> Network:
     from outrider.scale import Network
 
+    for key in (f"{name}_parameters", f"{name}_width", "bytes_per_weight"):
+        if not given[key] < MOST:
+            raise ParameterError(f"{key} must be below {MOST:g}, got {given[key]:g}")
+
     parameters, layers, width, cache = (given[f"{name}_{part}"] for part in ("parameters", "layers", "width", "cache_width"))
     return Network(parameters, layers, width, given["bytes_per_weight"], cache)
 
@@ -99,6 +105,8 @@ def _make_machine(given: dict[str, Any]) -> Machine:
 
     fitted = _fitted()
     devices, reduce, fixed = given["devices"], given["all_reduce_us"], given["fixed_ms"]
+    if reduce is not None and not 0 <= reduce < math.inf:
+        raise ParameterError(f"all_reduce_us must be 0 or more, got {reduce:g}")
     hop = fitted.hop_seconds if reduce is None else reduce / 1e6 / max(1, 2 * (devices - 1))
     return Machine(
         devices=devices,
@@ -200,7 +208,7 @@ def _checks(pair: Pair) -> list[dict[str, Any]]:
 
 
 def _print(pair: Pair, rates: dict[str, float], report: dict[str, Any]) -> None:
-    from outrider.scale import balance
+    from outrider.scale import MOST_ROWS, balance
 
     machine = pair.machine
     latency = 1e6 * machine.all_reduce_seconds(0)
@@ -230,4 +238,6 @@ def _print(pair: Pair, rates: dict[str, float], report: dict[str, Any]) -> None:
         fits = "" if row["fits"] else "   does not fit into the memory"
         click.echo(f"  batch {row['batch']:5d}  {row['target_ms']:8.2f} ms  {cells}{fits}")
     for name, stops in report["batches"]["stops"].items():
-        click.echo(f"  {name}: {'pays at any batch size' if stops is None else f'no draft pays from batch {stops} on'}")
+        click.echo(
+            f"  {name}: {f'still pays at batch {MOST_ROWS}' if stops is None else f'no draft pays from batch {stops} on'}"
+        )
