@@ -32,7 +32,7 @@ from outrider.train.corpus import HELD_OUT_EVERY, Source, marked, parse_source, 
 from outrider.train.losses import divergence
 from outrider.train.run import measure
 from outrider.train.start import start_from_target, weight_of
-from outrider.train.states import SHARD, StateFolder, StateWindows, frequent_tokens, keep_states, states_of
+from outrider.train.states import SHARD, StateFolder, StateWindows, check_states, frequent_tokens, keep_states, states_of
 from outrider.train.student import make_student
 from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
@@ -227,6 +227,18 @@ def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert rare in frequent_tokens(cut.paths, 10, VOCABULARY, frozenset({rare}))
     with pytest.raises(ParameterError, match="made of other data"):
         StateFolder(tmp_path / "cut", {"a": 2})
+
+
+def test_states_of_other_weights_are_refused(tmp_path: Path) -> None:
+    """Of the same configuration, as two models fine-tuned from one are."""
+    ours, theirs = (TransformersModel(module("Llama", seed, torch.float32)) for seed in (0, 1))
+    assert ours.fingerprint == theirs.fingerprint
+    folder = StateFolder(tmp_path / "states", {})
+    check_states(theirs, folder)  # nothing is there yet
+    list(keep_states(ours, iter([np.array(TEXT, dtype=np.uint32)] * 5), folder))
+    check_states(ours, folder)
+    with pytest.raises(ParameterError, match="were made with other weights"):
+        check_states(theirs, folder)
 
 
 def test_a_target_with_capped_logits_is_refused(tmp_path: Path) -> None:

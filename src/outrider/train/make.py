@@ -26,7 +26,7 @@ from outrider.train.corpus import Source, stamp, windows
 from outrider.train.losses import Loss
 from outrider.train.run import Report, RunSettings, Windows, processes, train
 from outrider.train.start import head_config, start_from_target
-from outrider.train.states import StateFolder, StateWindows, digest, frequent_tokens, keep_states
+from outrider.train.states import StateFolder, StateWindows, check_states, digest, frequent_tokens, keep_states
 from outrider.train.trainee import HeadTrainee, StudentTrainee
 
 SAMPLE = 16  # windows that the start is fitted on
@@ -76,7 +76,7 @@ def prepare(target: TransformersModel, settings: DataSettings, bar: Bar) -> Data
     if not paths:
         raise ParameterError(f"data must hold at least one window of {settings.length} tokens: give more text")
     about: dict[str, object] = {
-        "target": target.fingerprint,
+        "target": f"{target.name} {target.dtype_name} {digest(target.fingerprint)}",
         "length": settings.length,
         "data": [source.name if source.limit is None else f"{source.name}@{source.limit}" for source in settings.sources],
         "held out": "given" if settings.held_out else "of the data",
@@ -114,6 +114,7 @@ def _states(
     """The shards of one source, in a folder of its own, so that other runs with the same source find them."""
     about = _about(target, source, held_out, settings)
     folder = StateFolder(settings.cache / f"states-{digest(about)}", about)
+    check_states(target, folder)
     done = folder.folder / "done"
     if not done.exists():
         cut = windows([source], target.tokenizer, settings.length, held_out)
