@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from outrider.train.apart import check_apart, check_outside
 from outrider.train.card import foretold
-from outrider.train.corpus import HELD_OUT_EVERY, Source, parse_source, windows
+from outrider.train.corpus import HELD_OUT_EVERY, Source, marked, parse_source, stamp, windows
 from outrider.train.losses import divergence
 from outrider.train.run import measure
 from outrider.train.start import start_from_target, weight_of
-from outrider.train.states import SHARD, StateFolder, StateWindows, frequent_tokens, keep_states, states_of
+from outrider.train.states import SHARD, StateFolder, StateWindows, check_states, frequent_tokens, keep_states, states_of
 from outrider.train.student import make_student
 from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
@@ -138,6 +140,69 @@ def test_windows_are_cut_from_other_documents_than_those_held_out(tmp_path: Path
         list(windows([Source(str(tmp_path / "none"))], tokenizer, 20, None))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 49, 50, 51, 100, 120])
+def test_the_last_of_few_documents_is_kept_apart(count: int) -> None:
+    apart = [document[0] for document, is_apart in marked([number] for number in range(count)) if is_apart]
+    kept = [document[0] for document, is_apart in marked([number] for number in range(count)) if not is_apart]
+    assert sorted(apart + kept) == list(range(count))
+    assert apart == ([] if count == 1 else [count - 1] if count < 50 else [49] if count < 100 else [49, 99])
+
+
+def test_a_limit_does_not_move_the_document_that_is_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"tokens": [number] * 10}) for number in range(4)))
+    tokenizer = make_tokenizer()
+    kept = {int(t) for window in windows([Source(str(path), 20)], tokenizer, 10, False) for t in window}
+    apart = {int(t) for window in windows([Source(str(path), 10)], tokenizer, 10, True) for t in window}
+    assert (kept, apart) == ({0, 1}, {3})
+
+
+def test_text_is_not_taken_twice(tmp_path: Path) -> None:
+    """By whatever path it is named: a folder, a link, another spelling; and no text is refused that occurs once."""
+    data, other = tmp_path / "data", tmp_path / "other"
+    for folder in (data / "deep", other):
+        folder.mkdir(parents=True)
+    for file in (data / "a.txt", data / "deep" / "b.txt", other / "c.txt"):
+        file.write_text(file.name)
+    (tmp_path / "link.txt").symlink_to(data / "deep" / "b.txt")
+    (tmp_path / "hard.txt").hardlink_to(data / "a.txt")
+    check_apart([str(data), str(other)], {})
+    check_apart([str(data)], {"other": str(other / "c.txt")})
+    check_apart(["dataset:x,split=train"], {"test": "dataset:x,split=test"})
+    inside = [data / "deep" / "b.txt", data / "deep", data, tmp_path / "link.txt", tmp_path / "hard.txt", tmp_path]
+    for held_out in [*inside, data / ".." / "data" / "a.txt"]:
+        with pytest.raises(ParameterError, match=r"held-out code=.* and data .* must not share a text"):
+            check_apart([str(data)], {"code": str(held_out)})
+    with pytest.raises(ParameterError, match="must not share a text"):
+        check_apart([str(data / "deep" / "b.txt")], {"code": str(data)})
+    with pytest.raises(ParameterError, match=r"data .* and data .* must not share a text, both have .*b.txt: give it once"):
+        check_apart([str(data), str(data / "deep")], {})
+    with pytest.raises(ParameterError, match="must not share a text"):
+        check_apart(["dataset:x,split=train,column=a"], {"code": "dataset:x,column=a,split=train"})
+    with pytest.raises(ParameterError, match="must lie outside the data"):
+        check_outside([str(data)], [data / "deep" / "head"])
+    check_outside([str(data)], [tmp_path / "head"])
+
+
+def test_a_stamp_changes_with_the_files_of_a_folder(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("one")
+        os.utime(tmp_path / name, ns=(10**18, 10**18))
+    stamps = [stamp(str(tmp_path)), stamp(str(tmp_path))]
+    assert stamps[0] == stamps[1]
+    (tmp_path / "b.txt").write_text("another")
+    os.utime(tmp_path / "b.txt", ns=(10**18, 10**18))
+    stamps.append(stamp(str(tmp_path)))
+    os.utime(tmp_path / "a.txt", ns=(10**18, 2 * 10**18))
+    stamps.append(stamp(str(tmp_path)))
+    (tmp_path / "b.txt").rename(tmp_path / "c.txt")
+    stamps.append(stamp(str(tmp_path)))
+    (tmp_path / "c.txt").unlink()
+    stamps.append(stamp(str(tmp_path)))
+    assert len({repr(one) for one in stamps}) == 5
+    assert stamp(str(tmp_path / "a.txt")) == [3, 2 * 10**18]
+
+
 def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
     target = TransformersModel(module("Llama", 0, torch.float32))
     every = [np.array([(7 * i + j) % 50 + 3 for j in range(4)], dtype=np.uint32) for i in range(SHARD + 3)]
@@ -162,6 +227,18 @@ def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert rare in frequent_tokens(cut.paths, 10, VOCABULARY, frozenset({rare}))
     with pytest.raises(ParameterError, match="made of other data"):
         StateFolder(tmp_path / "cut", {"a": 2})
+
+
+def test_states_of_other_weights_are_refused(tmp_path: Path) -> None:
+    """Of the same configuration, as two models fine-tuned from one are."""
+    ours, theirs = (TransformersModel(module("Llama", seed, torch.float32)) for seed in (0, 1))
+    assert ours.fingerprint == theirs.fingerprint
+    folder = StateFolder(tmp_path / "states", {})
+    check_states(theirs, folder)  # nothing is there yet
+    list(keep_states(ours, iter([np.array(TEXT, dtype=np.uint32)] * 5), folder))
+    check_states(ours, folder)
+    with pytest.raises(ParameterError, match="were made with other weights"):
+        check_states(theirs, folder)
 
 
 def test_a_target_with_capped_logits_is_refused(tmp_path: Path) -> None:
@@ -204,6 +281,20 @@ def test_the_speed_up_foretold_is_leviathans_at_one_alpha() -> None:
     assert speedup == pytest.approx(max(rates))
     assert length == rates.index(max(rates))
     assert foretold([0.01], costs, 0.5) == (0, 1.0)
+
+
+def test_no_more_is_foretold_than_blocks_can_draft() -> None:
+    """One pass pays for all of them: the first token costs it whole, further ones nothing."""
+    costs = Costs({1: 1.0, 17: 1.0})
+    length, speedup = foretold([0.8], costs, 0.0, 0.2, 4)
+    assert length == 4
+    assert speedup == pytest.approx((1 - 0.8**5) / 0.2 / 1.2)
+    assert foretold([0.9] * 16, costs, 0.0, 0.2, 16)[0] == 16
+    assert foretold([0.1], costs, 0.0, 0.2, 4) == (0, 1.0)
+    rates = [(1 - 0.8 ** (g + 1)) / 0.2 / (0.3 + g * 0.05 + 1) for g in range(1, 13)]
+    length, speedup = foretold([0.8], costs, 0.05, 0.3)
+    assert length == rates.index(max(rates)) + 1
+    assert speedup == pytest.approx(max(rates))
 
 
 @pytest.fixture

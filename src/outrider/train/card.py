@@ -14,16 +14,20 @@ from outrider.costs import Costs
 LONGEST = 12
 
 
-def foretold(alphas: Sequence[float], costs: Costs, step_seconds: float) -> tuple[int, float]:
+def foretold(
+    alphas: Sequence[float], costs: Costs, step_seconds: float, start_seconds: float = 0.0, longest: int = LONGEST
+) -> tuple[int, float]:
     """The best fixed draft length and its speed-up, from alpha by depth (the last one goes on) and measured costs.
+
+    start_seconds: before the first drafted token, on top of its own step. longest: more can't be drafted in a round.
 
     E[tokens] = 1 + the sum over depths of the product of alphas; with one alpha Leviathan's (1 - a^(g+1)) / (1 - a).
     """
-    every = [*alphas, *[alphas[-1]] * LONGEST][:LONGEST]
+    every = [*alphas, *[alphas[-1]] * longest][:longest]
     gains = list(accumulate(every, mul))
     rates = [1.0]
-    for length in range(1, LONGEST + 1):
-        seconds = length * step_seconds + costs.verify(length + 1)
+    for length in range(1, longest + 1):
+        seconds = start_seconds + length * step_seconds + costs.verify(length + 1)
         rates.append((1.0 + sum(gains[:length])) * costs.verify(1) / seconds)
     best = max(range(len(rates)), key=rates.__getitem__)
     return best, rates[best]
@@ -35,21 +39,36 @@ def write_card(folder: Path, card: Mapping[str, Any]) -> None:
     (folder / "README.md").write_text(_page(card))
 
 
+def _cost(card: Mapping[str, Any]) -> str:
+    blocks, step = card.get("blocks"), 1000 * card["step_seconds"]
+    return (
+        f"{step * blocks:.2f} ms for all {blocks} drafted tokens, however many are used" if blocks else f"{step:.2f} ms each"
+    )
+
+
 def _page(card: Mapping[str, Any]) -> str:
     lines = [f"# A draft for {card['target']}", "", f"{card['what']}. Made by `outrider train`; use it with", ""]
     lines += [f"    outrider generate --draft {card['use']}", "", "## Acceptance on held-out text", ""]
+    cut = card.get("match_is_lower_bound", False)
+    bound = " (at least)" if cut else ""
     lines += [
-        "| text | positions | alpha, temperature 1, by depth | same choice at temperature 0, by depth |",
+        f"| text | positions | alpha, temperature 1, by depth | same choice at temperature 0{bound}, by depth |",
         "|---|---|---|---|",
     ]
     for name, result in card["held_out"].items():
         alpha, match = (", ".join(f"{value:.3f}" for value in result[key]) for key in ("alpha", "match"))
         lines.append(f"| {name} | {result['positions']} | {alpha} | {match} |")
-    lines += ["", "Teacher-forced: at depth n the n - 1 tokens before are the text's own.", "", "## Cost", ""]
+    lines += ["", "Teacher-forced: at depth n the n - 1 tokens before are the text's own."]
+    if cut:
+        lines.append(
+            "The same choice is a lower bound: where a token outside the draft's vocabulary may be the target's best,"
+        )
+        lines.append("it counts as another.")
+    lines += ["", "## Cost", ""]
     if card.get("c") is not None:
         lines.append(
-            f"On {card['machine']}: {1000 * card['step_seconds']:.2f} ms a drafted token, c = {card['c']:.3f} of a pass of "
-            "the target for one token. Foretold from alpha by depth and those costs, with the best fixed length:"
+            f"On {card['machine']}: {_cost(card)}, c = {card['c']:.3f} of a pass of the target for one token a drafted one. "
+            "Foretold from alpha by depth and those costs, with the best fixed length:"
         )
         lines += ["", "| text | length | speed-up |", "|---|---|---|"]
         lines += [f"| {name} | {one['length']} | {one['speedup']:.2f} |" for name, one in card["foretold"].items()]

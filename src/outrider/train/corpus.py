@@ -1,7 +1,7 @@
 """Training text: files, folders, texts of the target (`outrider train texts`) and data sets, as windows of tokens.
 
-Documents are laid end to end and cut into windows, so that nothing is padded. Every `HELD_OUT_EVERY`-th document is kept
-apart by number, before anything is cut: no window of it is trained on.
+Documents are laid end to end and cut into windows, so that nothing is padded. Every `HELD_OUT_EVERY`-th document of a
+source is kept apart by number, the last one where there are fewer, before anything is cut: no window of it is trained on.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def windows(sources: Iterable[Source], tokenizer: Any, length: int, held_out: bo
     for source in sources:
         rest: list[int] = []
         taken = 0
-        for number, document in enumerate(documents(source.name, tokenizer)):
-            if held_out is not None and (number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) is not held_out:
+        for document, apart in marked(documents(source.name, tokenizer)):
+            if held_out is not None and apart is not held_out:
                 continue
             rest += document
             while len(rest) >= length and (source.limit is None or taken + length <= source.limit):
@@ -57,21 +57,48 @@ def windows(sources: Iterable[Source], tokenizer: Any, length: int, held_out: bo
                 break
 
 
+def marked(every: Iterable[list[int]]) -> Iterator[tuple[list[int], bool]]:
+    """Each document, and whether it is kept apart. Of a single one nothing is."""
+    waiting: list[int] | None = None  # until it is known whether it is the last
+    number = 0
+    for document in every:
+        if waiting is not None:
+            yield waiting, number % HELD_OUT_EVERY == 0
+        waiting, number = document, number + 1
+    if waiting is not None:
+        yield waiting, number % HELD_OUT_EVERY == 0 or 1 < number < HELD_OUT_EVERY
+
+
 def documents(name: str, tokenizer: Any) -> Iterator[list[int]]:
     """The token ids of each document of a source."""
     texts: Iterator[str | list[int]]
     if name.startswith(DATASET):
         texts = _dataset(name.removeprefix(DATASET))
     else:
-        path = Path(name).expanduser()
-        if not path.exists():
-            raise ParameterError(f"data {name} does not exist: name text files, folders, .jsonl files or dataset:NAME")
-        files = _shuffled(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-        texts = (document for file in files for document in _of_file(file))
+        texts = (document for file in files_of(name) for document in _of_file(file))
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
         if ids:
             yield ids
+
+
+def files_of(name: str) -> list[Path]:
+    """The files that a source names, in the order in which they are read. Raises `ParameterError` if there are none."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise ParameterError(f"data {name} does not exist: name text files, folders, .jsonl files or dataset:NAME")
+    return _shuffled(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def stamp(name: str) -> list[object]:
+    """What changes when a source's files do: size and time of a file, of each file of a folder; nothing of a data set."""
+    if name.startswith(DATASET):
+        return []
+    files = files_of(name)
+    times = [(status.st_size, status.st_mtime_ns) for status in (file.stat() for file in files)]
+    if not Path(name).expanduser().is_dir():
+        return list(times[0])
+    return [[str(file), *one] for file, one in zip(files, times, strict=True)]
 
 
 def _shuffled(files: Iterable[Path]) -> list[Path]:

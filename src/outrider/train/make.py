@@ -8,7 +8,7 @@ output                 the draft itself, its card
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -20,11 +20,13 @@ from outrider.heads.engine import check_fits
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, make_network
 from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import end_tokens
-from outrider.train.corpus import Source, windows
+from outrider.train.apart import check_apart, check_outside
+from outrider.train.checkpoints import CHECKPOINTS
+from outrider.train.corpus import Source, stamp, windows
 from outrider.train.losses import Loss
 from outrider.train.run import Report, RunSettings, Windows, processes, train
 from outrider.train.start import head_config, start_from_target
-from outrider.train.states import StateFolder, StateWindows, digest, frequent_tokens, keep_states
+from outrider.train.states import StateFolder, StateWindows, check_states, digest, frequent_tokens, keep_states
 from outrider.train.trainee import HeadTrainee, StudentTrainee
 
 SAMPLE = 16  # windows that the start is fitted on
@@ -53,48 +55,66 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on, and the held-out text by domain. paths: the shards."""
+    """What is trained on, and the held-out text by domain. paths: the shards. about: what they were made of, in short."""
 
     paths: list[Path]
     train: StateWindows
     held_out: dict[str, Windows]
+    about: dict[str, object]
 
 
 def prepare(target: TransformersModel, settings: DataSettings, bar: Bar) -> Data:
     """The target's states of all windows; what is there already is not computed again."""
     if target.max_length is not None and settings.length > target.max_length:
         raise ParameterError(f"length must be at most the {target.max_length} positions of {target.name}")
+    names = [source.name for source in settings.sources]
+    check_apart(names, settings.held_out)
+    check_outside([*names, *settings.held_out.values()], [settings.cache])
+    held_out = _held_out(target, settings, bar) if settings.held_out else _kept_apart(target, settings, bar)
     apart = None if settings.held_out else False
     paths = [path for source in settings.sources for path in _states(target, source, apart, settings, bar)]
     if not paths:
         raise ParameterError(f"data must hold at least one window of {settings.length} tokens: give more text")
+    about: dict[str, object] = {
+        "target": f"{target.name} {target.dtype_name} {digest(target.fingerprint)}",
+        "length": settings.length,
+        "data": [source.name if source.limit is None else f"{source.name}@{source.limit}" for source in settings.sources],
+        "held out": "given" if settings.held_out else "of the data",
+        "version of the data": digest([_about(target, source, apart, settings) for source in settings.sources]),
+    }
+    return Data(paths, StateWindows(paths), held_out, about)
+
+
+def _held_out(target: TransformersModel, settings: DataSettings, bar: Bar) -> dict[str, Windows]:
+    """By domain, what was given."""
     held_out: dict[str, Windows] = {}
     for name, place in settings.held_out.items():
         found = _states(target, Source(place, settings.held_out_tokens), None, settings, bar)
         if not found:
             raise ParameterError(f"held-out text {name} must hold at least one window of {settings.length} tokens")
         held_out[name] = StateWindows(found)
-    if not settings.held_out:
-        most = max(settings.length, settings.held_out_tokens // len(settings.sources))
-        kept = [
-            path for source in settings.sources for path in _states(target, Source(source.name, most), True, settings, bar)
-        ]
-        held_out = {"held_out": StateWindows(kept)} if kept else {}
-    return Data(paths, StateWindows(paths), held_out)
+    return held_out
+
+
+def _kept_apart(target: TransformersModel, settings: DataSettings, bar: Bar) -> dict[str, Windows]:
+    """Documents of the data that are not trained on."""
+    most = max(settings.length, settings.held_out_tokens // len(settings.sources))
+    kept = [path for source in settings.sources for path in _states(target, Source(source.name, most), True, settings, bar)]
+    if not kept:
+        raise ParameterError(
+            f"no document could be kept apart: give --held-out NAME=PATH, or data of two documents or more, "
+            f"the last of them with {settings.length} tokens"
+        )
+    return {"held_out": StateWindows(kept)}
 
 
 def _states(
     target: TransformersModel, source: Source, held_out: bool | None, settings: DataSettings, bar: Bar
 ) -> list[Path]:
     """The shards of one source, in a folder of its own, so that other runs with the same source find them."""
-    about: dict[str, object] = {
-        "target": target.fingerprint,
-        "length": settings.length,
-        "held_out": held_out,
-        "kept": "states, normalisers, mass",
-    }
-    about |= {"source": source.name, "limit": source.limit, "stamp": _stamp(source.name)}
+    about = _about(target, source, held_out, settings)
     folder = StateFolder(settings.cache / f"states-{digest(about)}", about)
+    check_states(target, folder)
     done = folder.folder / "done"
     if not done.exists():
         cut = windows([source], target.tokenizer, settings.length, held_out)
@@ -103,10 +123,18 @@ def _states(
     return folder.paths
 
 
-def _stamp(name: str) -> list[int]:
-    """What changes when a file does."""
-    path = Path(name).expanduser()
-    return [path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else []
+def _about(target: TransformersModel, source: Source, held_out: bool | None, settings: DataSettings) -> dict[str, object]:
+    """What the states of one source depend on."""
+    about: dict[str, object] = {
+        "target": target.fingerprint,
+        "length": settings.length,
+        "held_out": held_out,
+        "kept": "states, normalisers, mass",
+        "source": source.name,
+        "limit": source.limit,
+        "stamp": stamp(source.name),
+    }
+    return about if held_out is None else {**about, "apart": "every 50th document, or the last"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +167,8 @@ def train_head(
     torch.manual_seed(run.seed)
     config, tokens, network = _begin(target, data, head) if head.start is None else _begin_from(target, head, head.start)
     trainee = HeadTrainee(network, target, tokens, head.loss, head.depth)
-    report = train(trainee, data.train, data.held_out, output / "checkpoints", run)
+    shape = {**asdict(head), "start": None if head.start is None else str(head.start)}
+    report = train(trainee, data.train, data.held_out, output / CHECKPOINTS, run, {**data.about, **shape})
     if processes().is_main_process:
         save_head(output, config, tokens, network.state_dict(), _kept_dtype(target))
     return config, report
@@ -178,7 +207,9 @@ def train_student(target: TransformersModel, data: Data, layers: int, loss: Loss
     from outrider.train.student import make_student
 
     student = make_student(target, layers)
-    report = train(StudentTrainee(student, target, loss), data.train, data.held_out, output / "checkpoints", run)
+    about = {**data.about, "kind": "student", "layers": layers, "loss": loss}
+    trainee = StudentTrainee(student, target, loss)
+    report = train(trainee, data.train, data.held_out, output / CHECKPOINTS, run, about)
     if processes().is_main_process:
         student.to(_kept_dtype(target)).save_pretrained(output)
         target.tokenizer.save_pretrained(output)

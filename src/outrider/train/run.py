@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from outrider.errors import ParameterError
+from outrider.train.checkpoints import check_settings, keep_settings, last_checkpoint
 from outrider.train.trainee import Trainee
 
 Windows = Dataset[dict[str, torch.Tensor]]
@@ -59,14 +59,27 @@ class Report:
     held_out: dict[str, dict[str, Any]]
 
 
-class _ByTheClock(TrainerCallback):  # type: ignore[misc]
+class ByTheClock(TrainerCallback):  # type: ignore[misc]
+    """Stops all processes after the same step, by the clock of the first: one that stopped alone would leave the others
+    waiting for its gradients.
+    """
+
     def __init__(self, hours: float | None) -> None:
         self._end = None if hours is None else time.monotonic() + 3600 * hours
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        del args, state
-        if self._end is not None and time.monotonic() > self._end:
+        del state
+        if self._end is not None and _as_the_first(time.monotonic() > self._end, args.device):
             control.should_save = control.should_training_stop = True
+
+
+def _as_the_first(decision: bool, device: torch.device) -> bool:
+    """What the first process decided; all of them must ask."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return decision
+    shared = torch.tensor(int(decision), device=device)
+    torch.distributed.broadcast(shared, src=0)
+    return bool(shared)
 
 
 class _Progress(TrainerCallback):  # type: ignore[misc]
@@ -152,15 +165,20 @@ def measure(trainee: Trainee, windows: Windows, batch_size: int) -> dict[str, An
     return {**rates, "positions": int(sums[0]["positions"])}
 
 
-def train(
-    trainee: Trainee, windows: Windows, held_out: Mapping[str, Windows], folder: Path, settings: RunSettings
-) -> Report:
-    """Train, keeping checkpoints in `folder`. Raises `ParameterError` if it holds some and they are not to be resumed."""
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    if last and not settings.resume:
-        raise ParameterError(f"checkpoints are in {folder}: go on with --resume, or name another output")
-    logging.getLogger("transformers.trainer").setLevel(logging.WARNING)
-    arguments = TrainingArguments(
+def _begin(folder: Path, settings: RunSettings, about: Mapping[str, object]) -> str | None:
+    """The checkpoint to go on from, if the run is the one that it is of."""
+    last = last_checkpoint(folder, settings.resume)
+    kept = {name: getattr(settings, name) for name in ("batch_size", "learning_rate", "seed")}
+    mine = {**about, **kept, "processes": processes().num_processes}
+    if last:
+        check_settings(folder, mine)
+    elif processes().is_main_process:
+        keep_settings(folder, mine)
+    return last
+
+
+def _arguments(folder: Path, held_out: bool, settings: RunSettings) -> TrainingArguments:
+    return TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.batch_size,
@@ -183,7 +201,24 @@ def train(
         disable_tqdm=False,
         use_cpu=not torch.cuda.is_available(),
     )
-    clock = _ByTheClock(settings.hours)
+
+
+def train(
+    trainee: Trainee,
+    windows: Windows,
+    held_out: Mapping[str, Windows],
+    folder: Path,
+    settings: RunSettings,
+    about: Mapping[str, object],
+) -> Report:
+    """Train, keeping checkpoints in `folder`, and what they were made of: `about`, and the settings that matter.
+
+    Raises `ParameterError` if it holds checkpoints that are not to be resumed, or none that can be.
+    """
+    last = _begin(folder, settings, about)
+    logging.getLogger("transformers.trainer").setLevel(logging.WARNING)
+    arguments = _arguments(folder, bool(held_out), settings)
+    clock = ByTheClock(settings.hours)
     trainer = _DraftTrainer(
         model=trainee, args=arguments, train_dataset=windows, eval_dataset=dict(held_out), callbacks=[clock]
     )

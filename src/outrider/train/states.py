@@ -146,6 +146,24 @@ def check_rows(target: TransformersModel, states: Tensor, logits: Tensor) -> Non
         )
 
 
+def check_states(target: TransformersModel, folder: StateFolder) -> None:
+    """Raise `ParameterError` if the states that a folder holds already are of other weights of the same shape.
+
+    By computing those of its first window again: two targets fine-tuned from one have the same configuration.
+    """
+    if not folder.paths:
+        return
+    target.keep_states()
+    first = StateWindows(folder.paths[:1])[0]
+    kept = first["states"].float()
+    off = float((states_of(target, first["tokens"].unsqueeze(0)).states[0].float() - kept).norm() / kept.norm())
+    if not off <= TOLERANCE:
+        raise ParameterError(
+            f"states in {folder.folder} were made with other weights of {target.name} (off by {off:.2g} of their size): "
+            "delete it, or name another --cache"
+        )
+
+
 def digest(*parts: object) -> str:
     """A short name for what states were made of."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

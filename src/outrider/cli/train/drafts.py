@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.train.made import Made, as_head, as_model, finish
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.heads.config import Kind
     from outrider.models.transformers_model import TransformersModel
     from outrider.train.make import Data, DataSettings
-    from outrider.train.run import Report, RunSettings
+    from outrider.train.run import RunSettings
 
 _OPTIONS = (
     click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The draft's folder."),
@@ -81,6 +81,7 @@ def head(
     """An autoregressive head: one layer on the target's last hidden state and the next token."""
     from outrider.train.make import HeadSettings
 
+    _no_shape_with_start(start, ("vocabulary", "intermediate_size", "window"))
     options: dict[str, Any] = {
         "vocabulary": vocabulary,
         "depth": depth,
@@ -108,6 +109,7 @@ def blocks(
     """Blockwise heads: independent ones for the next positions, all in one small pass."""
     from outrider.train.make import HeadSettings
 
+    _no_shape_with_start(start, ("vocabulary", "blocks", "intermediate_size"))
     options: dict[str, Any] = {
         "vocabulary": vocabulary,
         "blocks": blocks,
@@ -125,17 +127,27 @@ def student(models: ModelChoice, given: dict[str, Any], layers: int) -> None:
     from outrider.train.losses import check_loss
     from outrider.train.make import train_student
 
+    use = as_model(given["output"])
     loss, target, data, run = check_loss(given["loss"]), *_prepared(models, given, pack=False)
     report = train_student(target, data, layers, loss, run, given["output"])
     what = f"A wide-and-shallow student with {layers} layers of the target's width, trained with its embeddings frozen"
-    _finish(target, data, given, report, str(given["output"]), what)
+    finish(target, data, given, report, Made(use, what))
+
+
+def _no_shape_with_start(start: Path | None, shape: tuple[str, ...]) -> None:
+    """Raise `ParameterError` if a head to go on from and a shape of another are both asked for."""
+    context = click.get_current_context()
+    explicit = [name for name in shape if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT]
+    if start is not None and explicit:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in explicit)
+        raise ParameterError(f"start has its own shape and vocabulary: leave out {options}, or --start {start}")
 
 
 def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: Callable[[Any], Any]) -> None:
     from outrider.train.losses import check_loss
     from outrider.train.make import train_head
 
-    wanted = settings(check_loss(given["loss"]))
+    wanted, use = settings(check_loss(given["loss"])), as_head(given["output"])
     target, data, run = _prepared(models, given, pack=True)
     config, report = train_head(target, data, wanted, run, given["output"])
     what = (
@@ -143,19 +155,22 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: Call
         if kind == "autoregressive"
         else (f"{config.blocks} blockwise heads over {config.num_tokens} tokens")
     )
-    _finish(target, data, given, report, f"head:path={given['output']}", what)
+    blocks = config.blocks if kind == "blockwise" else None
+    finish(target, data, given, report, Made(use, what, config.num_tokens, blocks))
 
 
 def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[TransformersModel, Data, RunSettings]:
     if importlib.util.find_spec("accelerate") is None:
         raise ParameterError("training needs the package accelerate: run `pip install accelerate`")
     from outrider.models.transformers_model import TransformersModel
+    from outrider.train.checkpoints import CHECKPOINTS, last_checkpoint
     from outrider.train.make import prepare
     from outrider.train.run import RunSettings, processes
 
     names = ("steps", "batch_size", "learning_rate", "every", "hours", "seed", "resume")
     run = RunSettings(**{name: given[name] for name in names})
     settings = _data(given)
+    last_checkpoint(given["output"] / CHECKPOINTS, run.resume)  # before anything is loaded
     target = models.load_target(pack)
     if not isinstance(target, TransformersModel):
         raise ParameterError(
@@ -167,6 +182,7 @@ def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[T
 
 
 def _data(given: dict[str, Any]) -> DataSettings:
+    from outrider.train.apart import check_outside
     from outrider.train.corpus import parse_source
     from outrider.train.make import DataSettings
 
@@ -177,6 +193,7 @@ def _data(given: dict[str, Any]) -> DataSettings:
             raise ParameterError(f"held-out must be NAME=PATH with a plain name other than train, got {text!r}")
         held_out[name] = path
     sources = tuple(parse_source(text) for text in given["data"])
+    check_outside([*(source.name for source in sources), *held_out.values()], [given["output"]])
     return DataSettings(sources, held_out, given["cache"] or given["output"], given["length"])
 
 
@@ -189,43 +206,3 @@ def _bar(steps: Iterable[int], title: str) -> None:
         task = progress.add_task(title, total=None)
         for done in steps:
             progress.update(task, completed=done)
-
-
-def _finish(target: TransformersModel, data: Data, given: dict[str, Any], report: Report, use: str, what: str) -> None:
-    """The card, and what is said at the end; by one process of several."""
-    from outrider.train.run import processes
-
-    if not processes().is_main_process:
-        return
-    import outrider
-    from outrider.bench.machine import machine
-    from outrider.costs import measured_costs
-    from outrider.draft_specs import make_from_spec
-    from outrider.train.card import foretold, write_card
-
-    def load(name: str, _: dict[str, str]) -> Any:
-        return outrider.load(name, device=str(target.device))
-
-    drafter = make_from_spec(use, load, target)
-    drafter.bind(target)
-    drafter.measure()
-    costs, step = measured_costs(target), drafter.step_seconds
-    best = {name: foretold(result["alpha"], costs, step) for name, result in report.held_out.items()}
-    card: dict[str, Any] = {
-        "target": target.name, "what": what, "use": use, "steps": report.steps, "finished": report.finished,
-        "seconds": round(report.seconds), "batch_size": given["batch_size"], "loss": given["loss"], "seed": given["seed"],
-        "learning_rate": given["learning_rate"], "length": given["length"], "windows": len(data.train),
-        "data": dict(text.rpartition("@")[::2] if "@" in text else (text, None) for text in given["data"]),
-        "held_out": report.held_out, "step_seconds": step, "c": step / costs.verify(1),
-        "foretold": {name: {"length": length, "speedup": speedup} for name, (length, speedup) in best.items()},
-        "machine": machine()["processor"] or "this machine", "licence": given["licence"],
-    }  # fmt: skip
-    write_card(given["output"], card)
-    if given["as_json"]:
-        click.echo(json.dumps({**card, "output": str(given["output"])}))
-        return
-    for name, result in report.held_out.items():
-        alphas = ", ".join(f"{alpha:.3f}" for alpha in result["alpha"])
-        click.echo(f"{name}: alpha {alphas} by depth; foretold {best[name][1]:.2f} times as fast at length {best[name][0]}")
-    ended = "" if report.finished else f" (stopped after {report.steps} of {given['steps']} steps: go on with --resume)"
-    click.echo(f"{given['output']}{ended}: use it with --draft {use}")

@@ -1,0 +1,89 @@
+"""What `outrider train head`, `blocks` and `student` end with: the draft's name for --draft, its card, the last words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.models.transformers_model import TransformersModel
+    from outrider.train.make import Data
+    from outrider.train.run import Report
+
+
+@dataclass(frozen=True)
+class Made:
+    """use: its name for --draft. what: in words, for the card. tokens: of its own vocabulary, None for the target's.
+
+    blocks: that one pass drafts, None if a pass drafts one token.
+    """
+
+    use: str
+    what: str
+    tokens: int | None = None
+    blocks: int | None = None
+
+
+def as_head(output: Path) -> str:
+    """What names the head in a folder to --draft. Raises `ParameterError` if nothing can."""
+    if "," in str(output):
+        raise ParameterError(f"output of a head must have no comma in its name, for --draft head:path=…, got {output}")
+    return f"head:path={output}"
+
+
+def as_model(output: Path) -> str:
+    """The same for a model: a path, even where a drafter has that name."""
+    from outrider.draft_specs import is_named
+
+    return f"./{output}" if is_named(str(output)) else str(output)
+
+
+def finish(target: TransformersModel, data: Data, given: dict[str, Any], report: Report, made: Made) -> None:
+    """The card, and what is said at the end; by one process of several."""
+    from outrider.train.run import processes
+
+    if not processes().is_main_process:
+        return
+    import outrider
+    from outrider.bench.machine import machine
+    from outrider.costs import measured_costs
+    from outrider.draft_specs import make_from_spec
+    from outrider.train.card import foretold, write_card
+    from outrider.train.corpus import parse_source
+
+    def load(name: str, _: dict[str, str]) -> Any:
+        return outrider.load(name, device=str(target.device))
+
+    drafter = make_from_spec(made.use, load, target)
+    drafter.bind(target)
+    drafter.measure()
+    costs, step = measured_costs(target), drafter.step_seconds
+    # In one pass of blocks the first token pays for all of them.
+    paid = (0.0, step * made.blocks, made.blocks) if made.blocks else (step,)
+    best = {name: foretold(result["alpha"], costs, *paid) for name, result in report.held_out.items()}
+    card: dict[str, Any] = {
+        "target": target.name, "what": made.what, "use": made.use, "steps": report.steps, "finished": report.finished,
+        "seconds": round(report.seconds), "batch_size": given["batch_size"], "loss": given["loss"], "seed": given["seed"],
+        "learning_rate": given["learning_rate"], "length": given["length"], "windows": len(data.train),
+        "data": {source.name: source.limit for source in map(parse_source, given["data"])},
+        "held_out": report.held_out, "blocks": made.blocks,
+        "match_is_lower_bound": made.tokens is not None and made.tokens < target.vocab_size,
+        "step_seconds": step, "c": step / costs.verify(1),
+        "foretold": {name: {"length": length, "speedup": speedup} for name, (length, speedup) in best.items()},
+        "machine": machine()["processor"] or "this machine", "licence": given["licence"],
+    }  # fmt: skip
+    write_card(given["output"], card)
+    if given["as_json"]:
+        click.echo(json.dumps({**card, "output": str(given["output"])}))
+        return
+    for name, result in report.held_out.items():
+        alphas = ", ".join(f"{alpha:.3f}" for alpha in result["alpha"])
+        click.echo(f"{name}: alpha {alphas} by depth; foretold {best[name][1]:.2f} times as fast at length {best[name][0]}")
+    ended = "" if report.finished else f" (stopped after {report.steps} of {given['steps']} steps: go on with --resume)"
+    click.echo(f"{given['output']}{ended}: use it with --draft {made.use}")

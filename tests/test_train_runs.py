@@ -1,0 +1,161 @@
+"""Runs of `outrider train`: they end together, go on only as they were, and say what they made under a name that works."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.main import run
+from outrider.cli.train.made import as_head, as_model
+from outrider.draft_specs import is_named
+from outrider.errors import ParameterError
+
+ROOT = Path(__file__).parent.parent
+LINES = ["the quick brown fox jumps over the lazy dog 0123456789 ", "def f(x): return x + 1 "] * 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Few and short documents; the last one is kept apart."""
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(json.dumps({"text": line * 3}) for line in LINES))
+    return path
+
+
+def options(command: str, target: Path, data: Path, *more: object) -> list[str]:
+    shared = ["train", command, "--target", target, "--data", data, "--length", 16, "--batch-size", 2, "--every", 1]
+    return [str(argument) for argument in (*shared, "--steps", 2, "--json", *more)]
+
+
+def call(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> dict[str, Any]:
+    code = run(arguments)
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    found: dict[str, Any] = json.loads(out.out)
+    return found
+
+
+def refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    assert run(arguments) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    return " ".join(err.split())
+
+
+def test_several_processes_stop_together_by_the_clock(target_folder: Path, data: Path, tmp_path: Path) -> None:
+    """The first one's time is over at once, the second one's never: both stop after the first step."""
+    out = tmp_path / "head"
+    arguments = options("head", target_folder, data, "-o", out, "--vocabulary", 100, "--hours", 1e-9, "--steps", 500)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.train_job"]
+    given = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "OUTRIDER_CACHE": str(tmp_path / "cache")}
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    process = subprocess.Popen(
+        [*launcher, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **given, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        printed, errors = process.communicate(timeout=120)
+    finally:
+        process.terminate()  # torchrun ends its ranks
+        process.wait()
+    assert process.returncode == 0, errors[-2000:]
+    made = json.loads(printed)
+    assert (made["steps"], made["finished"]) == (1, False)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_run_goes_on_only_as_it_was(
+    target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = options("head", target_folder, data, "-o", tmp_path / "head", "--vocabulary", 100)
+    assert "resume needs a checkpoint, and none is in" in refusal(capsys, [*shared, "--resume"])
+    made = call(capsys, [*shared, "--hours", "1e-9"])
+    assert made["match_is_lower_bound"]
+    assert "a lower bound" in (tmp_path / "head" / "README.md").read_text()
+    for other, differs in (
+        (["--loss", "kl"], "loss: 'mix' there, 'kl' here"),
+        (["--seed", "7"], "seed: 0 there, 7 here"),
+        (["--learning-rate", "0.1"], "learning_rate: 0.0005 there, 0.1 here"),
+        (["--vocabulary", "50"], "vocabulary: 100 there, 50 here"),
+        (["--held-out", f"code={Path(__file__)}"], "held out: 'of the data' there, 'given' here"),
+    ):
+        assert differs in refusal(capsys, [*shared, "--resume", *other])
+    whole, before = data.read_text(), data.stat()
+    data.write_text(whole + "\n" + json.dumps({"text": "more " * 30}))
+    assert "(version of the data: " in refusal(capsys, [*shared, "--resume"])
+    data.write_text(whole)
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    settings = tmp_path / "head" / "checkpoints" / "settings.json"
+    kept = settings.read_text()
+    settings.unlink()
+    assert "settings.json is missing there" in refusal(capsys, [*shared, "--resume"])
+    settings.write_text(kept)
+    whole_run = call(capsys, [*shared, "--resume", "--steps", "3"])
+    assert (whole_run["steps"], whole_run["finished"]) == (3, True)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_start_keeps_its_own_shape(
+    target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the card of blockwise heads foretells no more than they have."""
+    first = options("blocks", target_folder, data, "-o", tmp_path / "first", "--blocks", 2, "--vocabulary", 90)
+    assert all(one["length"] <= 2 for one in call(capsys, first)["foretold"].values())
+    again = options("blocks", target_folder, data, "-o", tmp_path / "again", "--start", tmp_path / "first")
+    said = refusal(capsys, [*again, "--vocabulary", "8192", "--blocks", "2"])
+    assert "start has its own shape and vocabulary: leave out --vocabulary, --blocks" in said
+    assert call(capsys, again)["what"] == "2 blockwise heads over 90 tokens"
+    assert "for all 2 drafted tokens" in (tmp_path / "again" / "README.md").read_text()
+    head = options("head", target_folder, data, "-o", tmp_path / "head", "--start", tmp_path / "first", "--window", 9)
+    assert "leave out --window" in refusal(capsys, head)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_student_is_used_by_its_path(
+    target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its folder is called as a drafter is."""
+    monkeypatch.chdir(tmp_path)
+    made = call(capsys, options("student", target_folder, data, "-o", "random", "--layers", 1))
+    assert made["use"] == "./random"
+    assert not made["match_is_lower_bound"]
+    assert made["step_seconds"] > 0.0  # the random drafter's is 0
+    assert "a lower bound" not in (tmp_path / "random" / "README.md").read_text()
+    generate = ["generate", "the quick", "--target", str(target_folder), "--max-new-tokens", "4", "--json"]
+    assert len(call(capsys, [*generate, "--draft", made["use"]])["tokens"]) == 4
+
+
+def test_names_that_can_not_be_drafts_are_refused_at_once(
+    target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert as_model(Path("self:temperature=1")) == "./self:temperature=1"
+    assert not is_named(as_model(Path("suffix")))
+    assert as_model(Path("drafts/random")) == "drafts/random"
+    assert as_head(Path("random")) == "head:path=random"
+    with pytest.raises(ParameterError, match="must have no comma"):
+        as_head(Path("a,b"))
+    said = refusal(capsys, options("head", target_folder, data, "-o", tmp_path / "a,b"))
+    assert "output of a head must have no comma in its name" in said
+    assert not (tmp_path / "a,b").exists()
+
+
+def test_what_can_not_be_held_out_is_said(
+    target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = options("head", target_folder, data, "-o", tmp_path / "head")
+    assert "must not share a text" in refusal(capsys, [*shared, "--held-out", f"code={data}"])
+    assert "must not share a text" in refusal(capsys, [*shared, "--data", f"{data}@100"])
+    inside = options("head", target_folder, tmp_path, "-o", tmp_path / "head")
+    assert "output and cache must lie outside the data" in refusal(capsys, inside)
+    data.write_text(json.dumps({"text": LINES[0] * 100}))
+    assert "no document could be kept apart: give --held-out" in refusal(capsys, shared)
