@@ -40,7 +40,7 @@ class EarlyExitDrafter(ModelDrafter):
         if target is self._target:
             return
         if not isinstance(target, TransformersModel) or target.has_encoder:
-            wanted = "a decoder-only model of the transformers engine"
+            wanted = "a decoder-only model of the transformers engine, in one process"
             raise ModelError(f"early-exit can't draft for {target.name}: it needs {wanted}; name another draft")
         total = int(target.module.config.get_text_config().num_hidden_layers)
         layers = self._layers or max(1, total // 3)
