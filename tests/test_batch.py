@@ -358,7 +358,9 @@ def test_killed_three_times_and_gone_on_nothing_is_lost_or_doubled(
     source.write_text("".join(json.dumps({"prompt": f"{PROMPTS[i % 8]} {i}"}) + "\n" for i in range(120)))
     command = batch_command(source, output, target_folder)
     for signal_number, least in ((signal.SIGKILL, 1), (signal.SIGINT, 30), (signal.SIGKILL, 50)):
-        process = subprocess.Popen([sys.executable, "-m", "outrider", *command, "--json"], stdout=-1, stderr=-1)
+        # Whoever runs the tests in the background has interrupts ignored, and children inherit that.
+        heeding = ["env", "--default-signal=INT", sys.executable, "-m", "outrider"]
+        process = subprocess.Popen([*heeding, *command, "--json"], stdout=-1, stderr=-1)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             if output.exists() and output.read_bytes().count(b"\n") >= least:

@@ -42,6 +42,25 @@ def test_percentiles_count_each_token_of_a_round() -> None:
     assert percentiles([1.0, 2.0, 3.0]).p50 == 2.0
 
 
+def test_each_run_is_predicted_by_the_costs_of_its_own_moment() -> None:
+    slow = {"verify": {"1": 2.0, "3": 4.0}, "steps": {"d": 0.5}, "context": 8}
+    quick = {"verify": {"1": 1.0, "3": 2.0}, "steps": {"d": 0.25}, "context": 8}
+    rounds = [[3, 2, 2, 4.0, "d"], [1, 2, 0, 4.0, "d"]]
+    runs = [replace(made(2, rounds), example=name, moment=at) for name, at in (("one", slow), ("two", quick))]
+    plain = [
+        replace(made(0, [[1, 0, 0, 2.0, None]] * 4), example=name, moment=at) for name, at in (("one", slow), ("two", quick))
+    ]
+    (found,) = summarise([*runs, *plain], [SAMPLED], TABLES, {}, None)  # type: ignore[arg-type]
+    base, row = found.rows
+    assert base.predicted.ms_per_token == pytest.approx(1500.0)
+    assert row.predicted.ms_per_token == pytest.approx((2 * 5.0 + 2 * 2.5) / 2 / 4 * 1000)
+    assert row.predicted.speedup == pytest.approx((8.0 + 4.0) / (10.0 + 5.0))
+    assert found.c == pytest.approx(0.375 / 1.5)
+    assert found.step_ms == pytest.approx(375.0)
+    mixed = summarise([replace(runs[0], moment=None), runs[1], *plain], [SAMPLED], TABLES, {}, None)  # type: ignore[arg-type]
+    assert mixed[0].c == pytest.approx(0.25), "some were not timed: the standing tables"
+
+
 def test_figures_and_predictions_of_two_lengths_by_hand() -> None:
     plain = made(0, [[1, 0, 0, 1.1, None]] * 6)
     drafted = made(2, [[3, 2, 2, 2.0, "d"], [1, 2, 0, 2.4, "d"], [2, 2, 1, 2.2, "d"]])

@@ -223,6 +223,21 @@ def test_a_debt_is_paid_on_paper_and_each_time_it_takes_twice_as_much() -> None:
     assert not account.suspended(1.0, risk=0.5)
 
 
+def test_time_alone_allows_a_little_more_loss_and_pardons_nothing() -> None:
+    """Drafts that always lose, by whatever is allowed, and never win on paper: a pass and one per cent in all."""
+    account, passes = Account(probe_share=0.0, loss_passes=1.0, loss_share=0.01), 0
+    lost = 0.0
+    while passes < 3000:
+        if account.suspended(1.0, risk=0.6):
+            account.spend(1.0)
+        else:
+            account.spend(1.6, saved=-0.6)
+            lost += 0.6
+        passes += 1
+        assert lost <= 1.0 + 0.01 * (passes + lost)
+    assert lost > 20.0  # what is allowed is used
+
+
 def test_suspended_copies_are_judged_by_what_they_would_have_saved() -> None:
     copy = Prospect("copy", first=0.95, later=0.95, foretold=True)
     state = AdaptiveLength(Costs({1: 1.0, 2: 1.6, 17: 10.6}), loss_share=0.0).start()

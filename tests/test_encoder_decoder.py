@@ -18,7 +18,6 @@ from torch import Tensor
 import outrider.round as round_module
 from outrider.audit.enumerate import target_joint
 from outrider.decode import Request, decode
-from outrider.device_data import pad_rows
 from outrider.draft_length import FixedLength
 from outrider.drafters import (
     ChoiceDrafter,
@@ -34,10 +33,10 @@ from outrider.models.base import Source
 from outrider.models.decoder_rules import decoder_prefix
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
-from outrider.prefill import prefill
 from outrider.prompts import with_own_rules
 from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
+from tests.ragged import check_ragged, score
 from tests.tiny_models import ENCODER_DECODERS, VOCABULARY, module, tiny, tiny_encoder_decoder
 from tests.toys import WRONG_RULES
 
@@ -66,13 +65,6 @@ def reference(model: EncoderDecoderModel, source: Source, tokens: list[int]) -> 
     return logits[0]
 
 
-def score(model: TransformersModel, sequences: list[Any], rows: list[list[int]]) -> list[Tensor]:
-    tokens, lengths = pad_rows(rows, model.device)
-    out = model.score(sequences, tokens, lengths, "all")
-    assert out is not None
-    return [out[i, :n] for i, n in enumerate(lengths)]
-
-
 @pytest.mark.parametrize("architecture", ENCODER_DECODERS)
 def test_ragged_sources_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architecture: str) -> None:
     model = tiny_encoder_decoder(architecture)
@@ -81,24 +73,7 @@ def test_ragged_sources_calls_and_rollbacks_give_the_logits_of_the_plain_pass(ar
     wanted = [reference(model, source, row) for source, row in zip(sources, rows, strict=True)]
     sequences = [model.open(source=source) for source in sources]
     try:
-        prefill(model, sequences, [rows[0][:20], rows[1][:5], rows[2][:11]])
-        # A draft that is rejected in part: wrong tokens first, then the right ones.
-        score(model, sequences, [[4, 5, 6, 7], [8], [9, 10, 11]])
-        for sequence, length in zip(sequences, (20, 5, 11), strict=True):
-            sequence.truncate(length)
-        for start, width in ((0, 3), (3, 1), (4, 6)):
-            parts = [row[done + start : done + start + width] for row, done in zip(rows, (20, 5, 11), strict=True)]
-            for got, want, done in zip(score(model, sequences, parts), wanted, (20, 5, 11), strict=True):
-                assert torch.allclose(got, want[done + start : done + start + width], atol=CLOSE)
-        # A subset that is not contiguous, of different lengths, in another order.
-        parted = score(model, [sequences[2], sequences[0]], [rows[2][21:26], rows[0][30:33]])
-        assert torch.allclose(parted[0], wanted[2][21:26], atol=CLOSE)
-        assert torch.allclose(parted[1], wanted[0][30:33], atol=CLOSE)
-        # One row is closed, another takes its slot, its source with it.
-        sequences[0].close()
-        moved = score(model, [sequences[1], sequences[2]], [rows[1][15:18], rows[2][26:27]])
-        assert torch.allclose(moved[0], wanted[1][15:18], atol=CLOSE)
-        assert torch.allclose(moved[1], wanted[2][26:27], atol=CLOSE)
+        check_ragged(model, sequences, rows, wanted, CLOSE)
     finally:
         for sequence in sequences:
             sequence.close()

@@ -14,6 +14,7 @@ from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
+from tests.ragged import check_ragged, score
 from tests.tiny_models import CONFIGS, VOCABULARY, module, tiny
 
 CLOSE = 1e-9
@@ -32,13 +33,6 @@ def reference(model: TransformersModel, tokens: list[int]) -> Tensor:
     return logits[0]
 
 
-def score(model: TransformersModel, sequences: list[Any], rows: list[list[int]]) -> list[Tensor]:
-    tokens, lengths = pad_rows(rows, model.device)
-    out = model.score(sequences, tokens, lengths, "all")
-    assert out is not None
-    return [out[i, :n] for i, n in enumerate(lengths)]
-
-
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_ragged_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architecture: str) -> None:
     model = tiny(architecture)
@@ -47,24 +41,7 @@ def test_ragged_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architectu
     wanted = [reference(model, row) for row in rows]
     sequences = [model.open() for _ in rows]
     try:
-        prefill(model, sequences, [rows[0][:20], rows[1][:5], rows[2][:11]])
-        # A draft that is rejected in part: wrong tokens first, then the right ones.
-        score(model, sequences, [[4, 5, 6, 7], [8], [9, 10, 11]])
-        for sequence, length in zip(sequences, (20, 5, 11), strict=True):
-            sequence.truncate(length)
-        for start, width in ((0, 3), (3, 1), (4, 6)):
-            parts = [row[done + start : done + start + width] for row, done in zip(rows, (20, 5, 11), strict=True)]
-            for got, want, done in zip(score(model, sequences, parts), wanted, (20, 5, 11), strict=True):
-                assert torch.allclose(got, want[done + start : done + start + width], atol=close)
-        # A subset that is not contiguous, of different lengths, in another order.
-        parted = score(model, [sequences[2], sequences[0]], [rows[2][21:26], rows[0][30:33]])
-        assert torch.allclose(parted[0], wanted[2][21:26], atol=close)
-        assert torch.allclose(parted[1], wanted[0][30:33], atol=close)
-        # One row is closed, another takes its slot.
-        sequences[0].close()
-        moved = score(model, [sequences[1], sequences[2]], [rows[1][15:18], rows[2][26:27]])
-        assert torch.allclose(moved[0], wanted[1][15:18], atol=close)
-        assert torch.allclose(moved[1], wanted[2][26:27], atol=close)
+        check_ragged(model, sequences, rows, wanted, close)
     finally:
         for sequence in sequences:
             sequence.close()

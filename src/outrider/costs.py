@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import platform
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +22,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from outrider.device_data import pad_rows
 from outrider.errors import CacheFolderError
-from outrider.models.base import LanguageModel, Sequence, has_encoder, open_sequence
+from outrider.models.base import LanguageModel
 from outrider.models.cache_folder import cache_folder
-from outrider.sampling import SamplingSettings, standardize
+from outrider.pass_timer import PassTimer, can_pretend
 
 SIZES = (1, 2, 4, 6, 8, 12, 17)
 BATCH_SIZES = (1, 2, 3, 5, 9)  # of each of several rows: fewer, since the passes are wide
@@ -50,13 +48,6 @@ class PadsWidths(Protocol):
     """An engine whose kernels like some widths better than others."""
 
     def pad_widths(self, width: Callable[[int, int], int]) -> None: ...
-
-
-@runtime_checkable
-class Advances(Protocol):
-    """A sequence that can pretend to hold tokens, so that long contexts are timed without reading one."""
-
-    def advance(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -242,7 +233,7 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     noise = median(median(taken) / min(taken) for taken in times.values())
     near = _medians(times)
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
-    if far <= 2 * short or not _can_pretend(model):
+    if far <= 2 * short or not can_pretend(model):
         return Costs(near, context=short), noise
     distant = time_scoring(model, LONG_SIZES, far)
     slopes = {n: float(f"{max(0.0, distant[n] - near[n]) / (far - short):.3g}") for n in distant if n in near}
@@ -254,21 +245,6 @@ def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(BATCH_SIZES)))
     times = _times(model, BATCH_SIZES, short, rows)
     return Costs(_medians(times), context=short), median(median(taken) / min(taken) for taken in times.values())
-
-
-def _open(model: LanguageModel, reserve: int = 0) -> Sequence:
-    return open_sequence(model, model.stand_in() if has_encoder(model) else None, reserve)
-
-
-def _can_pretend(model: LanguageModel) -> bool:
-    """Whether long contexts can be timed. Reading one of 2,048 tokens can take longer than all else that is timed,
-    and attention adds much the same share to passes of all sizes.
-    """
-    sequence = _open(model)
-    try:
-        return isinstance(sequence, Advances)
-    finally:
-        sequence.close()
 
 
 def time_scoring(model: LanguageModel, sizes: tuple[int, ...], context: int) -> dict[int, float]:
@@ -283,41 +259,16 @@ def _medians(times: dict[int, list[float]]) -> dict[int, float]:
 def _times(model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1) -> dict[int, list[float]]:
     """{n: the seconds of each repetition}, n tokens of each of so many rows.
 
-    What a round does with the logits belongs to its cost: on a small model it is several per cent. The sizes take turns, so
-    that whatever else the machine does meets all of them.
+    The sizes take turns, so that whatever else the machine does meets all of them.
     """
-    limit = model.max_length or context + max(sizes)
-    sizes = tuple(n for n in sizes if context + n <= limit) or (1,)
-    sequences = [_open(model, context + max(sizes)) for _ in range(rows)]
-    try:
-        for sequence in sequences:
-            if isinstance(sequence, Advances):
-                sequence.advance(context)
-            else:
-                tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
-                model.score([sequence], tokens, lengths, "none")
-        seconds: dict[int, list[float]] = {n: [] for n in sizes}
+    with PassTimer(model, sizes, context, rows) as timer:
+        seconds: dict[int, list[float]] = {n: [] for n in timer.sizes}
         for repeat in range(REPEATS + 1):
-            for n in sizes:
-                new, count = pad_rows([[i % model.vocab_size for i in range(n)]] * rows, model.device)
-                _synchronise(model)
-                start = time.perf_counter()
-                logits = model.score(sequences, new, count, "all")
-                assert logits is not None
-                standardize(logits, SamplingSettings()).sum(-1).tolist()  # waits for the device, too
+            for n in timer.sizes:
+                took = timer.time(n)
                 if repeat:  # the first pass warms up
-                    seconds[n].append(time.perf_counter() - start)
-                for sequence in sequences:
-                    sequence.truncate(context)
-    finally:
-        for sequence in sequences:
-            sequence.close()
+                    seconds[n].append(took)
     return seconds
-
-
-def _synchronise(model: LanguageModel) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
 
 
 def _key(model: LanguageModel, rows: int = 1) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from outrider.errors import ParameterError
+from outrider.links import ring_link
 from outrider.theory import expected_tokens
 
 ALL_REDUCES = 2  # of a layer: after attention, after the feed-forward part
@@ -71,9 +72,8 @@ class Machine:
                 raise ParameterError(f"{name} must be 0 or more, got {getattr(self, name)}: 0 leaves it out")
 
     def all_reduce_seconds(self, message: float) -> float:
-        """Of a ring: 2 (n - 1) hops, and 2 (n - 1) / n of the message over each link."""
-        others = self.devices - 1
-        return 2 * others * self.hop_seconds + 2 * others / self.devices * message / self.link
+        """Of a sum over all devices, in a ring."""
+        return ring_link(self.devices, self.hop_seconds, self.link).sum_seconds(message) if self.devices > 1 else 0.0
 
 
 def _positive(what: object, names: Iterable[str]) -> None:

@@ -1,7 +1,8 @@
 """Texts at every draft length K (Chen Figure 1, Leviathan Table 4); `sweep_summary` says what they show.
 
 Every prompt is answered at every K, the order rotating from prompt to prompt, after a warm-up of each; K = 0 is plain
-decoding. Answers have a fixed length (an end of sequence does not end them), as in Chen's "time to generate 128 tokens".
+decoding. Just before each answer the passes that it consists of are timed (`moment`). Answers have a fixed length (an end of
+sequence does not end them), as in Chen's "time to generate 128 tokens".
 Each round is kept, so that every figure follows from the log.
 """
 
@@ -13,10 +14,12 @@ from typing import Any
 
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.moment import time_moment
 from outrider.bench.run_log import RunLog
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.prompts import prepare
 from outrider.records import Round
 
 
@@ -24,7 +27,8 @@ from outrider.records import Round
 class SweepRun:
     """One answer at one K. rounds: [tokens kept, drafted, accepted, seconds, drafter or None] of each.
 
-    draft_seconds: of each round, the part before the target's pass; None in logs made before it was kept.
+    draft_seconds: of each round, the part before the target's pass. moment: what passes cost just before the run. Both None
+    in logs made before they were kept.
     """
 
     example: str
@@ -35,6 +39,7 @@ class SweepRun:
     tokens: list[int]
     rounds: list[list[Any]]
     draft_seconds: list[float] | None = None
+    moment: dict[str, Any] | None = None
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -83,9 +88,12 @@ def measure(
 def _generate(
     target: TextModel, draft: Drafter, kind: TaskKind, example: Example, setting: Setting, length: int, tokens: int
 ) -> SweepRun:
+    prompt = prompt_tokens(target, kind, example)
+    held = len(prepare(target, prompt).tokens)
+    moment = time_moment(target, draft, length, held + tokens // 2)
     result = generate(
         target,
-        prompt_tokens(target, kind, example),
+        prompt,
         draft=draft if length else None,
         num_draft_tokens=length,
         max_new_tokens=tokens,
@@ -103,4 +111,5 @@ def _generate(
         tokens=result.tokens,
         rounds=[[len(r.tokens), r.drafted, r.accepted, sum(r.seconds.values()), r.drafter] for r in result.rounds],
         draft_seconds=[r.seconds.get("draft", 0.0) for r in result.rounds],
+        moment=asdict(moment),
     )

@@ -1,7 +1,8 @@
 """What a sweep over draft lengths shows: figures of each K, and what they should have been.
 
-Two predictions, since they fail for different reasons. *By the costs*: the recorded rounds by the measured cost table
-(`draft_length.predicted`); off where the table does not describe this run. *Closed form*: Leviathan Theorem 3.8 from alpha
+Two predictions, since they fail for different reasons. *By the costs*: the recorded rounds by what passes cost just before
+each run (`moment`; by the standing cost table in logs without), added up by `draft_length.predicted`; off where these passes
+do not describe the rounds. *Closed form*: Leviathan Theorem 3.8 from alpha
 and c alone; off, too, where scoring K + 1 tokens costs more than scoring one, and where acceptances are not independent. The
 theorem lets every round draft K tokens, so its alpha counts a position where nothing was offered as rejected.
 """
@@ -16,6 +17,7 @@ import numpy as np
 
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.contest import Setting
+from outrider.bench.moment import Moment, mean_moment
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.sweep import SweepRun
 from outrider.costs import Costs
@@ -107,6 +109,25 @@ class Tables:
     steps: dict[str, float]
     step_seconds: float
 
+    def at(self, moment: Moment | None) -> Tables:
+        """As they were at that moment; what was not timed then stays."""
+        if moment is None:
+            return self
+        steps = {**self.steps, **moment.steps}
+        step = fmean(moment.steps.values()) if moment.steps else self.step_seconds
+        return Tables(moment.costs, steps, step)
+
+
+def moment_of(run: SweepRun) -> Moment | None:
+    """What passes cost just before the run, if that was timed."""
+    return None if run.moment is None else Moment.from_dict(run.moment)
+
+
+def tables_of(runs: Sequence[SweepRun], standing: Tables) -> Tables:
+    """The means of what was timed before the runs, if it was before all of them; else the standing tables."""
+    moments = [moment for run in runs if (moment := moment_of(run)) is not None]
+    return standing.at(mean_moment(moments)) if runs and len(moments) == len(runs) else standing
+
 
 def summarise(
     runs: Sequence[SweepRun],
@@ -126,6 +147,7 @@ def _sweep(
     for run in sorted(runs, key=lambda run: (run.length, run.example, run.digest)):
         by_length.setdefault(run.length, []).append(run)
     alpha = _alpha(runs)
+    tables = tables_of(runs, tables)
     c = tables.step_seconds / tables.costs.verify(1)
     rows = []
     for length, chosen in by_length.items():
@@ -169,9 +191,9 @@ def _row(
 
 
 def _predict(runs: list[SweepRun], tables: Tables, measured: float, closed_form: float) -> Prediction:
-    records = [(run.records(), run.prompt_tokens) for run in runs]
-    seconds = [predicted_seconds(rounds, tables.costs, tables.steps, prompt) for rounds, prompt in records]
-    plain = [plain_seconds(rounds, tables.costs, prompt) for rounds, prompt in records]
+    made = [(run.records(), tables.at(moment_of(run)), run.prompt_tokens) for run in runs]
+    seconds = [predicted_seconds(rounds, by.costs, by.steps, prompt) for rounds, by, prompt in made]
+    plain = [plain_seconds(rounds, by.costs, prompt) for rounds, by, prompt in made]
     pace = fmean(1000 * took / len(run.tokens) for took, run in zip(seconds, runs, strict=True))
     loop = 1000 * sum(seconds) / sum(len(run.rounds) for run in runs)
     return Prediction(pace, pace / measured, loop, sum(plain) / sum(seconds), closed_form)

@@ -13,8 +13,8 @@ import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
+from outrider.cli.sampling import truncation_options
 from outrider.cli.tensor_parallel import tensor_parallel_options
-from outrider.cli.truncation import truncation_options
 from outrider.errors import OutriderError, ParameterError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _settings(given: dict[str, Any]) -> list[SamplingSettings]:
 def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None) -> None:
     """Refuse what can't work before a model is loaded."""
     from outrider.audit.endpoint import parse_extra
-    from outrider.cli.generate import parse_length
+    from outrider.cli.sampling import parse_length
     from outrider.randomness import check_seed
 
     parse_extra(wanted.extra)
@@ -219,7 +219,7 @@ def _fresh(
 ) -> Iterator[Text]:
     from outrider.audit.endpoint import endpoint_texts, parse_extra
     from outrider.audit.sources import own_texts
-    from outrider.cli.generate import parse_length
+    from outrider.cli.sampling import parse_length
 
     if wanted.endpoint is not None:
         extra = parse_extra(wanted.extra)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.config import config_option
-from outrider.cli.generate import _LENGTH, parse_length
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
-from outrider.cli.truncation import truncation_options
+from outrider.cli.sampling import law_options, length_option, parse_length
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -32,13 +31,9 @@ _LAW = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Prompts side by side in a process.")
 @model_options
 @config_option
-@click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
+@length_option
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
-@truncation_options
-@click.option("--repetition-penalty", type=float, default=1.0, help="1: none.")
-@click.option("--presence-penalty", type=float, default=0.0, help="0: none.")
-@click.option("--frequency-penalty", type=float, default=0.0, help="0: none.")
+@law_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence.")

@@ -113,7 +113,8 @@ def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[st
     """Load, search, print. → exit code"""
     from outrider.beam.draft import draft_model
     from outrider.beam.generate import BeamGeneration
-    from outrider.cli.generate import as_prompt, parse_length
+    from outrider.cli.generate import as_prompt
+    from outrider.cli.sampling import parse_length
 
     steps = parse_length(given["num_draft_tokens"])
     if steps is not None and not isinstance(steps, int):

@@ -14,25 +14,21 @@ import click
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.sampling import law_options, length_option, parse_length
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
-from outrider.cli.truncation import truncation_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.audio import Audio
     from outrider.bench.profile import Profile
     from outrider.compare import Comparison
-    from outrider.draft_length import OptimalLength
     from outrider.drafters import Drafter
     from outrider.generation import Stream
     from outrider.models.base import TextModel
     from outrider.results import Result
     from outrider.sampling.stateful import Constraint
     from outrider.sharded.costs import Share
-
-
-_LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: best at this acceptance rate."
 
 
 @click.command()
@@ -44,13 +40,9 @@ _LENGTH = "Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: bes
 @model_options
 @tensor_parallel_options
 @config_option
-@click.option("--num-draft-tokens", metavar="N|auto|optimal:ALPHA", default="auto", show_default=True, help=_LENGTH)
+@length_option
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
-@truncation_options
-@click.option("--repetition-penalty", type=float, default=1.0, help="1: none.")
-@click.option("--presence-penalty", type=float, default=0.0, help="0: none.")
-@click.option("--frequency-penalty", type=float, default=0.0, help="0: none.")
+@law_options
 @click.option("--lenience", type=float, default=1.0, help="Below 1: LOSSY, accept more than the target's law allows.")
 @beam_options
 @click.option("--seed", type=int, help="For the same output again  [default: random]")
@@ -164,19 +156,6 @@ def _constraints(model: TextModel, schema: Path | None, pattern: str | None) -> 
     if pattern is not None:
         found.append(structured.regex(model, pattern))
     return found
-
-
-def parse_length(text: str) -> int | OptimalLength | None:
-    """N, auto (None) or optimal:ALPHA."""
-    from outrider.draft_length import FixedLength, OptimalLength
-
-    if text == "auto":
-        return None
-    kind, _, alpha = text.partition(":")
-    try:
-        return OptimalLength(float(alpha)) if kind == "optimal" else FixedLength(int(text)).length
-    except ValueError:
-        raise ParameterError(f"num_draft_tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
 
 
 def _generate(

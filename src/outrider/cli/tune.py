@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
-from outrider.cli.truncation import truncation_options
+from outrider.cli.sampling import truncation_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:

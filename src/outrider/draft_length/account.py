@@ -32,7 +32,7 @@ class Account:
         self._probed = 0.0
         self._saved = 0.0  # against plain decoding
         self._on_paper: float | None = None  # saved on paper since drafts were suspended
-        self._suspensions = 0
+        self._pardons = 0
         self._forgiven = 0.0  # lost in earnest, and paid for on paper only
 
     def spend(self, seconds: float, saved: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class Account:
         self._elapsed += seconds
         self._saved += saved
         if self._saved >= self._forgiven:
-            self._suspensions, self._forgiven = 0, 0.0
+            self._pardons, self._forgiven = 0, 0.0
 
     def afford(self, seconds: float) -> bool:
         """Whether a probe may cost so much more than the round it replaces; it is then spent."""
@@ -63,12 +63,13 @@ class Account:
             if not short:
                 return False
             self._on_paper = 0.0
-            self._suspensions += 1
-        if short and self._on_paper < allowed * 2 ** (self._suspensions - 1):
+        if self._on_paper >= allowed * 2**self._pardons:
+            self._pardons += 1
+            self._forgiven += max(0.0, -self._saved)
+            self._saved = max(0.0, self._saved)
+        elif short:
             return True
-        self._on_paper = None
-        self._forgiven += max(0.0, -self._saved)
-        self._saved = max(0.0, self._saved)
+        self._on_paper = None  # without a pardon what was lost still counts: there is a little more to lose by now
         return False
 
     def save_on_paper(self, seconds: float) -> None:

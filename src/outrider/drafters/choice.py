@@ -33,6 +33,14 @@ class _Part:
         return self.whole.go_on(signals)
 
 
+@dataclass
+class _Children:
+    """A row as each drafter sees it, and how many prospects each offered last."""
+
+    rows: list[DraftRow]
+    counts: list[int]
+
+
 class ChoiceDrafter(Drafter):
     """Offers the prospects of all its drafters; the draft-length policy picks one."""
 
@@ -58,15 +66,17 @@ class ChoiceDrafter(Drafter):
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:
-            row.state = [
+            own = [
                 DraftRow(row.tokens, row.prompt_length, row.stream, row.sequence, source=row.source) for _ in self.drafters
             ]
+            row.state = _Children(own, [])
         for i, drafter in enumerate(self.drafters):
-            drafter.begin([row.state[i] for row in rows], context)
+            drafter.begin([row.state.rows[i] for row in rows], context)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        rows = [_child(row, i) for i in range(len(self.drafters))]
-        return [p for drafter, own in zip(self.drafters, rows, strict=True) for p in drafter.prospects(own)]
+        offered = [drafter.prospects(_child(row, i)) for i, drafter in enumerate(self.drafters)]
+        row.state.counts = [len(some) for some in offered]
+        return [prospect for some in offered for prospect in some]
 
     def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
         number, at = self._whose(row, prospect)
@@ -88,10 +98,9 @@ class ChoiceDrafter(Drafter):
         return number, _Part(at, plan.limit, plan.gated, plan)
 
     def _whose(self, row: DraftRow, prospect: int) -> tuple[int, int]:
-        """The drafter that offered a prospect, and which of its own it is."""
+        """The drafter that offered a prospect when it was asked last, and which of its own it is."""
         at = prospect
-        for number, drafter in enumerate(self.drafters):
-            count = len(drafter.prospects(_child(row, number)))
+        for number, count in enumerate(row.state.counts):
             if at < count:
                 return number, at
             at -= count
@@ -109,7 +118,7 @@ class ChoiceDrafter(Drafter):
 
 def _child(row: DraftRow, number: int) -> DraftRow:
     """The row as one of the drafters sees it; the tokens are shared."""
-    own: DraftRow = row.state[number]
+    own: DraftRow = row.state.rows[number]
     own.uncertain = row.uncertain
     return own
 

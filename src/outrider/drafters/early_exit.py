@@ -18,7 +18,8 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel, Sequence
-from outrider.models.transformers_model import SlotSequence, TransformersModel, _as_it_is
+from outrider.models.slots import SlotSequence
+from outrider.models.transformers_model import TransformersModel, _as_it_is
 from outrider.proposal import DraftRow
 
 PRIOR = 0.3  # most checkpoints were not made for it: to be probed before it is used

@@ -8,7 +8,6 @@ predicted itself; a position that was reached so is scored anew once the target'
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +22,12 @@ from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig, load_head
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, make_network
 from outrider.heads.target_parts import output_rows
-from outrider.models.base import Sequence, WhichLogits, check_score
+from outrider.models.base import Sequence, WhichLogits
 from outrider.models.masks import AttentionPattern, make_mask
-from outrider.models.packed_linear import OpaqueLinear, pack_linears
-from outrider.models.slot_cache import Placement, SlotCache
-from outrider.models.transformers_model import SlotSequence, TransformersModel
+from outrider.models.packed_linear import bytes_of, pack_linears
+from outrider.models.slot_cache import Placement
+from outrider.models.slots import SlotModel, SlotSequence
+from outrider.models.transformers_model import TransformersModel
 
 
 class HeadSequence(SlotSequence):
@@ -49,11 +49,12 @@ class HeadSequence(SlotSequence):
         self.sure = min(self.sure, length)
 
 
-class HeadModel(ABC):
+class HeadModel(SlotModel[HeadSequence]):
     """A head bound to its target, as a `LanguageModel` with the target's tokens; those outside its own have logit -inf."""
 
     def __init__(self, target: TransformersModel, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor]) -> None:
         check_fits(target, config)
+        super().__init__(num_layers=1)
         target.keep_states()
         self.target = target
         self.config = config
@@ -71,8 +72,6 @@ class HeadModel(ABC):
         self._rows = torch.nn.Sequential(output_rows(target.module, self._tokens, config.width))
         for part in (self.network, self._rows):
             pack_linears(part)
-        self._cache = SlotCache(1)
-        self._open: list[HeadSequence] = []
 
     @property
     def name(self) -> str:
@@ -98,13 +97,7 @@ class HeadModel(ABC):
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a pass of one token reads."""
-        total = 0
-        for part in (*self.network.modules(), *self._rows.modules()):
-            if isinstance(part, OpaqueLinear):
-                total += part.out_features * part.in_features * part.bytes_per_weight
-            else:
-                total += sum(p.numel() * p.element_size() for p in part.parameters(recurse=False))
-        return total
+        return bytes_of([*self.network.modules(), *self._rows.modules()])
 
     def open(self, reserve: int = 0) -> HeadSequence:
         """A sequence without a target's, whose states are zeros: what passes cost can be measured with it."""
@@ -112,42 +105,7 @@ class HeadModel(ABC):
 
     def open_on(self, base: Sequence | None, reserve: int = 0) -> HeadSequence:
         """A sequence that reads the states of the target's sequence `base`."""
-        sequence = HeadSequence(self, len(self._open), base)
-        self._open.append(sequence)
-        self._cache.reserve(len(self._open), reserve)
-        self._cache.clear(sequence.slot)
-        return sequence
-
-    def release(self, sequence: HeadSequence) -> None:
-        """Free a sequence's slot; the last sequence moves into it."""
-        if sequence not in self._open:
-            return
-        last = self._open.pop()
-        if last is not sequence:
-            self._cache.move(last.slot, sequence.slot, last.length)
-            last.slot = sequence.slot
-            self._open[last.slot] = last
-
-    @torch.inference_mode()
-    def score(
-        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
-    ) -> Tensor | None:
-        rows: list[HeadSequence] = []
-        for sequence in sequences:
-            if not isinstance(sequence, HeadSequence) or sequence not in self._open:
-                raise ParameterError(f"sequences must be open sequences of the {self.name}, got {sequence!r}")
-            rows.append(sequence)
-        check_score(self.name, None, rows, lengths, tokens.shape[1])
-        order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
-        if order == list(range(len(rows))):
-            return self._score(rows, tokens, lengths, logits)
-        at = index(order, tokens.device)
-        out = self._score([rows[i] for i in order], tokens[at], [lengths[i] for i in order], logits)
-        return None if out is None else out[at.argsort()]
-
-    @abstractmethod
-    def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
-        """`score`, rows in the order of their slots."""
+        return self._enter(HeadSequence(self, len(self._open), base), reserve)
 
     def _states_before(self, rows: list[HeadSequence], lengths: Many[int], width: int) -> Tensor:
         """The state of the position before each new one: the target's, else the head's own. → [R, width, W]"""

@@ -144,23 +144,6 @@ def check_copy(source: Sequence, target: Sequence, length: int) -> None:
         raise ParameterError(f"length must be in {target.length} … {source.length} to copy, got {length}")
 
 
-@runtime_checkable
-class GivesStates(Protocol):
-    """A model that hands out what its head reads: the last hidden state (after the final norm) of every position.
-
-    Nothing is kept before `keep_states()` was called; from then on every pass of `score` keeps the states of the positions
-    that it scores, with no pass of its own, and they are rolled back with the sequence.
-    """
-
-    @property
-    def state_size(self) -> int: ...
-
-    def keep_states(self) -> None: ...
-
-    def states(self, sequence: Sequence, start: int, stop: int) -> Tensor:
-        """Of the positions start ≤ i < stop ≤ length. → [stop - start, state_size], overwritten by later passes."""
-
-
 def check_truncate(length: int, current: int) -> None:
     """Shared by engines: truncation only shortens."""
     if not 0 <= length <= current:

@@ -23,7 +23,8 @@ from outrider.models.limits import context_limit
 from outrider.models.masks import make_mask
 from outrider.models.row_positions import at_positions, position_modules
 from outrider.models.slot_cache import Placement
-from outrider.models.transformers_model import SlotSequence, TransformersModel
+from outrider.models.slots import SlotSequence
+from outrider.models.transformers_model import TransformersModel
 
 STAND_IN = 64  # tokens
 

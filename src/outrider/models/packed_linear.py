@@ -8,6 +8,7 @@ bit, those of float32 layers to rounding. Only models that Outrider has loaded i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
@@ -44,6 +45,17 @@ class OpaqueLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def bytes_of(layers: Iterable[nn.Module]) -> int:
+    """Bytes of the weights that these layers hold themselves, those of their parts left out."""
+    total = 0
+    for layer in layers:
+        if isinstance(layer, OpaqueLinear):
+            total += layer.out_features * layer.in_features * layer.bytes_per_weight
+        else:
+            total += sum(p.numel() * p.element_size() for p in layer.parameters(recurse=False))
+    return total
 
 
 class PackedLinear(OpaqueLinear):

@@ -13,43 +13,20 @@ from torch import Tensor
 
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_copy, check_score, check_truncate
+from outrider.models.base import Sequence, WhichLogits, check_copy
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
-from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe
 from outrider.models.rollback import refuse_without_rollback
-from outrider.models.slot_cache import Placement, SlotCache
+from outrider.models.slot_cache import Placement
+from outrider.models.slots import SlotModel, SlotSequence
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
 
-class SlotSequence:
-    """A row of the model's slot cache."""
-
-    def __init__(self, model: TransformersModel, slot: int) -> None:
-        self.model = model
-        self.slot = slot
-        self._length = 0
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    def truncate(self, length: int) -> None:
-        check_truncate(length, self._length)
-        self._length = length
-
-    def advance(self, count: int) -> None:
-        """Called by the model after it has scored `count` tokens."""
-        self._length += count
-
-    def close(self) -> None:
-        self.model.release(self)
-
-
-class TransformersModel:
+class TransformersModel(SlotModel[SlotSequence]):
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
 
     Refuses models that can't roll back, by name and reason. Not safe for concurrent use by several threads.
@@ -69,8 +46,7 @@ class TransformersModel:
         self._pattern = attention_pattern(config, self._name)
         self._additive = model.dtype if config._attn_implementation == "eager" else None
         self._takes = set(inspect.signature(model.forward).parameters)
-        self._cache = SlotCache(self._num_layers(config))
-        self._open: list[SlotSequence] = []  # sequence i owns slot i
+        super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
         self._prepare(model)
         probe(self)
@@ -122,20 +98,11 @@ class TransformersModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a pass of one token reads, embedding tables left out unless they are the head, too."""
-        total = 0
-        for layer in self._read_each_pass():
-            if isinstance(layer, OpaqueLinear):
-                total += layer.out_features * layer.in_features * layer.bytes_per_weight
-            elif not isinstance(layer, torch.nn.Embedding | Int8Embedding):
-                total += sum(p.numel() * p.element_size() for p in layer.parameters(recurse=False))
-        return total
+        tables = (torch.nn.Embedding, Int8Embedding)
+        return bytes_of(layer for layer in self._read_each_pass() if not isinstance(layer, tables))
 
     def open(self, reserve: int = 0) -> SlotSequence:
-        sequence = SlotSequence(self, slot=len(self._open))
-        self._open.append(sequence)
-        self._cache.reserve(len(self._open), min(reserve, self._max_length or reserve))
-        self._cache.clear(sequence.slot)
-        return sequence
+        return self._enter(SlotSequence(self, slot=len(self._open)), min(reserve, self._max_length or reserve))
 
     @property
     def state_size(self) -> int:
@@ -143,11 +110,15 @@ class TransformersModel:
         return int(self.module.config.get_text_config().hidden_size)
 
     def keep_states(self) -> None:
-        """See `GivesStates`. Costs `state_size` numbers a position, a few per cent of the keys and values."""
+        """From now on every pass keeps what the model's head reads: each position's last hidden state, after the final norm.
+
+        No pass of its own, and rolled back with the sequence. `state_size` numbers a position: a few per cent of the keys
+        and values. For draft heads (`heads.engine`).
+        """
         self._cache.keep_states()
 
     def states(self, sequence: Sequence, start: int, stop: int) -> Tensor:
-        """See `GivesStates`."""
+        """Of the positions start ≤ i < stop ≤ length. → [stop - start, state_size], overwritten by later passes"""
         kept = self._cache.states
         if kept is None or kept.keys is None or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
             raise ParameterError(
@@ -161,50 +132,12 @@ class TransformersModel:
         """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""
         self._width = width
 
-    def release(self, sequence: SlotSequence) -> None:
-        """Free a sequence's slot; the last sequence moves into it, so that the slots in use stay contiguous."""
-        if sequence not in self._open:
-            return
-        last = self._open.pop()
-        if last is not sequence:
-            self._cache.move(last.slot, sequence.slot, last.length)
-            last.slot = sequence.slot
-            self._open[last.slot] = last
-
     def copy_prefix(self, source: Sequence, target: Sequence, length: int) -> None:
         """See `CopiesPrefixes`."""
-        for sequence in (source, target):
-            if not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
-                raise ParameterError(f"sequences must be open sequences of {self._name}, got {sequence!r}")
-        assert isinstance(source, SlotSequence)
-        assert isinstance(target, SlotSequence)
+        source, target = self._own(source), self._own(target)
         check_copy(source, target, length)
         self._cache.move(source.slot, target.slot, length, target.length)
         target.advance(length - target.length)
-
-    @torch.inference_mode()
-    def score(
-        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
-    ) -> Tensor | None:
-        rows = self._own(sequences, tokens, lengths)
-        order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
-        if order == list(range(len(rows))):
-            return self._score(rows, tokens, lengths, logits)
-        index = index_of(order, tokens.device)
-        out = self._score([rows[i] for i in order], tokens[index], [lengths[i] for i in order], logits)
-        return None if out is None else out[index.argsort()]
-
-    def _own(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[SlotSequence]:
-        rows = []
-        for sequence in sequences:
-            if not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
-                raise ParameterError(f"sequences must be open sequences of {self._name}, got {sequence!r}")
-            rows.append(sequence)
-        check_score(self._name, self._max_length, rows, lengths, tokens.shape[1])
-        return rows
-
-    def _is_open(self, sequence: Sequence) -> bool:
-        return sequence in self._open
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         wanted = tokens.shape[1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.chinchilla import REMARKS, redrawn
+from outrider.published import CHEN_1
 from outrider.report.measured import (
     Measurement,
     agreement,
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# task, sampling, metric, quality plain, quality speculative, ms plain, ms speculative, speed-up
-_CHEN_1 = (
-    ("xsum", "temperature 1, top-p 0.8", "ROUGE-2", "0.112", "0.114", "14.1", "7.52", "1.92×"),
-    ("xsum", "greedy", "ROUGE-2", "0.157", "0.156", "14.1", "7.00", "2.01×"),
-    ("humaneval", "temperature 0.8, top-p 0.95", "pass@1", "45.1 %", "47.0 %", "14.1", "5.73", "2.46×"),
-)
 _DOMAINS = ("HumanEval", "XSum")
 
 
@@ -46,7 +41,7 @@ def table_1(measured: Sequence[Measurement]) -> list[Section]:
     ]
     rows = [_task_row(found, row) for _, found in finished(measured, "tasks") for row in found["rows"]]
     ours = len(rows)
-    for task, sampling, metric, plain, quick, slow_ms, ms, speedup in _CHEN_1:
+    for task, sampling, metric, plain, quick, slow_ms, ms, speedup in CHEN_1:
         given = ["Chinchilla 70B", task, sampling]
         rows.append([*given, "plain", metric, plain, slow_ms, "1", "", "", "", "", "", ""])
         rows.append([*given, "4B, K = 4", metric, quick, ms, speedup, "", "", "", "", "", ""])

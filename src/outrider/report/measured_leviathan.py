@@ -1,8 +1,4 @@
-"""Leviathan et al. 2022, Tables 2 to 4, measured.
-
-Their Table 3 is missing from the project's copy of the paper. It was typed in from a public transcription, which agrees with
-Table 4 wherever both say something, and with others on the rows for the language model and LaMDA.
-"""
+"""Leviathan et al. 2022, Tables 2 to 4, measured."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.figure_data import Curve, FigureData, Panel
-from outrider.published import Row, tables
+from outrider.published import LEVIATHAN_3, T5, Row, tables
 from outrider.report.measured import (
     Measurement,
     agreement,
@@ -27,15 +23,6 @@ from outrider.report.plots import draw, ink, to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_T5 = "T5-XXL 11B"
-# target, task: draft, α at temperature 0, at 1
-_LEVIATHAN_3 = {
-    ("GPT-like 97M", "lm1b"): "unigrams 0.03 0.03 / bigrams 0.05 0.05 / GPT-like-6M 0.88 0.89",
-    (_T5, "EnDe"): "unigrams 0.08 0.07 / bigrams 0.20 0.19 / T5-small 0.75 0.62 / T5-base 0.80 0.68 / T5-large 0.82 0.71",
-    (_T5, "CNNDM"): "unigrams 0.13 0.08 / bigrams 0.23 0.16 / T5-small 0.65 0.53 / T5-base 0.73 0.55 / T5-large 0.74 0.56",
-    ("LaMDA 137B", "dialogue"): "LaMDA-100M 0.61 0.57 / LaMDA-2B 0.71 0.71 / LaMDA-8B 0.75 0.74",
-}
 
 
 def _printed() -> tuple[Row, ...]:
@@ -61,7 +48,7 @@ def table_2(measured: Sequence[Measurement]) -> list[Section]:
     for printed in _printed():
         at = printed.given
         draft = f"{at['draft']}, K = {at['γ']}"
-        rows.append([_T5, at["task"], draft, _setting(at["temperature"]), at["α"], "", f"{printed.measured}×", ""])
+        rows.append([T5, at["task"], draft, _setting(at["temperature"]), at["α"], "", f"{printed.measured}×", ""])
     text = [*not_measured(measured, "tasks"), "Theirs: batches of one on a TPU-v4; translation and summaries."]
     table = DataTable(columns, rows, frozenset({4, 5, 7}), frozenset(range(ours, len(rows))))
     return [Section("leviathan-table-2", "Speed-up by draft", "Leviathan et al. 2022, Table 2", text, table=table)]
@@ -91,7 +78,7 @@ def table_3(measured: Sequence[Measurement]) -> list[Section]:
 
 def printed_alphas() -> Iterator[list[str]]:
     """Their Table 3. → target, task, draft, sampling, α"""
-    for (target, task), drafts in _LEVIATHAN_3.items():
+    for (target, task), drafts in LEVIATHAN_3.items():
         for entry in drafts.split(" / "):
             draft, *alphas = entry.split()
             yield from ([target, task, draft, _setting(at), alpha] for at, alpha in zip("01", alphas, strict=True))
@@ -132,7 +119,7 @@ def table_4(measured: Sequence[Measurement]) -> list[Section]:
     ours = len(rows)
     for printed in _printed():
         at, took = printed.given, float(printed.measured or "nan")
-        given = [_T5, at["task"], at["draft"], _setting(at["temperature"]), at["γ"], at["α"], at["c"]]
+        given = [T5, at["task"], at["draft"], _setting(at["temperature"]), at["γ"], at["α"], at["c"]]
         rows.append([*given, f"{took}×", f"{printed.theirs}×", number(float(printed.theirs) / took), "", "", ""])
         points["T5 (paper)"].append((float(printed.theirs), took))
     text = [

@@ -16,36 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from outrider.links import Link
+
 if TYPE_CHECKING:
     from outrider.costs import Costs
     from outrider.sharded.model import TeamModel
 
 _SMALL, _LARGE = 1 << 10, 1 << 20  # bytes
 _REPEATS = 15
-
-
-@dataclass(frozen=True)
-class Link:
-    """Between `ranks` ranks. latency: seconds of a sum over the ranks of next to nothing. bandwidth: bytes of the summed
-    tensor that each further second sums. command: seconds until rank 0 has told the others what to do.
-    """
-
-    ranks: int
-    latency: float
-    bandwidth: float
-    command: float
-
-    def sum_seconds(self, size: float) -> float:
-        """Of a sum over the ranks of a tensor of `size` bytes."""
-        return self.latency + size / self.bandwidth
-
-
-def ring_link(ranks: int, hop: float, wire: float, command: float = 0.0) -> Link:
-    """The link that a ring of such hops would give: 2(N − 1) hops, in which 2(N − 1)/N of the tensor passes each wire.
-
-    hop: seconds of a message of nothing between neighbours. wire: bytes a second between neighbours.
-    """
-    return Link(ranks, 2 * (ranks - 1) * hop, wire * ranks / (2 * (ranks - 1)), command)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_score
-from outrider.models.transformers_model import SlotSequence, TransformersModel
+from outrider.models.slots import SlotSequence
+from outrider.models.transformers_model import TransformersModel
 from outrider.sharded.linear import Cut, Spent
 from outrider.sharded.team import Op, Team, share_tokens
 
@@ -74,7 +75,7 @@ class TeamSequence:
         self.own.truncate(length)  # the others learn it with the next call
 
     def advance(self, count: int) -> None:
-        """Pretend to hold tokens (`costs.Advances`)."""
+        """Pretend to hold tokens (`pass_timer.Advances`)."""
         self.own.advance(count)
 
     def close(self) -> None:
@@ -244,8 +245,3 @@ class Repeater:
         tokens = torch.empty(rows, columns, dtype=torch.long, device=device)
         share_tokens(tokens)
         return tokens
-
-
-def is_team_model(model: Any) -> bool:
-    """Whether several ranks compute it."""
-    return isinstance(model, TeamModel)

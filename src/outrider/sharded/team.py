@@ -21,8 +21,8 @@ from outrider.sharded.watch import LeaderWatch
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from outrider.links import Link
     from outrider.models.base import TextModel
-    from outrider.sharded.costs import Link
     from outrider.sharded.model import TeamModel
 
 WORDS = 256  # integers of a command's first message

@@ -72,7 +72,7 @@ def _widths(given: tuple[int, ...]) -> list[int]:
 
 
 def _lengths(given: tuple[str, ...]) -> list[int | None]:
-    from outrider.cli.generate import parse_length
+    from outrider.cli.sampling import parse_length
 
     found = [parse_length(text) for text in dict.fromkeys(given)]
     if any(length is not None and (not isinstance(length, int) or length == 0) for length in found):

@@ -78,7 +78,7 @@ def _leniences(given: tuple[float, ...]) -> list[float]:
 
 
 def _length(text: str) -> int | None:
-    from outrider.cli.generate import parse_length
+    from outrider.cli.sampling import parse_length
 
     length = parse_length(text)
     if length is not None and (not isinstance(length, int) or length == 0):

@@ -40,7 +40,7 @@ def sweep(
     from outrider.bench.examples import load_examples, prompt_tokens
     from outrider.bench.machine import machine
     from outrider.bench.sweep import measure
-    from outrider.bench.sweep_summary import Tables, summarise
+    from outrider.bench.sweep_summary import Tables, summarise, tables_of
     from outrider.costs import measured_costs
 
     check_length("max_new_tokens", max_new_tokens, 1)
@@ -59,9 +59,10 @@ def sweep(
     runs = track(steps, "Sweeping", len(examples) * len(settings) * len(asked))
     draft.bind(target)
     draft.measure()
-    tables = Tables(measured_costs(target), {p.name: p.step_seconds for p in draft.parts()}, draft.step_seconds)
+    standing = Tables(measured_costs(target), {p.name: p.step_seconds for p in draft.parts()}, draft.step_seconds)
+    tables = tables_of(runs, standing)
     prompts = {(one.name, one.digest): prompt_tokens(target, kind, one) for one in examples}
-    found = summarise(runs, settings, tables, prompts, target)
+    found = summarise(runs, settings, standing, prompts, target)
     costs = {n: tables.costs.verify(n) for n in tables.costs.verify_seconds}
     out = {**about, "prompts": len(examples), "verify_seconds": costs, "draft_seconds": tables.steps}
     out |= {"sweeps": [asdict(one) for one in found], **machine()}

@@ -1,0 +1,66 @@
+"""Options about the law that tokens are drawn from, and about draft lengths, the same for every command that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.draft_length import OptimalLength
+
+Command = Callable[..., Any]
+
+_TRUNCATION = (
+    click.option("--top-k", type=int, default=0, help="0: no limit."),
+    click.option("--top-p", type=float, default=1.0, help="1: no limit."),
+    click.option("--min-p", type=float, default=0.0, help="0: no limit."),
+)
+_LAW = (
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy."),
+    *_TRUNCATION,
+    click.option("--repetition-penalty", type=float, default=1.0, help="1: none."),
+    click.option("--presence-penalty", type=float, default=0.0, help="0: none."),
+    click.option("--frequency-penalty", type=float, default=0.0, help="0: none."),
+)
+
+
+def truncation_options(command: Command) -> Command:
+    """Add --top-k, --top-p and --min-p; the command gets top_k, top_p and min_p."""
+    return _with(command, _TRUNCATION)
+
+
+def law_options(command: Command) -> Command:
+    """Add --temperature, the same and the three penalties."""
+    return _with(command, _LAW)
+
+
+def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+length_option = click.option(
+    "--num-draft-tokens",
+    metavar="N|auto|optimal:ALPHA",
+    default="auto",
+    show_default=True,
+    help="Draft length 0 … 64; auto: adapted to what pays; optimal:ALPHA: best at this acceptance rate.",
+)
+
+
+def parse_length(text: str) -> int | OptimalLength | None:
+    """N, auto (None) or optimal:ALPHA."""
+    from outrider.draft_length import FixedLength, OptimalLength
+
+    if text == "auto":
+        return None
+    kind, _, alpha = text.partition(":")
+    try:
+        return OptimalLength(float(alpha)) if kind == "optimal" else FixedLength(int(text)).length
+    except ValueError:
+        raise ParameterError(f"num_draft_tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None

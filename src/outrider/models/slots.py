@@ -1,0 +1,101 @@
+"""What engines with a slot cache share: sequences that own a row each, opened, closed and scored in the rows' order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import index
+from outrider.errors import ParameterError
+from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
+from outrider.models.slot_cache import SlotCache
+
+
+class SlotSequence:
+    """A row of its model's slot cache."""
+
+    def __init__(self, model: SlotModel[Any], slot: int) -> None:
+        self.model = model
+        self.slot = slot
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def truncate(self, length: int) -> None:
+        check_truncate(length, self._length)
+        self._length = length
+
+    def advance(self, count: int) -> None:
+        """Called by the model after it has scored `count` tokens."""
+        self._length += count
+
+    def close(self) -> None:
+        self.model.release(self)
+
+
+S = TypeVar("S", bound=SlotSequence)
+
+
+class SlotModel(ABC, Generic[S]):
+    """A model whose open sequence i owns slot i of its cache, so that the slots in use stay contiguous."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._cache = SlotCache(num_layers)
+        self._open: list[S] = []
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def max_length(self) -> int | None: ...
+
+    @abstractmethod
+    def _score(self, rows: list[S], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        """`score`, rows in the order of their slots."""
+
+    def _enter(self, sequence: S, reserve: int) -> S:
+        """Open a sequence that was made for the next free slot."""
+        self._open.append(sequence)
+        self._cache.reserve(len(self._open), reserve)
+        self._cache.clear(sequence.slot)
+        return sequence
+
+    def release(self, sequence: S) -> None:
+        """Free a sequence's slot; the last sequence moves into it."""
+        if sequence not in self._open:
+            return
+        last = self._open.pop()
+        if last is not sequence:
+            self._cache.move(last.slot, sequence.slot, last.length)
+            last.slot = sequence.slot
+            self._open[last.slot] = last
+
+    def _is_open(self, sequence: Sequence) -> bool:
+        return sequence in self._open
+
+    def _own(self, sequence: Sequence) -> S:
+        """Raise `ParameterError` unless the sequence is one of this model's."""
+        if not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
+            raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
+        return cast(S, sequence)
+
+    @torch.inference_mode()
+    def score(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        rows = [self._own(sequence) for sequence in sequences]
+        check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
+        order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
+        if order == list(range(len(rows))):
+            return self._score(rows, tokens, lengths, logits)
+        at = index(order, tokens.device)
+        out = self._score([rows[i] for i in order], tokens[at], [lengths[i] for i in order], logits)
+        return None if out is None else out[at.argsort()]

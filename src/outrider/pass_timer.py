@@ -1,0 +1,93 @@
+"""Passes of a model timed one by one: what cost tables and predictions are made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from outrider.device_data import pad_rows
+from outrider.models.base import LanguageModel, Sequence, has_encoder, open_sequence
+from outrider.sampling import SamplingSettings, standardize
+
+
+@runtime_checkable
+class Advances(Protocol):
+    """A sequence that can pretend to hold tokens, so that long contexts are timed without reading one."""
+
+    def advance(self, count: int) -> None: ...
+
+
+class PassTimer:
+    """Times passes of a model after a context, one by one; to be used in `with`.
+
+    sizes: tokens of each of so many rows, those left out that the model's context does not allow. context: tokens held
+    before; engines that can't pretend to hold them read them.
+    """
+
+    def __init__(self, model: LanguageModel, sizes: Iterable[int], context: int, rows: int = 1) -> None:
+        self.model = model
+        limit = model.max_length
+        self.sizes = tuple(n for n in sizes if limit is None or context + n <= limit) or (1,)
+        self._context = context
+        self._rows = rows
+        self._sequences: list[Sequence] = []
+
+    def __enter__(self) -> PassTimer:
+        model, context = self.model, self._context
+        try:
+            for _ in range(self._rows):
+                sequence = _open(model, context + max(self.sizes))
+                self._sequences.append(sequence)
+                if isinstance(sequence, Advances):
+                    sequence.advance(context)
+                else:
+                    tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
+                    model.score([sequence], tokens, lengths, "none")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for sequence in self._sequences:
+            sequence.close()
+
+    def time(self, size: int) -> float:
+        """Seconds to score that many new tokens of each row and to choose a token after each.
+
+        What a round does with the logits belongs to its cost: on a small model it is several per cent.
+        """
+        model = self.model
+        new, count = pad_rows([[i % model.vocab_size for i in range(size)]] * self._rows, model.device)
+        _synchronise(model)
+        start = time.perf_counter()
+        logits = model.score(self._sequences, new, count, "all")
+        assert logits is not None
+        standardize(logits, SamplingSettings()).sum(-1).tolist()  # waits for the device, too
+        took = time.perf_counter() - start
+        for sequence in self._sequences:
+            sequence.truncate(self._context)
+        return took
+
+
+def can_pretend(model: LanguageModel) -> bool:
+    """Whether long contexts can be timed. Reading one of 2,048 tokens can take longer than all else that is timed,
+    and attention adds much the same share to passes of all sizes.
+    """
+    sequence = _open(model)
+    try:
+        return isinstance(sequence, Advances)
+    finally:
+        sequence.close()
+
+
+def _open(model: LanguageModel, reserve: int = 0) -> Sequence:
+    return open_sequence(model, model.stand_in() if has_encoder(model) else None, reserve)
+
+
+def _synchronise(model: LanguageModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
