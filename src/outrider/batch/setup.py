@@ -14,6 +14,7 @@ from outrider.draft_specs import LoadModel, make_from_spec
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
+from outrider.models.loading import compiles
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Setup:
     draft: specifications as `--draft` takes them, none for plain decoding. num_draft_tokens: a number, `OptimalLength`, or
     None: adapted to costs and acceptance. chat: whether text goes through the chat template, None: if there is one.
     defaults: the options of lines that say nothing else, a seed among them. device: of the models, "auto" as in `load`.
-    rounds: whether records tell every round, as [tokens, drafted, accepted].
+    rounds: whether records tell every round, as [tokens, drafted, accepted]. compile: the models (`load`), for one row.
     """
 
     target: str | None = None
@@ -36,10 +37,13 @@ class Setup:
     device: str = "auto"
     engine: str = "auto"
     rounds: bool = False
+    compile: bool = False
 
     def load(self, tables: Mapping[str, Any] | None = None) -> Ready:
         """Load the models. tables: cost tables of an earlier part of the run (`Ready.tables`); measured for want of them."""
-        target = outrider.load(self.target, dtype=self.dtype, device=self.device, engine=self.engine)
+        target = outrider.load(
+            self.target, dtype=self.dtype, device=self.device, engine=self.engine, compile=self.compile
+        )
         return self.use(target, tables)
 
     def use(self, target: TextModel, tables: Mapping[str, Any] | None = None) -> Ready:
@@ -73,7 +77,8 @@ class Setup:
 
         def load_anew(name: str, own: dict[str, str]) -> TextModel:
             dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
-            return outrider.load(name, dtype=dtype, device=self.device, engine=engine)
+            quick = self.compile and compiles(dtype, engine)
+            return outrider.load(name, dtype=dtype, device=self.device, engine=engine, compile=quick)
 
         made = [make_from_spec(spec, load or load_anew, target) for spec in self.draft]
         for part in (part for one in made for part in one.parts()):

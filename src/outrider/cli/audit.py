@@ -83,6 +83,7 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
     """
     from outrider.cli.audit_report import as_object, draw, show
 
+    models.refuse_compile("an audit")
     settings = _settings(given)
     wanted = _Wanted(models=models, **given)
     _check(wanted, settings, plot)

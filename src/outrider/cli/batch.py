@@ -58,6 +58,7 @@ def batch(
     from outrider.batch.jobs import check_prompts
     from outrider.batch.journal import Journal
 
+    models.refuse_compile("a batch")
     setup = make_setup(models, given)
     asked = check_prompts(prompts, setup.defaults)
     if output.resolve() == prompts.resolve():

@@ -121,6 +121,7 @@ def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[st
         raise ParameterError("num_draft_tokens must be a number or auto for beam search: nothing is known of its alpha")
     if given["max_new_tokens"] < 1:
         raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
+    models.refuse_compile("beam search")
     model = models.load_target()
     drafter = models.load_draft(model) if choice.drafts else None
     if drafter is not None:

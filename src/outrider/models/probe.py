@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Root mean square of the difference allowed, relative to the spread of the logits. Reordered sums alone were seen to give
 # 0.04 in bfloat16 (SmolLM2-135M) and 1e-5 in float32; wrong positions give 0.3 and more.
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 
 
 def probe(model: TransformersModel) -> None:
@@ -36,7 +36,7 @@ def probe(model: TransformersModel) -> None:
         raise ModelError(f"{model.name} can't be used: it does not run with the slot cache ({reason})") from error
     wanted = plain[0, 4:].double()
     off = float((cached.double() - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
-    if not off <= _TOLERANCE.get(model.dtype, 0.15):
+    if not off <= TOLERANCE.get(model.dtype, 0.15):
         raise ModelError(
             f"{model.name} ({model.module.config.model_type}) can't be used: it gives other logits through the slot cache "
             f"than without a cache (off by {off:.2g} of their spread), so it can't be rolled back safely"

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_copy
+from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
@@ -48,6 +49,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         self._takes = set(inspect.signature(model.forward).parameters)
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
+        self.compiled: CompiledPasses | None = None
         self._prepare(model)
         probe(self)
 
@@ -82,8 +84,9 @@ class TransformersModel(SlotModel[SlotSequence]):
 
     @property
     def dtype_name(self) -> str:
-        """Of its weights."""
-        return "int8" if self.rounded else str(self.dtype).removeprefix("torch.")
+        """Of its weights, and whether passes are compiled, which rounds otherwise."""
+        weights = "int8" if self.rounded else str(self.dtype).removeprefix("torch.")
+        return weights if self.compiled is None else f"{weights} compiled"
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -93,7 +96,8 @@ class TransformersModel(SlotModel[SlotSequence]):
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        return f"{self.dtype_name} {self.module.config.to_json_string()}"
+        widths = "" if self.compiled is None else f" {self.compiled.widths}"
+        return f"{self.dtype_name}{widths} {self.module.config.to_json_string()}"
 
     @property
     def weight_bytes(self) -> int:
@@ -139,9 +143,28 @@ class TransformersModel(SlotModel[SlotSequence]):
         self._cache.move(source.slot, target.slot, length, target.length)
         target.advance(length - target.length)
 
+    def compile(self) -> None:
+        """From now on score a few tokens of one sequence by compiled passes, where these are quicker here (`compiled`).
+
+        Takes a minute or more the first time. `ParameterError` for 8-bit models and encoder-decoders; a warning for what
+        can't be compiled or gains nothing, and then the model is as it was.
+        """
+        self.compiled = compile_passes(self)
+
+    def cache_row(self, slot: int) -> list[Tensor]:
+        """Each layer's keys and values of a slot, [1, heads, capacity, size], as views."""
+        held = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        found = [tensor[slot : slot + 1] for tensor in held if tensor is not None]
+        if len(found) < len(held):
+            raise RuntimeError("some of its layers keep no keys")
+        return found
+
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         wanted = tokens.shape[1]
         width = self._width(wanted, rows[0].length) if len(rows) == 1 else wanted  # rows side by side are wide already
+        quick = self.compiled if len(rows) == 1 and logits != "none" else None
+        compiled_width = None if quick is None else quick.width(width)
+        width = compiled_width or width
         if width > wanted:
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         starts = tuple(row.length for row in rows)
@@ -150,7 +173,10 @@ class TransformersModel(SlotModel[SlotSequence]):
         longest = max(starts) + width
         self._cache.reserve(len(self._open), longest)
         self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
-        out = self._forward(tokens, positions, longest, _kept(lengths, width, logits))
+        if quick is None or compiled_width is None:
+            out = self._forward(tokens, positions, longest, _kept(lengths, width, logits))
+        else:
+            out = self._forward_compiled(quick, tokens, positions, longest)
         for row, count in zip(rows, lengths, strict=True):
             row.advance(count)
         if logits == "none":
@@ -165,15 +191,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
 
     def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
-        if self._max_length is not None:
-            positions = positions.clamp(max=self._max_length - 1)  # padding may lie past the last embedding
-        arguments: dict[str, Any] = {
-            "input_ids": tokens,
-            "position_ids": positions,
-            "attention_mask": make_mask(positions, longest, self._pattern, self._additive),
-            "past_key_values": self._cache,
-            "use_cache": True,
-        }
+        arguments = self.pass_arguments(tokens, positions, longest, self._cache)
         width = tokens.shape[1]
         cut = kept is not None and kept != list(range(width))
         if cut and kept is not None and "logits_to_keep" in self._takes:
@@ -183,6 +201,25 @@ class TransformersModel(SlotModel[SlotSequence]):
             out: Tensor = self.module(**arguments).logits
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
+        return out
+
+    def pass_arguments(self, tokens: Tensor, positions: Tensor, longest: int, cache: Any) -> dict[str, Any]:
+        """What the module is called with. tokens, positions: int64 [R, N]; longest: columns of the cache that are read."""
+        if self._max_length is not None:
+            positions = positions.clamp(max=self._max_length - 1)  # padding may lie past the last embedding
+        return {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "attention_mask": make_mask(positions, longest, self._pattern, self._additive),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+
+    def _forward_compiled(self, quick: CompiledPasses, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """All logits of one row, by a compiled pass of its width."""
+        out, states = quick.run(self._cache.placement.slots[0], tokens, positions, longest)
+        if self._cache.states is not None:
+            self._cache.states.put(states)
         return out
 
     @contextmanager

@@ -18,6 +18,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "engine": str,
     "device": str,
     "plain": bool,
+    "compile": bool,
 }
 
 
@@ -31,6 +32,7 @@ class Configuration:
     dtype: str = "auto"
     engine: str = "auto"
     device: str = "auto"
+    compile: bool = False
 
     def to_toml(self) -> str:
         """The text of the file. A JSON string, number or boolean is one of TOML, too."""
@@ -38,6 +40,8 @@ class Configuration:
         if self.draft is None:
             entries["plain"] = True
             del entries["num_draft_tokens"]
+        if not self.compile:
+            del entries["compile"]
         lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()]
         return "\n".join(["# Written by outrider tune; for outrider generate --config.", *lines, ""])
 

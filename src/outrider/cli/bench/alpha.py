@@ -36,6 +36,7 @@ def alpha(
 
     check_length("max_new_tokens", max_new_tokens, 1)
     kind, examples = source.kind, load_examples(source)
+    models.refuse_compile("reading texts")
     target = models.load_target()
     about: dict[str, object] = {"bench": "alpha", "target": target.name, "dtype": target.dtype_name}
     about |= {"device": str(target.device), **about_source(source), "max_new_tokens": max_new_tokens}

@@ -64,6 +64,7 @@ def batch(
         device=models.device,
         engine=models.engine,
     )
+    models.refuse_compile("a batch")
     target = models.load_target()
     about: dict[str, object] = {
         "bench": "batch",

@@ -47,6 +47,7 @@ def beams(
     check_length("max_new_tokens", max_new_tokens, 1)
     widths, lengths = _widths(num_beams), _lengths(num_draft_tokens)
     kind, examples = source.kind, load_examples(source)
+    models.refuse_compile("beam search")
     target = models.load_target()
     draft = models.load_draft(target)
     draft.bind(target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +117,7 @@ def _load_pair(models: ModelChoice, pack: bool) -> Pair:
     from outrider.models.base import refuse_encoder
     from outrider.models.transformers_model import TransformersModel
 
+    models = replace(models, compile=models.compile and pack)  # the other one is for transformers itself
     model = models.load_target(pack)
     refuse_encoder(model, "bench compare")
     if not isinstance(model, TransformersModel):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -116,7 +116,8 @@ def _spread(
     from outrider.batch import Setup
     from outrider.bench.answers_spread import measure_spread
 
-    setup = Setup(models.target, dtype=models.dtype, device=models.device, engine=models.engine)
+    how: dict[str, Any] = {"dtype": models.dtype, "device": models.device, "engine": models.engine}
+    setup = Setup(models.target, **how, compile=models.compile)
     return measure_spread(cluster, setup, target, draftings, plan, metric, kept)
 
 

@@ -171,6 +171,7 @@ def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[T
     run = RunSettings(**{name: given[name] for name in names})
     settings = _data(given)
     last_checkpoint(given["output"] / CHECKPOINTS, run.resume)  # before anything is loaded
+    models.refuse_compile("training")
     target = models.load_target(pack)
     if not isinstance(target, TransformersModel):
         raise ParameterError(

@@ -43,6 +43,7 @@ def texts(
 
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
     asked = read_prompts(prompts) if prompts else None
+    models.refuse_compile("writing texts")
     target = models.load_target()
     about = {"texts by": target.name, "dtype": target.dtype_name, "temperatures": list(temperature), "seed": seed}
     about |= {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "prompts": str(prompts) if prompts else None}

@@ -1,0 +1,254 @@
+"""One forward pass of a model as a graph of tensor operations, for so many tokens of one row and any context.
+
+What is compiled must not depend on numbers that change from pass to pass, or each position would be compiled anew. So the
+cache is written at positions that are a tensor, and its capacity and the columns that are read are symbols of the graph;
+the number of tokens is fixed. Everything that is read is an input: no weight is copied into the graph, and its kernels
+can be kept on disk and used by the next process without tracing the model again.
+
+The graph takes `columns`, `capacity`, tokens [1, N], positions [N], each layer's keys and values [1, heads, capacity, size],
+then the parameters, buffers and packed weights (`Parts.inputs`); it returns logits [1, N, V] and the states that the head
+reads, [1, N, width]. Only the attention is written anew, for heads that share keys, where transformers would copy these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from outrider.models.packed_linear import PackedLinear
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from outrider.models.transformers_model import TransformersModel
+
+STEP = 32  # columns are read in multiples of this, so that kernels for aligned masks fit
+_COLUMNS, _CAPACITY = 11 * STEP, 23 * STEP  # sizes while tracing: equal to no size of a model, so that none is mistaken
+_library = torch.library.Library("outrider", "FRAGMENT")
+_library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out
+
+
+def _packed_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    del bias
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+_library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
+torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a pass reads beside its row: tensors by name, and layers whose weight has a layout that can't be traced."""
+
+    tensors: dict[str, Tensor]
+    packed: tuple[PackedLinear, ...]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [*self.tensors.values(), *(layer._packed for layer in self.packed)]
+
+    def describe(self) -> list[object]:
+        """What a graph's kernels depend on."""
+        plain = [(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in self.tensors.items()]
+        return [plain, [(layer.extra_repr(), str(layer._dtype)) for layer in self.packed]]
+
+
+def parts_of(module: torch.nn.Module) -> Parts:
+    """Of a module as it is now."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return Parts(tensors, tuple(layer for layer in module.modules() if isinstance(layer, PackedLinear)))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph, the stand-ins of its inputs, and the mode that they belong to."""
+
+    graph: GraphModule
+    inputs: list[Any]
+    mode: Any
+
+
+class _Row(CacheLayerMixin):  # type: ignore[misc]
+    """A layer's keys and values of one row while tracing. Follows transformers' cache-layer interface."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, at: Tensor, columns: int) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self._at, self._columns = at, columns
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """There is nothing to make."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Write at the positions; → the columns that are read, [1, heads, columns, size]."""
+        return self._store(self.keys, key_states), self._store(self.values, value_states)
+
+    def _store(self, held: Tensor, states: Tensor) -> Tensor:
+        held.index_copy_(2, self._at, states.to(held.dtype))
+        return held[:, :, : self._columns]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        del query_length
+        return self._columns, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def trace_pass(model: TransformersModel, width: int) -> Traced:
+    """The pass of `width` tokens. Raises whatever the model's code raises where it can't be traced."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    parts = parts_of(model.module)
+    columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
+    with mode:
+        inputs = [columns, capacity, *_stand_ins(model, parts, width, capacity)]
+    with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
+        graph = make_fx(_pass_of(model, parts))(*inputs)
+    _name_packed(graph)
+    check_free(shapes)
+    return Traced(graph, inputs, mode)
+
+
+def check_free(shapes: Any) -> None:
+    """Raise if the graph holds for some contexts only: a symbol was replaced by a number on the way."""
+    if shapes.replacements:
+        raise RuntimeError(f"its pass depends on the length of the context: {shapes.replacements}")
+
+
+def _symbol(shapes: Any, name: str, size: int) -> Any:
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = shapes.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    return shapes.create_symintnode(symbol, hint=size, source=source)
+
+
+def _stand_ins(model: TransformersModel, parts: Parts, width: int, capacity: int) -> list[Tensor]:
+    """Tensors without values for all inputs but the two numbers; to be called in the mode that makes such."""
+    device = model.device
+    row = [
+        torch.empty(1, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in model.cache_row(0)
+    ]  # fmt: skip
+    tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in parts.tensors.values()]
+    packed = [torch.empty(p.out_features, p.in_features, dtype=p._dtype, device=device) for p in parts.packed]
+    tokens = torch.empty(1, width, dtype=torch.long, device=device)
+    return [tokens, torch.empty(width, dtype=torch.long, device=device), *row, *tensors, *packed]
+
+
+def _pass_of(model: TransformersModel, parts: Parts) -> Any:
+    """The function that is traced."""
+    rows, names = len(model.cache_row(0)), list(parts.tensors)
+
+    def run(columns: int, capacity: int, tokens: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:
+        del capacity
+        row, tensors, packed = flat[:rows], flat[rows : rows + len(names)], flat[rows + len(names) :]
+        for layer, weight in zip(parts.packed, packed, strict=True):
+            layer._packed = weight
+        cache = Cache(layers=[_Row(*row[i : i + 2], at, columns) for i in range(0, rows, 2)])
+        states: list[Tensor] = []
+        with _caught(model.module, states), _heads_together():
+            arguments = model.pass_arguments(tokens, at.unsqueeze(0), columns, cache)
+            out = torch.func.functional_call(
+                model.module, dict(zip(names, tensors, strict=True)), kwargs=arguments
+            )
+        return out.logits, states[0]
+
+    return run
+
+
+@contextmanager
+def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
+    """Whatever tracing sets on the modules is undone: stand-ins must not stay, wherever a model keeps them."""
+    before = [(part, dict(part.__dict__)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, held in before:
+            part.__dict__.clear()
+            part.__dict__.update(held)
+
+
+@contextmanager
+def _caught(module: Any, states: list[Tensor]) -> Iterator[None]:
+    """Put what the body hands to the head into `states`."""
+    handle = module.get_decoder().register_forward_hook(lambda _m, _a, out: states.append(out.last_hidden_state))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _heads_together() -> Iterator[None]:
+    """Let queries whose heads share keys attend side by side, instead of repeating the keys for each of them."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+
+    plain = functions["sdpa"]
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **others: Any) -> Any:
+        times = query.shape[1] // key.shape[1]
+        unusual = others.get("position_bias") is not None or others.get("softcap") is not None
+        if times == 1 or unusual or mask is None or mask.dim() != 4 or mask.shape[1] != 1:
+            return plain(module, query, key, value, mask, **others)
+        batch, heads, new, size = query.shape
+        together = query.reshape(batch, key.shape[1], times * new, size)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            together, key, value, attn_mask=mask.repeat(1, 1, times, 1), scale=others.get("scaling")
+        )
+        return out.reshape(batch, heads, new, value.shape[3]).transpose(1, 2).contiguous(), None
+
+    functions["sdpa"] = attend
+    try:
+        yield
+    finally:
+        del functions["sdpa"]
+
+
+def _name_packed(graph: GraphModule) -> None:
+    """Let the graph name our own operation: the compiler takes torch's only for weights that are constants."""
+    op = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
+    for node in graph.graph.nodes:
+        if op is not None and node.op == "call_function" and node.target is op:
+            node.target = torch.ops.outrider.packed_linear.default
+            node.args = node.args[:3]
+    graph.recompile()
+
+
+def lower_packed() -> None:
+    """Tell the compiler to call torch's operation for ours directly, which saves a detour through Python a layer."""
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.lowering import lowerings, register_lowering
+    from torch._inductor.mkldnn_ir import LinearUnary
+
+    op = torch.ops.outrider.packed_linear.default
+    if op in lowerings:
+        return
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lower(x: Any, weight: Any, bias: Any) -> Any:
+        return TensorBox.create(LinearUnary.create(x, weight, bias, "none", [], ""))

@@ -1,0 +1,76 @@
+"""Before a compiled pass is used: does it compute what the ordinary pass computes, and is it quicker on this machine?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from outrider.models.compiled import CompiledPasses
+    from outrider.models.transformers_model import TransformersModel
+
+CONTEXT = 64
+PAIRS = 15
+WARM_UP = 2
+
+
+@contextmanager
+def using(model: TransformersModel, passes: CompiledPasses | None) -> Iterator[None]:
+    """Let the model score by these compiled passes, or by none, meanwhile."""
+    before, model.compiled = model.compiled, passes
+    try:
+        yield
+    finally:
+        model.compiled = before
+
+
+def difference(model: TransformersModel, passes: CompiledPasses) -> float:
+    """Root mean square by which the logits of the least compiled width are off, relative to their spread."""
+    width = passes.widths[0]
+    tokens = torch.tensor([[(7 * i + 3) % min(model.vocab_size, 50) for i in range(width + 5)]], device=model.device)
+    out = []
+    for each in (None, passes):
+        sequence = model.open(CONTEXT)
+        try:
+            with using(model, None):
+                model.score([sequence], tokens[:, :5], [5], "none")
+            with using(model, each):
+                logits = model.score([sequence], tokens[:, 5:], [width])
+            assert logits is not None
+            out.append(logits.double().clone())
+        finally:
+            sequence.close()
+    return float((out[1] - out[0]).square().mean().sqrt() / out[0].std().clamp(min=1e-30))
+
+
+def gain(model: TransformersModel, passes: CompiledPasses) -> float:
+    """Seconds of the pass of the least compiled width / seconds of the ordinary one, after a short context.
+
+    The median over pairs of passes that take turns, so that whatever else the machine does meets both.
+    """
+    width = passes.widths[0]
+    tokens = torch.zeros(1, width, dtype=torch.long, device=model.device)
+    context = max(1, min(CONTEXT, (model.max_length or CONTEXT + width) - width))
+    sequence = model.open(context + width)
+    try:
+        sequence.advance(context)
+        ratios = []
+        for _ in range(PAIRS + WARM_UP):
+            taken = []
+            for each in (None, passes):
+                with using(model, each):
+                    start = time.perf_counter()
+                    logits = model.score([sequence], tokens, [width])
+                    assert logits is not None
+                    logits[0, -1, 0].item()  # waits for the device
+                    taken.append(time.perf_counter() - start)
+                sequence.truncate(context)
+            ratios.append(taken[1] / taken[0])
+    finally:
+        sequence.close()
+    return float(f"{median(ratios[WARM_UP:]):.3g}")
