@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -149,11 +150,14 @@ def _folder(model: TransformersModel) -> Path:
 @contextmanager
 def _compiler(folder: Path) -> Iterator[None]:
     """The compiler's own files beside ours, unless $TORCHINDUCTOR_CACHE_DIR says where; its warnings kept quiet."""
+    from torch._inductor import config
+
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(name)
     os.environ[name] = before or str(folder)
+    headers = shutil.which("openssl") is not None  # with which it finds the headers that it has compiled before
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), config.patch(cpp_cache_precompile_headers=headers):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -181,12 +185,14 @@ def _made(model: TransformersModel, width: int, widths: Sequence[int], path: Pat
 
 def _read(path: Path) -> Pass | None:
     """What was kept, None if there is nothing that this torch can read."""
+    from torch._inductor import config
     from torch._inductor.standalone_compile import CompiledArtifact
 
     if not path.is_file():
         return None
     try:
-        return CompiledArtifact.load(path=str(path), format="binary")  # type: ignore[no-any-return]
+        with config.patch(cpp_cache_precompile_headers=False):  # nothing is compiled
+            return CompiledArtifact.load(path=str(path), format="binary")
     except Exception as error:  # a damaged file, or the compiler's own files are gone
         _log.debug("%s is compiled again: %s", path, error)
         return None
