@@ -150,10 +150,12 @@ def _folder(model: TransformersModel) -> Path:
 @contextmanager
 def _compiler(folder: Path) -> Iterator[None]:
     """The compiler's own files beside ours, unless $TORCHINDUCTOR_CACHE_DIR says where; its warnings kept quiet."""
-    from torch._inductor import config
-
     name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
+    before = os.environ.get(name)  # read first: importing the compiler sets it
+    from torch._inductor import config
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    before = None if before == default_cache_dir() else before
     os.environ[name] = before or str(folder)
     headers = shutil.which("openssl") is not None  # with which it finds the headers that it has compiled before
     try:
@@ -185,14 +187,12 @@ def _made(model: TransformersModel, width: int, widths: Sequence[int], path: Pat
 
 def _read(path: Path) -> Pass | None:
     """What was kept, None if there is nothing that this torch can read."""
-    from torch._inductor import config
     from torch._inductor.standalone_compile import CompiledArtifact
 
     if not path.is_file():
         return None
     try:
-        with config.patch(cpp_cache_precompile_headers=False):  # nothing is compiled
-            return CompiledArtifact.load(path=str(path), format="binary")
+        return CompiledArtifact.load(path=str(path), format="binary")
     except Exception as error:  # a damaged file, or the compiler's own files are gone
         _log.debug("%s is compiled again: %s", path, error)
         return None

@@ -122,12 +122,12 @@ def trace_pass(model: TransformersModel, width: int) -> Traced:
 
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes)
-    parts = parts_of(model.module)
+    parts, row = parts_of(model.module), model.cache_row(0)
     columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
     with mode:
-        inputs = [columns, capacity, *_stand_ins(model, parts, width, capacity)]
+        inputs = [columns, capacity, *_stand_ins(row, parts, width, capacity)]
     with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
-        graph = make_fx(_pass_of(model, parts))(*inputs)
+        graph = make_fx(_pass_of(model, parts, len(row)))(*inputs)
     _name_packed(graph)
     check_free(shapes)
     return Traced(graph, inputs, mode)
@@ -149,21 +149,19 @@ def _symbol(shapes: Any, name: str, size: int) -> Any:
     return shapes.create_symintnode(symbol, hint=size, source=source)
 
 
-def _stand_ins(model: TransformersModel, parts: Parts, width: int, capacity: int) -> list[Tensor]:
+def _stand_ins(row: list[Tensor], parts: Parts, width: int, capacity: int) -> list[Tensor]:
     """Tensors without values for all inputs but the two numbers; to be called in the mode that makes such."""
-    device = model.device
-    row = [
-        torch.empty(1, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in model.cache_row(0)
-    ]  # fmt: skip
+    device = row[0].device
+    held = [torch.empty(1, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in row]
     tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in parts.tensors.values()]
     packed = [torch.empty(p.out_features, p.in_features, dtype=p._dtype, device=device) for p in parts.packed]
     tokens = torch.empty(1, width, dtype=torch.long, device=device)
-    return [tokens, torch.empty(width, dtype=torch.long, device=device), *row, *tensors, *packed]
+    return [tokens, torch.empty(width, dtype=torch.long, device=device), *held, *tensors, *packed]
 
 
-def _pass_of(model: TransformersModel, parts: Parts) -> Any:
+def _pass_of(model: TransformersModel, parts: Parts, rows: int) -> Any:
     """The function that is traced."""
-    rows, names = len(model.cache_row(0)), list(parts.tensors)
+    names = list(parts.tensors)
 
     def run(columns: int, capacity: int, tokens: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:
         del capacity
