@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import outrider
 from outrider.cli.main import run
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
 from outrider.drafters import PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
 from outrider.errors import ParameterError
@@ -24,7 +25,9 @@ from outrider.models.packed_linear import pack_linears
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
+from outrider.randomness import RandomStream
 from tests.ragged import score
+from tests.test_engine_decode import GREEDY
 from tests.tiny_models import VOCABULARY, module, tiny_encoder_decoder
 
 WIDTHS = (1, 4)
@@ -219,13 +222,14 @@ def test_windows_and_learned_positions_to_the_end_of_the_context(architecture: s
 
 
 def test_greedy_speculation_gives_the_tokens_of_plain_decoding(model: TransformersModel) -> None:
-    prompt = some_tokens(12, 9) * 2
-    options: dict[str, Any] = {"max_new_tokens": 120, "ignore_eos": True}
-    ordinary = outrider.generate(packed_llama(), prompt, draft=None, **options)
-    plain = outrider.generate(model, prompt, draft=None, **options)
-    drafted = outrider.generate(model, prompt, draft=PromptLookupDrafter(), num_draft_tokens=3, **options)
-    assert drafted.tokens == plain.tokens == ordinary.tokens
-    assert drafted.stats.drafted > 0
+    for number in range(3):
+        request = Request(some_tokens(12, number) * 2, 100, RandomStream(0, number))
+        ordinary = decode(packed_llama(), [request], GREEDY)[0]
+        plain = decode(model, [request], GREEDY)[0]
+        drafted, rounds = decode(model, [request], GREEDY, PromptLookupDrafter(), FixedLength(3))
+        assert drafted == plain == ordinary
+        assert any(r.accepted for r in rounds[0])
+        assert any(r.accepted < r.drafted for r in rounds[0])
 
 
 def test_a_model_that_cannot_be_traced_runs_without_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
