@@ -41,9 +41,7 @@ class Setup:
 
     def load(self, tables: Mapping[str, Any] | None = None) -> Ready:
         """Load the models. tables: cost tables of an earlier part of the run (`Ready.tables`); measured for want of them."""
-        target = outrider.load(
-            self.target, dtype=self.dtype, device=self.device, engine=self.engine, compile=self.compile
-        )
+        target = outrider.load(self.target, dtype=self.dtype, device=self.device, engine=self.engine, compile=self.compile)
         return self.use(target, tables)
 
     def use(self, target: TextModel, tables: Mapping[str, Any] | None = None) -> Ready:

@@ -67,7 +67,9 @@ class ModelChoice:
     def refuse_compile(self, what: str) -> None:
         """For what is not computed by passes of a few tokens of one sequence: raise if --compile was given."""
         if self.compile:
-            raise ParameterError(f"compile is for passes of one sequence in one process, which {what} does not use: leave it out")
+            raise ParameterError(
+                f"compile is for passes of one sequence in one process, which {what} does not use: leave it out"
+            )
 
 
 _TARGET = click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]")
@@ -100,8 +102,8 @@ _HOW = (
         "--compile/--no-compile",
         default=False,
         show_default=True,
-        help="Score one to eight tokens of a sequence by compiled passes where these are measured to be quicker; models of the "
-        "transformers engine, not int8. The first start with a model compiles for minutes, later ones take seconds more.",
+        help="Score one to eight tokens of a sequence by compiled passes where these are measured to be quicker; models of "
+        "the transformers engine, not int8. The first start with a model compiles for minutes, later ones take seconds more.",
     ),
 )
 _NAMES = ("target", "draft", "dtype", "device", "engine", "compile")

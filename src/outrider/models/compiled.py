@@ -5,8 +5,8 @@ widths. Here each pass is traced once (`pass_graph`), compiled by the same compi
 process reads it. A width is used only where it was measured to be quicker than the ordinary pass, a decision that is kept
 beside it: like cost tables, it must be the same in the next run for the same seed to give the same tokens.
 
-A compiled pass computes what the ordinary one computes, but rounds otherwise where operations are fused, as a pass of another
-width does. 8-bit models promise the same bits in any pass (`int8_linear`), so they are not compiled.
+A compiled pass computes what the ordinary one computes, but rounds otherwise where operations are fused, as a pass of
+another width does. 8-bit models promise the same bits in any pass (`int8_linear`), so they are not compiled.
 """
 
 from __future__ import annotations
@@ -227,4 +227,3 @@ def _kept_gains(folder: Path) -> dict[int, float]:
 
 def _keep_gains(folder: Path, gains: dict[int, float]) -> None:
     (folder / GAINS).write_text(json.dumps(gains))
-

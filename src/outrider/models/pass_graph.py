@@ -172,9 +172,7 @@ def _pass_of(model: TransformersModel, parts: Parts, rows: int) -> Any:
         states: list[Tensor] = []
         with _caught(model.module, states), _heads_together():
             arguments = model.pass_arguments(tokens, at.unsqueeze(0), columns, cache)
-            out = torch.func.functional_call(
-                model.module, dict(zip(names, tensors, strict=True)), kwargs=arguments
-            )
+            out = torch.func.functional_call(model.module, dict(zip(names, tensors, strict=True)), kwargs=arguments)
         return out.logits, states[0]
 
     return run
@@ -205,9 +203,9 @@ def _caught(module: Any, states: list[Tensor]) -> Iterator[None]:
 @contextmanager
 def _heads_together() -> Iterator[None]:
     """Let queries whose heads share keys attend side by side, instead of repeating the keys for each of them."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    plain = functions["sdpa"]
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **others: Any) -> Any:
         times = query.shape[1] // key.shape[1]
@@ -221,11 +219,11 @@ def _heads_together() -> Iterator[None]:
         )
         return out.reshape(batch, heads, new, value.shape[3]).transpose(1, 2).contiguous(), None
 
-    functions["sdpa"] = attend
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
     try:
         yield
     finally:
-        del functions["sdpa"]
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 def _name_packed(graph: GraphModule) -> None:
