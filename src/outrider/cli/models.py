@@ -103,7 +103,7 @@ _HOW = (
         default=False,
         show_default=True,
         help="Score one to eight tokens of a sequence by compiled passes where these are measured to be quicker; models of "
-        "the transformers engine, not int8. The first start with a model compiles for minutes, later ones take seconds more.",
+        "the transformers engine, not int8. The first start with a model compiles for minutes, later ones take seconds.",
     ),
 )
 _NAMES = ("target", "draft", "dtype", "device", "engine", "compile")
