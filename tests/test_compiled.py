@@ -95,7 +95,7 @@ def test_the_second_start_compiles_nothing(
 def test_compiling_says_what_it_does_and_a_damaged_file_is_made_again(
     passes: CompiledPasses, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (kept,) = (folder / "compiled").glob("*/1.bin")
+    kept = compiled._folder(packed_llama()) / "1.bin"
     kept.write_bytes(kept.read_bytes()[:100])
     model = packed_llama()
     model.compiled = compile_passes(model, (1,))
@@ -251,7 +251,7 @@ def test_a_model_that_cannot_be_traced_runs_without_with_a_warning(folder: Path,
 def test_only_widths_that_gain_are_used_and_the_decision_is_kept(
     passes: CompiledPasses, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (kept,) = (folder / "compiled").glob("*/gains.json")
+    kept = compiled._folder(packed_llama()) / "gains.json"
     before = kept.read_text()
     monkeypatch.setattr(compiled, "GAIN", 0.97)
     try:
@@ -268,7 +268,7 @@ def test_only_widths_that_gain_are_used_and_the_decision_is_kept(
 
 
 def test_gains_are_measured_once(passes: CompiledPasses, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (kept,) = (folder / "compiled").glob("*/gains.json")
+    kept = compiled._folder(packed_llama()) / "gains.json"
     found = json.loads(kept.read_text())
     assert set(found) == {"1", "4"}
     assert all(0.01 < gain < 100 for gain in found.values())
