@@ -46,7 +46,8 @@ class Captured:
         These write the same keys and values at the same positions as the pass that is wanted, so nothing is spoilt.
         """
         self._inputs = (tokens.clone(), at.clone())
-        stream = torch.cuda.Stream(tokens.device)
+        cuda: Any = torch.cuda
+        stream = cuda.Stream(tokens.device)
         stream.wait_stream(torch.cuda.current_stream(tokens.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 STEP = 32  # columns are read in multiples of this, so that kernels for aligned masks fit
 _COLUMNS, _CAPACITY = 11 * STEP, 23 * STEP  # sizes while tracing: equal to no size of a model, so that none is mistaken
-_library = torch.library.Library("outrider", "FRAGMENT")
+_torch_library: Any = torch.library  # parts of which have no types
+_library = _torch_library.Library("outrider", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
@@ -168,7 +169,7 @@ def _pass_of(model: TransformersModel, parts: Parts, rows: int) -> Any:
         row, tensors, packed = flat[:rows], flat[rows : rows + len(names)], flat[rows + len(names) :]
         for layer, weight in zip(parts.packed, packed, strict=True):
             layer._packed = weight
-        cache = Cache(layers=[_Row(*row[i : i + 2], at, columns) for i in range(0, rows, 2)])
+        cache = Cache(layers=[_Row(row[i], row[i + 1], at, columns) for i in range(0, rows, 2)])
         states: list[Tensor] = []
         with _caught(model.module, states), _heads_together():
             arguments = model.pass_arguments(tokens, at.unsqueeze(0), columns, cache)
@@ -242,10 +243,10 @@ def lower_packed() -> None:
     from torch._inductor.lowering import lowerings, register_lowering
     from torch._inductor.mkldnn_ir import LinearUnary
 
-    op = torch.ops.outrider.packed_linear.default
+    op, call = torch.ops.outrider.packed_linear.default, cast(Any, LinearUnary.create)
     if op in lowerings:
         return
 
     @register_lowering(op, type_promotion_kind=None)
     def lower(x: Any, weight: Any, bias: Any) -> Any:
-        return TensorBox.create(LinearUnary.create(x, weight, bias, "none", [], ""))
+        return TensorBox.create(call(x, weight, bias, "none", [], ""))
