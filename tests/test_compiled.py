@@ -26,6 +26,7 @@ from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
+from outrider.tune.configuration import Configuration, read_configuration
 from tests.ragged import score
 from tests.test_engine_decode import GREEDY
 from tests.tiny_models import VOCABULARY, module, tiny_encoder_decoder
@@ -337,3 +338,11 @@ def test_what_is_never_compiled_is_refused_in_one_line(
     said = capsys.readouterr().err
     assert said.startswith("outrider: compile is for")
     assert said.count("\n") == 1
+
+
+def test_a_tuned_configuration_says_that_it_was_measured_compiled(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(Configuration("x", None, 0, compile=True).to_toml())
+    assert read_configuration(path)["compile"] is True
+    path.write_text(Configuration("x", None, 0).to_toml())
+    assert "compile" not in read_configuration(path)
