@@ -108,21 +108,21 @@ def test_costs_see_what_a_model_takes() -> None:
 
 
 def test_costs_are_kept_on_disk(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
-    import outrider.costs as module_of_costs
+    from outrider.costs import kept
 
-    monkeypatch.setattr(module_of_costs, "UNSETTLED", float("inf"))  # however busy the machine is
+    monkeypatch.setattr("outrider.costs.measure.UNSETTLED", float("inf"))  # however busy the machine is
     model = outrider.load(target_folder)
-    module_of_costs._measured.clear()
+    kept._measured.clear()
     first = measured_costs(model)
     assert list((cache / "costs").glob("*.json"))
-    module_of_costs._measured.clear()
+    kept._measured.clear()
     assert measured_costs(model) == first
 
 
 def test_a_table_that_real_passes_refute_is_forgotten(
     target_folder: Path, cache: Path, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("outrider.costs.UNSETTLED", float("inf"))  # however busy the machine is
+    monkeypatch.setattr("outrider.costs.measure.UNSETTLED", float("inf"))  # however busy the machine is
     model = outrider.load(target_folder)
     forget_costs(model)
     said = measured_costs(model).verify(1, 10)
@@ -138,13 +138,12 @@ def test_a_table_that_real_passes_refute_is_forgotten(
 
 
 def test_a_table_measured_on_a_busy_machine_is_not_kept(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
-    import outrider.costs as module_of_costs
 
     model = outrider.load(target_folder)
     forget_costs(model)
     before = set((cache / "costs").glob("*.json"))
     found = iter([(Costs({1: 9.0}), 3.0), (Costs({1: 7.0}), 2.0), (Costs({1: 8.0}), 5.0)])
-    monkeypatch.setattr(module_of_costs, "_measure", lambda model: next(found))
+    monkeypatch.setattr("outrider.costs.measure._measure", lambda model: next(found))
     assert measured_costs(model).verify_seconds == {1: 7.0}
     assert set((cache / "costs").glob("*.json")) == before
     forget_costs(model)
