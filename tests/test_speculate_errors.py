@@ -123,7 +123,7 @@ def test_what_is_no_law_is_one_clear_line(name: str) -> None:
         ({"lookahead": True}, "lookahead"),
         ({"workers": "fibres"}, "workers must be one of threads, processes, got 'fibres'"),
         ({"workers": "processes"}, "must be functions of a module"),
-        ({"max_workers": 1}, "max_workers must be a whole number 2 or more, got 1"),
+        ({"max_workers": 1}, "max_workers must be a whole number of 2 or more, got 1"),
         ({"seed": -1}, "seed"),
         ({"slow": [0.5, 0.5]}, "slow must be a function, got list"),
     ],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from outrider.checks import check_count
 from outrider.cli.models import ModelChoice
 from outrider.errors import ParameterError
 
@@ -119,8 +120,7 @@ def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[st
     steps = parse_length(given["num_draft_tokens"])
     if steps is not None and not isinstance(steps, int):
         raise ParameterError("num_draft_tokens must be a number or auto for beam search: nothing is known of its alpha")
-    if given["max_new_tokens"] < 1:
-        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
+    check_count("max_new_tokens", given["max_new_tokens"])
     model = models.load_target()
     drafter = models.load_draft(model) if choice.drafts else None
     if drafter is not None:

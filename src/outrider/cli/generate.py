@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.checks import check_count
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
@@ -135,8 +136,7 @@ def _check(given: dict[str, Any]) -> None:
     from outrider.options import parse_options
 
     given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
-    if given["max_new_tokens"] < 1:
-        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
+    check_count("max_new_tokens", given["max_new_tokens"])
     if given["lenience"] != 1.0 and given["plain"]:
         raise ParameterError("lenience is about drafted tokens, and --plain drafts none: leave one out")
     own = ("plain", "compare", "profile", "chat", "as_json", "json_schema", "regex")

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider.checks import check_count
 from outrider.device_data import pad_rows, to_device
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.errors import ParameterError, VocabularyMismatchError
+from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.ngram.table import NgramTable, read_table
@@ -34,8 +35,7 @@ class NgramDrafter(Drafter):
     def __init__(self, table: NgramTable | str | Path, order: int | None = None) -> None:
         self.table = table if isinstance(table, NgramTable) else read_table(Path(table).expanduser())
         if order is not None:
-            if isinstance(order, bool) or not isinstance(order, int) or order < 1:
-                raise ParameterError(f"order must be a whole number of 1 or more, got {order!r}")
+            check_count("order", order)
             self.table = copy.copy(self.table)
             self.table.levels = self.table.levels[: order - 1]
         self.name = f"{self.table.order}-gram"

@@ -11,13 +11,14 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.checks import check_count
 from outrider.device_data import pad_rows
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.prompt_lookup import copy_prospect
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
-from outrider.errors import CacheFolderError, ParameterError
+from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.proposal import DraftRow, Proposal, empty_proposal
@@ -45,8 +46,7 @@ class SuffixDrafter(Drafter):
     name = "suffix"
 
     def __init__(self, memory: bool = False, store: str | Path | None = None, min_match: int = 1) -> None:
-        if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
-            raise ParameterError(f"min_match must be a whole number of 1 or more, got {min_match!r}")
+        check_count("min_match", min_match)
         self.min_match = min_match
         self.remembers = memory or store is not None
         self._path = Path(store) if store is not None else None

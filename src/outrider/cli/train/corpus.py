@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from outrider.errors import ParameterError
+from outrider.checks import check_count
 
 
 @click.command()
@@ -22,8 +22,7 @@ def corpus(output: Path, characters: int, as_json: bool) -> None:
     from outrider.cli.models import click_status
     from outrider.train.packages import collect
 
-    if characters < 1:
-        raise ParameterError(f"characters must be a whole number of 1 or more, got {characters}")
+    check_count("characters", characters)
     with click_status("Reading the installed packages …"):
         sizes = collect(output, characters)
     if as_json:
