@@ -28,8 +28,6 @@ from outrider.records import Round, summarise
 from outrider.theory import walltime_factor
 
 PROMPT = "Alan Turing theorized that computers would one day become"
-LOOKAHEAD = 4
-TOTAL_TOKENS = 266
 Side = Literal["plain", "speculative"]
 SIDES: tuple[Side, ...] = ("plain", "speculative")
 
