@@ -89,9 +89,9 @@ def measure(
     max_new_tokens: int,
     repetitions: int,
     seeds: int,
-    log: Path,
+    log: Path | None,
 ) -> Iterator[Run]:
-    """Run what `log` (JSON lines) does not hold yet, append it there, and yield all runs.
+    """Run what `log` (JSON lines, if any) does not hold yet, append it there, and yield all runs.
 
     seeds: texts of each cell when sampling.
     """

@@ -14,6 +14,7 @@ import click
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import truncation_options
+from outrider.cli.shared_options import json_option
 from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.errors import OutriderError, ParameterError
 
@@ -75,7 +76,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the histograms of the transform.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @ray_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -> int:
     """Is a sampler exact? Ours, or any engine's whose weights --target names.
 

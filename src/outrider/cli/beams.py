@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from outrider.checks import check_count
 from outrider.cli.models import ModelChoice
+from outrider.cli.shared_options import add_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ class BeamChoice:
 
 def beam_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of beam search."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _OPTIONS)
 
 
 def beam_choice(given: dict[str, Any]) -> BeamChoice | None:

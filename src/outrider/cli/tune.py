@@ -12,6 +12,7 @@ import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.sampling import truncation_options
+from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Found:
 @click.option(
     "--write", type=click.Path(path_type=Path), metavar="FILE.toml", help="Write what was found, for generate --config."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def tune(positional: str | None, models: ModelChoice, write: Path | None, as_json: bool, **given: Any) -> None:
     """Which draft, and how many tokens? Predicted from acceptance and costs on your prompts, then measured."""
     from dataclasses import replace

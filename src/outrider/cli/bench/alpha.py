@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, conclude, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_runs, check_length, conclude, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def alpha(
     check_length("max_new_tokens", max_new_tokens, 1)
     kind, examples = source.kind, load_examples(source)
     target = models.load_target()
-    about: dict[str, object] = {"bench": "alpha", "target": target.name, "dtype": target.dtype_name}
-    about |= {"device": str(target.device), **about_source(source), "max_new_tokens": max_new_tokens}
+    about = about_runs("alpha", target, source, max_new_tokens)
     kept = open_log(log, about)
     drafts = {spec: models.load_one_draft(spec, target) for spec in dict.fromkeys(models.draft)}
     steps = measure(target, drafts, kind, examples, settings, max_new_tokens, kept)

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from outrider.checks import check_count
+from outrider.cli.shared_options import json_option
 
 
 @click.command()
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder.")
 @click.option("--characters", default=2_000_000, show_default=True, help="Of code, and of documentation, at most.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def corpus(output: Path, characters: int, as_json: bool) -> None:
     """Collect code and docstrings of the installed packages under permissive licences, and name those.
 
