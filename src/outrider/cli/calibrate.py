@@ -29,7 +29,7 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
             forget_costs(part.model)
     drafter.measure()
     costs = measured_costs(model)
-    steps = {part.name: part.step_seconds for part in drafter.parts()}
+    steps = drafter.part_seconds()
     if as_json:
         seconds = next(iter(steps.values())) if len(steps) == 1 else steps
         about = {

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from outrider.checks import check_count
-from outrider.device_data import pad_rows, to_device
+from outrider.device_data import to_device
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.ngram.table import NgramTable, read_table
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import Context, SamplingSettings, draw, standardize
 
 # Acceptance assumed at first by the length of the longest context seen (EXPERIMENTS.md), on text like the corpus.
@@ -70,16 +70,7 @@ class NgramDrafter(Drafter):
             tokens, along = draft(row, plan.limit, context)
             drafts.append(tokens)
             laws.append(along)
-        if not any(drafts):
-            return empty_proposal(len(rows), context.device)
-        tokens_out, lengths = pad_rows(drafts, context.device)
-        if not any(laws):
-            return Proposal(tokens_out, lengths)
-        probs = torch.zeros(*tokens_out.shape, context.vocab_size, dtype=torch.float64, device=context.device)
-        for i, along in enumerate(laws):
-            if along:
-                probs[i, : len(along)] = torch.stack(along)
-        return Proposal(tokens_out, lengths, probs)
+        return padded_proposal(drafts, context.device, laws)
 
     def _guess(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
         del context
@@ -99,7 +90,7 @@ class NgramDrafter(Drafter):
             known = row.tokens if context.sampling.needs_context else row.tokens[-self.table.order :]
             tokens = [*known, *drafted]
             law = self._law(tokens, row.prompt_length, context)
-            laws.append(law)
+            laws.append(law.unsqueeze(0))
             point = to_device([uniform], context.device, torch.float64)
             drafted.append(max(0, int(draw(law.unsqueeze(0), point))))
         return drafted, laws

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.checks import check_count
-from outrider.device_data import pad_rows
-from outrider.draft_length.base import Plan, Prospect
-from outrider.drafters.base import DraftContext, Drafter
-from outrider.drafters.prompt_lookup import copy_prospect
+from outrider.draft_length.base import Prospect
+from outrider.drafters.base import DraftContext
+from outrider.drafters.copying import CopyDrafter, copy_prospect
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import DraftRow
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class _Match:
     length: int = 0
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(CopyDrafter):
     """Continues the longest earlier occurrence of the text's end.
 
     memory: True keeps the texts of finished generations for later ones with this drafter (a conversation); what a seed
@@ -72,17 +71,6 @@ class SuffixDrafter(Drafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         return [copy_prospect(self.name, self._source(row)[2])]
-
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
-        del prospect
-        return self._continue(row, limit)
-
-    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
-        drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]
-        if not any(drafts):
-            return empty_proposal(len(rows), context.device)
-        tokens, lengths = pad_rows(drafts, context.device)
-        return Proposal(tokens, lengths)
 
     def _continue(self, row: DraftRow, limit: int) -> list[int]:
         text, source, length = self._source(row)

@@ -53,7 +53,7 @@ def sweep(
     runs = track(steps, "Sweeping", len(examples) * len(settings) * len(asked))
     draft.bind(target)
     draft.measure()
-    standing = Tables(measured_costs(target), {p.name: p.step_seconds for p in draft.parts()}, draft.step_seconds)
+    standing = Tables(measured_costs(target), draft.part_seconds(), draft.step_seconds)
     tables = tables_of(runs, standing)
     prompts = {(one.name, one.digest): prompt_tokens(target, kind, one) for one in examples}
     found = summarise(runs, settings, standing, prompts, target)
