@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate, new_tokens
+from outrider.errors import ModelError
+from outrider.models.base import Sequence, WhichLogits, check_truncate, new_tokens, owned_sequences
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
 from outrider.models.openvino.saved import Saved, read_bytes
@@ -148,7 +148,7 @@ class OpenVinoModel:
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
         new = new_tokens(sequences, tokens, lengths, self.vocab_size)
-        rows = self._own(sequences, lengths, tokens.shape[1])
+        rows = owned_sequences(self, PagedSequence, sequences, lengths, tokens.shape[1])
         if logits == "none":
             new = [self._share(row, part) for row, part in zip(rows, new, strict=True)]
             rows, new = [r for r, p in zip(rows, new, strict=True) if p], [p for p in new if p]
@@ -205,15 +205,6 @@ class OpenVinoModel:
         for i in range(len(row.tokens) // BLOCK):
             before = row.blocks[i - 1] if i else None
             self._blocks.publish(row.blocks[i], before, row.tokens[i * BLOCK : (i + 1) * BLOCK])
-
-    def _own(self, sequences: Many[Sequence], lengths: Many[int], width: int) -> list[PagedSequence]:
-        rows = []
-        for sequence in sequences:
-            if not isinstance(sequence, PagedSequence) or sequence.model is not self or sequence.closed:
-                raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
-            rows.append(sequence)
-        check_score(self.name, self.max_length, rows, lengths, width)
-        return rows
 
     def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
         past = [row.length for row in rows]
