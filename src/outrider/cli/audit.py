@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.files import check_parent
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import truncation_options
@@ -137,9 +138,8 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
         raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
-    for path in (wanted.save, plot):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
+    check_parent(wanted.save)
+    check_parent(plot)
     parse_length(wanted.length)
     check_seed(wanted.seed)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.files import check_parent
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.sampling import truncation_options
 from outrider.cli.shared_options import json_option
@@ -90,8 +91,7 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
     check_seed(given["seed"])
     if given["max_new_tokens"] < 2:
         raise ParameterError(f"max_new_tokens must be 2 or more, got {given['max_new_tokens']}: 128 tell more")
-    if write is not None and not write.resolve().parent.is_dir():
-        raise ParameterError(f"file {write} can't be written: there is no folder {write.resolve().parent}")
+    check_parent(write)
     return sampling, read_prompts(given["prompts"]) if given["prompts"] is not None else list(PROMPTS[:8])
 
 

@@ -133,7 +133,7 @@ def conclude(path: Path | None, found: Mapping[str, object]) -> None:
     import json
 
     from outrider.bench.run_log import result_path
-    from outrider.cli.theory.files import write
+    from outrider.cli.files import write
 
     if path is not None:
         write(result_path(path), json.dumps(found) + "\n")

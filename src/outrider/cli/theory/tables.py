@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outrider.cli.files import as_csv, check_folder, check_html, write
 from outrider.cli.shared_options import json_option
-from outrider.cli.theory.files import as_csv, check_folder, check_html, write
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
