@@ -176,7 +176,7 @@ def owned_sequences(
     model: LanguageModel, kind: type[Owned], sequences: Many[Sequence], lengths: Many[int], width: int
 ) -> list[Owned]:
     """Shared by engines: the sequences, which must be open ones of this model, with room for so many new tokens each."""
-    rows = []
+    rows: list[Owned] = []
     for sequence in sequences:
         if not isinstance(sequence, kind) or sequence.model is not model or sequence.closed:
             raise ParameterError(f"sequences must be open sequences of {model.name}, got {sequence!r}")
