@@ -16,7 +16,6 @@ from outrider.cli.main import cli
 from outrider.errors import ParameterError
 from tests.task_data import write
 
-
 # The log
 
 

@@ -1,4 +1,4 @@
-"""`outrider generate --trace`: the output stays as it is, the page is there even after an interrupt, bad files are refused."""
+"""`outrider generate --trace`: the output stays as it is, the page is there even after an interrupt, bad files are named."""
 
 from __future__ import annotations
 

@@ -63,7 +63,9 @@ def _training_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _VOCABULARY = click.option(
     "--vocabulary", default=8192, show_default=True, help="Tokens that are drafted: the target's most probable."
 )
-_START = click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary.")
+_START = click.option(
+    "--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary."
+)
 _SHAPE = ("vocabulary", "blocks", "intermediate_size", "window")
 
 
