@@ -18,7 +18,7 @@ from tokenizers import processors
 
 import outrider
 from outrider.bench.examples import CODE_STOPS, KINDS, Example, Source, load_examples, prompt_tokens, stops
-from outrider.bench.humaneval import _problems, _try_runner, run_tests
+from outrider.bench.humaneval import _problems, _try_runner, completion_of, run_tests
 from outrider.bench.quality import Answer, Bleu, Mean, Perplexity, difference, estimate, exact, make_metric, rouge2
 from outrider.bench.run_log import RunLog
 from outrider.bench.tables import load_hub, read_table
@@ -166,9 +166,14 @@ def test_prompts_are_put_as_the_model_takes_them(target_folder: Path) -> None:
     asked = chat.tokenizer.decode(prompt_tokens(chat, kind, example))
     assert asked == "<user>" + (kind.chat or "").format(example.prompt)
     assert stops(chat, kind, example) == ()
+    code = KINDS["humaneval"]
     (problem,) = load_examples(Source("humaneval", prompts="0-0"))
-    assert chat.tokenizer.decode(prompt_tokens(chat, KINDS["humaneval"], problem)) == problem.prompt
-    assert stops(chat, KINDS["humaneval"], problem) == CODE_STOPS
+    assert chat.tokenizer.decode(prompt_tokens(chat, code, problem)).endswith(f"```python\n{problem.prompt}```")
+    assert stops(chat, code, problem) == ()
+    (bare,) = load_examples(Source("humaneval", prompts="0-0", raw=True))
+    for model, one in ((chat, bare), (outrider.load(target_folder), problem)):
+        assert model.tokenizer.decode(prompt_tokens(model, code, one)) == problem.prompt
+        assert stops(model, code, one) == CODE_STOPS
     assert prompt_tokens(base, KINDS["lm1b"], load_examples(Source("lm1b"))[0]) == [base.tokenizer.bos_token_id]
 
 
@@ -353,9 +358,22 @@ def test_unconditional_text_has_its_perplexity_on_both_sides(target_folder: Path
     assert drafted["against_plain"]["value"] == pytest.approx(drafted["quality"]["value"] - plain["quality"]["value"])
 
 
+def test_the_code_of_an_answer_is_its_block_or_its_continuation() -> None:
+    assert completion_of("    return x\n```\nnot this\n```") == "    return x\n```\nnot this\n```"
+    assert (
+        completion_of("Here:\n```python\ndef f():\n    return 1\n```\nIt returns 1.\n```\nx\n```")
+        == "\n\ndef f():\n    return 1\n"
+    )
+    assert completion_of("```\nx = 1") == "\n\nx = 1\n", "cut short"
+    assert completion_of("def f():\n    return 1") == "def f():\n    return 1"
+    problem = _problems()["HumanEval/53"]
+    assert run_tests(problem, completion_of("```python\ndef add(x, y):\n    return x + y\n```")) == "passed"
+    assert run_tests(problem, completion_of("```python\ndef add(x, y):\n    return x - y\n```")).startswith("failed")
+
+
 def test_code_that_the_default_model_writes_is_run_and_passes() -> None:
     """HumanEval/23, the length of a string, which SmolLM2 solves greedily."""
-    options = ["bench", "tasks", "--dtype", "float32", "--prompts", "23-23", "--max-new-tokens", "12", "--temperature", "0"]
+    options = ["bench", "tasks", "--dtype", "float32", "--prompts", "23-23", "--max-new-tokens", "40", "--temperature", "0"]
     rows = as_json(CliRunner().invoke(cli, [*options, "--execute-generated-code", "--json"]))["rows"]
     assert [row["quality"]["value"] for row in rows] == [1.0, 1.0]
     assert rows[1]["identical"] == 1
