@@ -128,9 +128,14 @@ def test_prompts_are_put_as_the_model_takes_them(target_folder: Path) -> None:
     asked = chat.tokenizer.decode(prompt_tokens(chat, kind, example))
     assert asked == "<user>" + (kind.chat or "").format(example.prompt)
     assert stops(chat, kind, example) == ()
+    code = KINDS["humaneval"]
     (problem,) = load_examples(Source("humaneval", prompts="0-0"))
-    assert chat.tokenizer.decode(prompt_tokens(chat, KINDS["humaneval"], problem)) == problem.prompt
-    assert stops(chat, KINDS["humaneval"], problem) == CODE_STOPS
+    assert chat.tokenizer.decode(prompt_tokens(chat, code, problem)).endswith(f"```python\n{problem.prompt}```")
+    assert stops(chat, code, problem) == ()
+    (bare,) = load_examples(Source("humaneval", prompts="0-0", raw=True))
+    for model, one in ((chat, bare), (outrider.load(target_folder), problem)):
+        assert model.tokenizer.decode(prompt_tokens(model, code, one)) == problem.prompt
+        assert stops(model, code, one) == CODE_STOPS
     assert prompt_tokens(base, KINDS["lm1b"], load_examples(Source("lm1b"))[0]) == [base.tokenizer.bos_token_id]
 
 

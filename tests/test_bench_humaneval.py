@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from outrider.bench.humaneval import _try_runner, run_tests
+from outrider.bench.humaneval import _try_runner, completion_of, run_tests
 from outrider.bench.quality import make_metric
 from outrider.bench.tasks import problems
 from outrider.cli.main import cli
@@ -55,3 +55,16 @@ def test_code_is_executed_only_when_asked() -> None:
     assert "\n" not in str(result.exception)
     other = CliRunner().invoke(cli, [*command, "--task", "chat", "--metric", "pass@1", "--execute-generated-code"])
     assert "pass@1 is for task humaneval" in str(other.exception)
+
+
+def test_the_code_of_an_answer_is_its_block_or_its_continuation() -> None:
+    assert completion_of("    return x\n```\nnot this\n```") == "    return x\n```\nnot this\n```"
+    assert (
+        completion_of("Here:\n```python\ndef f():\n    return 1\n```\nIt returns 1.\n```\nx\n```")
+        == "\n\ndef f():\n    return 1\n"
+    )
+    assert completion_of("```\nx = 1") == "\n\nx = 1\n", "cut short"
+    assert completion_of("def f():\n    return 1") == "def f():\n    return 1"
+    problem = problems()["HumanEval/53"]
+    assert run_tests(problem, completion_of("```python\ndef add(x, y):\n    return x + y\n```")) == "passed"
+    assert run_tests(problem, completion_of("```python\ndef add(x, y):\n    return x - y\n```")).startswith("failed")

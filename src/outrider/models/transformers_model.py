@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_copy
+from outrider.models.base import Sequence, WhichLogits, check_copy, fit_vocabulary
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
@@ -183,7 +183,7 @@ class TransformersModel(SlotModel[SlotSequence]):
             out: Tensor = self.module(**arguments).logits
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
-        return out
+        return out if out.shape[-1] >= self._vocab_size else fit_vocabulary(out, self._vocab_size)  # a head that was cut
 
     @contextmanager
     def _keeping_states(self) -> Iterator[None]:
