@@ -21,6 +21,7 @@ from outrider.errors import ParameterError
 from outrider.models import compiled
 from outrider.models.compiled import CompiledPasses, check_compilable, compile_passes, rounded_up
 from outrider.models.int8_linear import can_round, round_to_int8
+from outrider.models.loading import load_transformers
 from outrider.models.packed_linear import pack_linears
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
@@ -346,3 +347,14 @@ def test_a_tuned_configuration_says_that_it_was_measured_compiled(tmp_path: Path
     assert read_configuration(path)["compile"] is True
     path.write_text(Configuration("x", None, 0).to_toml())
     assert "compile" not in read_configuration(path)
+
+
+def test_drafts_with_a_cut_head_are_compiled(folder: Path, target_folder: Path) -> None:
+    model = load_transformers(target_folder, dtype="float32", device="cpu", num_tokens=100)
+    sequences = model.open(), model.open()
+    (wanted,) = score(model, [sequences[0]], [[5]])
+    model.compiled = compile_passes(model, (1,))
+    assert model.compiled is not None
+    (got,) = score(model, [sequences[1]], [[5]])
+    assert bool((got[:, 100:] == -torch.inf).all())
+    assert torch.allclose(got[:, :100], wanted[:, :100], atol=SINGLE)

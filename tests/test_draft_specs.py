@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.choices import make_drafter
-from outrider.draft_specs import make_from_spec, make_named
+from outrider.draft_specs import loading_options, make_from_spec, make_named
 from outrider.drafters import (
     ChoiceDrafter,
     EarlyExitDrafter,
@@ -24,10 +25,10 @@ from tests.toys import table
 
 TARGET = table(1, 5)
 LOADED: list[str] = []
-OWN: dict[str, str] = {}
+OWN: dict[str, Any] = {}
 
 
-def load(name: str, own: dict[str, str]) -> LanguageModel:
+def load(name: str, own: dict[str, Any]) -> LanguageModel:
     LOADED.append(name)
     OWN.update(own)
     return TableModel(table(2, 5)._probs, name=name)
@@ -44,6 +45,13 @@ def test_names_and_options() -> None:
     assert isinstance(make_named("random"), RandomDrafter)
 
 
+def test_a_drafts_own_options_go_before_the_targets() -> None:
+    assert loading_options({}, "int8", "transformers") == {"dtype": "int8", "engine": "transformers"}
+    assert loading_options({"dtype": "int4"}, "int8", "transformers") == {"dtype": "int4", "engine": "auto"}
+    own = {"engine": "llama.cpp", "num_tokens": 5}
+    assert loading_options(own, "int8", "transformers") == {"dtype": "int8", **own}
+
+
 def test_models_with_options_and_a_draft_of_their_own() -> None:
     plain = make_from_spec("org/draft", load, TARGET)
     assert isinstance(plain, ModelDrafter)
@@ -53,8 +61,8 @@ def test_models_with_options_and_a_draft_of_their_own() -> None:
     assert warm.sampling is not None
     assert (warm.sampling.temperature, warm.sampling.top_k) == (0.5, 4)
     assert LOADED[-1] == "/some/dir:with/colon.gguf"
-    make_from_spec("org/draft:dtype=int4,top_k=4,engine=openvino", load, TARGET)
-    assert OWN == {"dtype": "int4", "engine": "openvino"}
+    make_from_spec("org/draft:dtype=int4,top_k=4,engine=openvino,num_tokens=3", load, TARGET)
+    assert OWN == {"dtype": "int4", "engine": "openvino", "num_tokens": 3}
     nested = make_from_spec("a:num_draft_tokens=3,draft=b:top_k=2,draft=prompt-lookup:max_ngram=3", load, TARGET)
     assert isinstance(nested, SpeculativeDrafter)
     assert nested.name == "a < b < prompt-lookup"

@@ -18,6 +18,7 @@ from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights
+from outrider.models.openvino.steady import SteadyWidth
 from outrider.prefill import prefill
 from tests.tiny_models import CONFIGS, VOCABULARY, module
 
@@ -264,3 +265,39 @@ def test_bad_input_is_named(target_folder: Path, cache: Path) -> None:
         model.score([twice := model.open(), twice], *pad_rows([[3], [3]], model.device))
     with pytest.raises(ParameterError, match="open sequences"):
         model.score([sequence], *pad_rows([[3]], model.device))
+
+
+def test_a_narrower_pass_is_filled_up_until_that_costs_more_than_another_width() -> None:
+    steady = SteadyWidth()
+    assert [steady.of(n) for n in (2, 6, 4, 6, 5, 3, 6)] == [2, 6, 6, 6, 6, 6, 6], "what is used in full begins anew"
+    assert [steady.of(n) for n in (4, 4, 4, 4, 4, 4)] == [6, 6, 6, 6, 4, 4], "2 + 2 + 2 + 2 are borne"
+    assert steady.of(17) == 17
+    assert steady.of(8) == 8, "9 at once are too many"
+    assert [steady.of(n) for n in (3, 5, 2)] == [8, 8, 5], "down to the widest since"
+    steady.forget()
+    assert steady.of(1) == 1
+    steady.on = False
+    assert [steady.of(n) for n in (9, 2)] == [9, 2]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_what_was_filled_in_changes_no_bit_and_stays_within_the_context(weights: Weights, cache: Path) -> None:
+    model, _ = opened("Llama", weights, max_position_embeddings=40)
+    tokens = some_tokens(40, 3)
+    parts, at = [], 0
+    for count in (20, 6, 3, 1, 5, 2, 1, 1, 1):
+        parts.append(tokens[at : at + count])
+        at += count
+    assert at == 40, "up to the last position"
+
+    def logits_of(keep: bool) -> list[Tensor]:
+        sequence = model.open()
+        model.keep_width(keep)
+        model.score([sequence], *pad_rows([parts[0]], model.device), "none")
+        found = [score(model, [sequence], [part])[0] for part in parts[1:]]
+        assert sequence.length == 40
+        sequence.close()
+        return found
+
+    for kept, plain in zip(logits_of(True), logits_of(False), strict=True):
+        assert torch.equal(kept, plain)

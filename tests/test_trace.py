@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import re
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import outrider
-from outrider.cli.main import run
 from outrider.costs import Costs
 from outrider.decode import Request
 from outrider.decode.loop import decode
 from outrider.draft_length import FixedLength
-from outrider.draft_length.predicted import plain_seconds
 from outrider.drafters import ModelDrafter
 from outrider.errors import ParameterError
 from outrider.generation import Generation
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
-from outrider.records import Round, acceptance_by_position, summarise
-from outrider.report import trace_figures, trace_timeline
+from outrider.records import Round, summarise
 from outrider.report.trace import render_trace, write_trace
 from outrider.results import Result
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
+from tests.trace_page import PROMPT, Element, Page, hand_made
 
-PROMPT = "the quick brown fox jumps over the quick brown"
 HOSTILE = (
     "<script>alert(1)</script></style><img src=x onerror=alert(2)> {{ 7*7 }} {% raw %} & \"q\" 'a' --> "
     "naïve 数 🙂 \u202e\u0007"
@@ -64,58 +53,6 @@ def target(target_folder: Path) -> TransformersModel:
 @pytest.fixture(scope="module")
 def draft(draft_folder: Path) -> TransformersModel:
     return load_transformers(draft_folder, dtype="float64")
-
-
-@dataclass
-class Element:
-    """What a test asks of an HTML element: its class names, its attributes, the text inside."""
-
-    tag: str
-    attributes: dict[str, str]
-    text: str = ""
-
-    @property
-    def kinds(self) -> list[str]:
-        return self.attributes.get("class", "").split()
-
-
-@dataclass
-class Page(HTMLParser):
-    """A page as a browser would read it."""
-
-    elements: list[Element] = field(default_factory=list)
-    text: str = ""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements, self.text = [], ""
-        self._open: list[Element] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append(Element(tag, {name: value or "" for name, value in attrs}))
-        if tag not in ("meta", "input"):  # these have no end
-            self._open.append(self.elements[-1])
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append(Element(tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        while self._open.pop().tag != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        for element in self._open:
-            element.text += data
-
-    def having(self, kind: str, tag: str | None = None) -> list[Element]:
-        return [e for e in self.elements if kind in e.kinds and tag in (None, e.tag)]
-
-    @property
-    def tokens(self) -> list[Element]:
-        """The tokens of the text, kept (span) and withdrawn (del)."""
-        return [e for e in self.having("t") if "data-tip" in e.attributes]
 
 
 def tip(element: Element, pattern: str) -> str:
@@ -230,13 +167,6 @@ def test_the_shown_text_is_prompt_and_output(target: TransformersModel) -> None:
     assert page.having("blank")
 
 
-def hand_made(target: TransformersModel, prompt: str, new: list[int], **known: Any) -> Result:
-    """A result with these tokens, all from the target."""
-    rounds = [Round((token,), 0, 0, None, {"verify": 0.01, "sampling": 0.001}, **known) for token in new]
-    count = len(target.tokenizer.encode(prompt))
-    return Result("", new, "length", 0, summarise(rounds), rounds, count)
-
-
 def test_a_character_of_several_tokens_shows_the_bytes_of_the_first_ones(target: TransformersModel) -> None:
     new = target.tokenizer.encode("🙂")
     assert len(new) > 1
@@ -305,6 +235,13 @@ def test_a_prompt_of_another_result_is_refused(target: TransformersModel) -> Non
         render_trace(hand_made(target, "the quick", [50]), target, "the")
 
 
+def test_nothing_generated_is_a_page_too(target: TransformersModel) -> None:
+    generation = Generation(target, [PROMPT], draft=None)
+    page = Page(render_trace(generation.results()[0], target, PROMPT, costs=Costs({1: 0.01})))
+    assert "cut short" in page.text
+    assert "No round was finished" in page.text
+
+
 # What the page must not do
 
 
@@ -341,133 +278,7 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(target: Transformers
     assert not re.search(r"url\(|@import|@font-face", style.text)
 
 
-# The time line and the figures
-
-
-SECONDS = st.floats(0.0, 0.5)
-
-
-@st.composite
-def records(draw: st.DrawFn) -> list[Round]:
-    found = []
-    for _ in range(draw(st.integers(1, 60))):
-        drafted = draw(st.integers(0, 5))
-        accepted = draw(st.integers(0, drafted))
-        seconds = {phase: draw(SECONDS) for phase in ("draft", "verify", "sampling", "other")}
-        betas = tuple(draw(st.floats(0.0, 1.0)) for _ in range(drafted))
-        found.append(Round((7,) * (accepted + 1), drafted, accepted, "x" if drafted else None, seconds, None, betas))
-    return found
-
-
-@given(records(), st.floats(1e-4, 1.0))
-def test_the_time_line_holds_all_time_and_all_tokens_once(rounds: list[Round], step: float) -> None:
-    costs = Costs({1: step, 8: 2 * step}, {1: step / 100})
-    timeline = trace_timeline.make_timeline(rounds, 3, costs)
-    total = sum(summarise(rounds).seconds.values())
-    if timeline is None:
-        assert total == 0
-        return
-    shapes = [shape for line in timeline.lines for shape in line.rounds]
-    for phase in ("draft", "verify", "sampling", "other"):
-        width = sum(rect.width for shape in shapes for rect in shape.calls if rect.kind == phase)
-        taken = sum(r.seconds[phase] for r in rounds)
-        assert width * timeline.window / trace_timeline.WIDTH == pytest.approx(taken, abs=1e-9)
-    rects = [rect for shape in shapes for rect in (*shape.calls, *shape.stack)]
-    assert all(r.x >= -1e-6 and r.x + r.width <= trace_timeline.WIDTH + 1e-6 for r in rects)
-    stacked = [rect.kind for shape in shapes for rect in shape.stack]
-    origins = [origin for r in rounds for origin in r.origins]
-    assert sorted(kind for kind in stacked if kind != "withdrawn") == sorted(origins)
-    assert stacked.count("withdrawn") == sum(r.drafted - r.accepted for r in rounds)
-    assert timeline.plain_seconds == pytest.approx(plain_seconds(rounds, costs, 3))
-    assert timeline.lines[-1].tokens == len(origins)
-    assert [line.tokens for line in timeline.lines] == sorted(line.tokens for line in timeline.lines)
-    produced = [line.plain_tokens for line in timeline.lines if line.plain is not None]
-    assert produced[-1] == len(origins)
-    assert len(timeline.lines) <= trace_timeline.MOST_LINES + 1
-
-
-def test_plain_decoding_is_drawn_call_by_call_on_the_same_axis() -> None:
-    rounds = [Round((1, 2, 3, 4), 3, 3, "x", {"draft": 0.006, "verify": 0.014}) for _ in range(5)]
-    timeline = trace_timeline.make_timeline(rounds, 3, Costs({1: 0.01}))
-    assert timeline is not None
-    (line,) = timeline.lines
-    assert line.plain is not None
-    assert line.plain.count("M") == 20
-    starts = [float(x) for x in re.findall(r"M([\d.]+) 0h", line.plain)]
-    assert starts == pytest.approx([trace_timeline.WIDTH * i / 20 for i in range(20)], abs=0.01)  # 0.2 s: the whole line
-    ends = [max(r.x + r.width for r in shape.calls) for shape in line.rounds]
-    assert ends == pytest.approx([trace_timeline.WIDTH * (i + 1) / 10 for i in range(5)])  # 0.1 s: half of it
-    assert (line.ticks[0][1], line.ticks[-1][1]) == ("0", "200")
-
-
-def test_a_thousand_rounds_are_wrapped_at_one_scale() -> None:
-    rounds = [Round((1, 2), 2, 1, "x", {"draft": 0.004, "verify": 0.02}) for _ in range(1000)]
-    timeline = trace_timeline.make_timeline(rounds, 3, Costs({1: 0.018}))
-    assert timeline is not None
-    assert 20 <= len(timeline.lines) <= 60
-    widths = {round(r.width, 3) for line in timeline.lines for s in line.rounds for r in s.calls if r.kind == "verify"}
-    assert max(widths) == pytest.approx(trace_timeline.WIDTH * 0.02 / timeline.window, abs=1e-3)
-
-
-@given(records())
-def test_the_charts_count_what_the_records_hold(rounds: list[Round]) -> None:
-    tested = sum(r.tested for r in rounds)
-    histogram = trace_figures.beta_histogram(rounds)
-    assert sum(bar.of for bar in histogram) == tested
-    assert sum(bar.accepted for bar in histogram) == sum(r.accepted for r in rounds)
-    chart = trace_figures.acceptance_chart(rounds)
-    assert [(bar.of, bar.accepted) for bar in chart] == [(of, n) for of, n in acceptance_by_position(rounds) if of]
-    strip = trace_figures.beta_strip(rounds)
-    assert (strip is None) == (tested == 0)
-    if strip is not None:
-        assert strip.accepted.count("h0") == strip.kept == sum(r.accepted for r in rounds)
-        assert strip.expected == pytest.approx(sum(b for r in rounds for b in (r.betas or ())[: r.tested]))
-
-
-# The command
-
-
-@pytest.fixture
-def model(target_folder: Path, draft_folder: Path) -> list[str]:
-    models = ["--target", str(target_folder), "--draft", str(draft_folder), "--num-draft-tokens", "3"]
-    return [*models, "--dtype", "float64", "--max-new-tokens", "24", "--ignore-eos", "--seed", "1"]
-
-
-def test_the_output_is_the_same_with_a_trace(model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    got = []
-    for options in ([], ["--trace", str(tmp_path / "t.html")]):
-        for form in (["--json"], ["--json", "--logprobs"], [], ["--plain", "--json", "--profile"]):
-            assert run(["generate", PROMPT, *model, "--temperature", "0.9", *form, *options]) == 0
-            captured = capsys.readouterr()
-            parsed = json.loads(captured.out) if "--json" in form else captured.out
-            got.append((parsed.keys(), parsed["tokens"]) if isinstance(parsed, dict) else (parsed, captured.err))
-            if options:
-                page = Page((tmp_path / "t.html").read_text(encoding="utf-8"))
-                assert len([e for e in page.tokens if e.tag == "span" and "prompt" not in e.kinds]) == 24
-                assert bool([e for e in page.tokens if e.tag == "del"]) == ("--plain" not in form)
-                assert "temperature" in {e.text for e in page.elements if e.tag == "dt"}
-    assert got[:4] == got[4:]
-    assert [path.name for path in tmp_path.iterdir()] == ["t.html"]
-
-
-def test_trace_and_compare_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", "x", "--trace", str(tmp_path / "t.html"), "--compare"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "outrider: --trace and --compare exclude each other: leave one out\n"
-
-
-@pytest.mark.parametrize("name", ["", "nothing/t.html", "file/t.html", "n" * 300, "/dev/full", "/proc/t.html"])
-def test_a_file_that_can_not_be_written_is_refused_before_the_model_is_loaded(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    path = tmp_path / name if name else tmp_path
-    assert run(["generate", "x", "--target", "/nowhere/model", "--trace", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"outrider: trace {path} can't be written (")
-    assert captured.err.count("\n") == 1
+# The file
 
 
 def test_a_file_that_is_there_is_replaced_whole_or_not_at_all(target: TransformersModel, tmp_path: Path) -> None:
@@ -482,29 +293,3 @@ def test_a_file_that_is_there_is_replaced_whole_or_not_at_all(target: Transforme
     with pytest.raises(ParameterError, match="can't be written"):
         write_trace(path, result, target, "x")
     assert path.read_text() == "old"
-
-
-def test_nothing_generated_is_a_page_too(target: TransformersModel) -> None:
-    generation = Generation(target, [PROMPT], draft=None)
-    page = Page(render_trace(generation.results()[0], target, PROMPT, costs=Costs({1: 0.01})))
-    assert "cut short" in page.text
-    assert "No round was finished" in page.text
-
-
-def test_an_interrupted_generation_leaves_its_trace(tmp_path: Path) -> None:
-    path = tmp_path / "t.html"
-    long = ["generate", "Count from one to a thousand in words.", "--max-new-tokens", "4000", "--ignore-eos"]
-    # Whoever runs the tests in the background has interrupts ignored, and children inherit that.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "outrider", *long, "--trace", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        first = process.stdout.read(20)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert process.returncode == 130
-    assert re.search(r"^outrider: interrupted after \d+ tokens\n\Z", err.decode(), re.MULTILINE)
-    assert b"Traceback" not in err
-    page = Page(path.read_text(encoding="utf-8"))
-    assert "cut short" in page.text
-    shown = "".join(e.text for e in page.tokens if e.tag == "span" and "prompt" not in e.kinds)
-    assert (first + out).decode().strip() in shown

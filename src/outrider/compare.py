@@ -111,5 +111,5 @@ def compare(
     exact = greedy and not runs[0].lossy
     seen = prepare(model, prompt)
     parted = first_divergence(model, seen.tokens, runs[0].tokens, runs[1].tokens, seen.source) if exact else None
-    steps = {part.name: part.step_seconds for part in drafter.parts()} if drafter is not None else {}
+    steps = drafter.part_seconds() if drafter is not None else {}
     return Comparison(runs[0], runs[1], measured_costs(model), steps, greedy, parted)

@@ -4,11 +4,11 @@
     ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
     head[:path=FOLDER]
     self[:temperature=T,top_k=K,top_p=P,min_p=M]
-    MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_draft_tokens=N,draft=SPEC]
+    MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_tokens=N,num_draft_tokens=N,draft=SPEC]
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
 depth. A model with another tokenizer than the target's drafts text (`drafters.other_tokenizer`). A model's sampling options
-are the draft's own; by default it samples as the target does. dtype and engine are those of `outrider.load`.
+are the draft's own; by default it samples as the target does. dtype, engine and num_tokens are those of `outrider.load`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from outrider.models.base import LanguageModel
 from outrider.models.compatibility import same_tokens
 from outrider.sampling import SamplingSettings
 
-LoadModel = Callable[[str, dict[str, str]], LanguageModel]
+LoadModel = Callable[[str, dict[str, Any]], LanguageModel]
 """Loads a model by its name, with options of `outrider.load`."""
 _FIRST_OPTION = re.compile(r":[a-z_]+=")
 _LAW: dict[str, Callable[[str], Any]] = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
@@ -74,14 +74,19 @@ NAMED = {
     "random": Named(RandomDrafter, {}),
     "self": Named(SelfDrafter, _LAW),
 }
-_LOADING = ("dtype", "engine")
+_LOADING: dict[str, Callable[[str], Any]] = {"dtype": str, "engine": str, "num_tokens": int}
 _MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {
     **_LAW,
     "vocabulary": str,
-    **dict.fromkeys(_LOADING, str),
+    **_LOADING,
     "num_draft_tokens": int,
     "draft": str,
 }
+
+
+def loading_options(own: dict[str, Any], dtype: str, engine: str) -> dict[str, Any]:
+    """For `outrider.load`: a draft's own options before the target's. An own dtype is opened by the engine that suits it."""
+    return {"dtype": dtype, "engine": "auto" if "dtype" in own else engine, **own}
 
 
 def is_named(spec: str) -> bool:

@@ -33,8 +33,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.checks import check_number
 from outrider.sampling.draw import draw
-from outrider.sampling.settings import SamplingSettings, check_number
+from outrider.sampling.settings import SamplingSettings
 from outrider.theory import lenient_acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
 

@@ -20,11 +20,19 @@ class Advances(Protocol):
     def advance(self, count: int) -> None: ...
 
 
+@runtime_checkable
+class KeepsWidth(Protocol):
+    """An engine whose passes cost more when their width changes, and that keeps it, therefore, where it can."""
+
+    def keep_width(self, on: bool) -> None: ...
+
+
 class PassTimer:
     """Times passes of a model after a context, one by one; to be used in `with`.
 
     sizes: tokens of each of so many rows, those left out that the model's context does not allow. context: tokens held
-    before; engines that can't pretend to hold them read them.
+    before; engines that can't pretend to hold them read them. Where a change of the width costs something, it is left out,
+    and every pass is as wide as it is asked for.
     """
 
     def __init__(self, model: LanguageModel, sizes: Iterable[int], context: int, rows: int = 1) -> None:
@@ -34,9 +42,12 @@ class PassTimer:
         self._context = context
         self._rows = rows
         self._sequences: list[Sequence] = []
+        self._width = 0
 
     def __enter__(self) -> PassTimer:
         model, context = self.model, self._context
+        if isinstance(model, KeepsWidth):
+            model.keep_width(False)
         try:
             for _ in range(self._rows):
                 sequence = _open(model, context + max(self.sizes))
@@ -54,6 +65,8 @@ class PassTimer:
     def __exit__(self, *error: object) -> None:
         for sequence in self._sequences:
             sequence.close()
+        if isinstance(self.model, KeepsWidth):
+            self.model.keep_width(True)
 
     def time(self, size: int) -> float:
         """Seconds to score that many new tokens of each row and to choose a token after each.
@@ -62,15 +75,22 @@ class PassTimer:
         """
         model = self.model
         new, count = pad_rows([[i % model.vocab_size for i in range(size)]] * self._rows, model.device)
+        if size != self._width and isinstance(model, KeepsWidth):
+            model.score(self._sequences, new, count, "all")
+            self._take_back()
+        self._width = size
         _synchronise(model)
         start = time.perf_counter()
         logits = model.score(self._sequences, new, count, "all")
         assert logits is not None
         standardize(logits, SamplingSettings()).sum(-1).tolist()  # waits for the device, too
         took = time.perf_counter() - start
+        self._take_back()
+        return took
+
+    def _take_back(self) -> None:
         for sequence in self._sequences:
             sequence.truncate(self._context)
-        return took
 
 
 def can_pretend(model: LanguageModel) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.device_data import pad_rows
 from outrider.models.base import Sequence, Source
 from outrider.randomness import RandomStream
 
@@ -63,3 +65,27 @@ class Proposal:
 def empty_proposal(rows: int, device: torch.device) -> Proposal:
     """No tokens for anybody."""
     return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows)
+
+
+def padded_proposal(
+    drafts: Many[Many[int]],
+    device: torch.device,
+    laws: Many[Many[Tensor]] = (),
+    signals: list[list[int]] | None = None,
+) -> Proposal:
+    """What was drafted row by row. laws: of each row's tokens in turn, [n, V] each; none of any row: a point mass each."""
+    if not any(drafts):
+        return empty_proposal(len(drafts), device)
+    tokens, lengths = pad_rows(drafts, device)
+    return Proposal(tokens, lengths, _side_by_side(laws, tokens.shape[1]) if any(laws) else None, signals)
+
+
+def _side_by_side(laws: Many[Many[Tensor]], width: int) -> Tensor:
+    """Each row's laws one after the other, padded with zeros. → [R, K, V]"""
+    some = next(law for row in laws for law in row)
+    out = some.new_zeros(len(laws), width, some.shape[-1])
+    for i, row in enumerate(laws):
+        if row:
+            law = torch.cat(list(row))
+            out[i, : len(law)] = law
+    return out

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from outrider.checks import check_count
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 def _check_probability(name: str, value: float) -> None:
     if not (math.isfinite(value) and 0.0 <= value <= 1.0):
         raise ParameterError(f"{name} must be in [0, 1], got {value}: it is a mean acceptance probability")
-
-
-def _check_length(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ParameterError(f"{name} must be a whole number of 0 or more, got {value}")
 
 
 def _check_cost(name: str, value: float) -> None:
@@ -40,7 +36,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     Summed as 1 + alpha + ... + alpha^gamma, which is exact at alpha = 1 and does not cancel near it.
     """
     _check_probability("alpha", alpha)
-    _check_length("gamma", gamma)
+    check_count("gamma", gamma, 0)
     return math.fsum(alpha**i for i in range(gamma + 1))
 
 
@@ -52,7 +48,7 @@ def limit_tokens(alpha: float) -> float:
 
 def alpha_from_tokens(tokens: float, gamma: int) -> float:
     """The alpha at which `expected_tokens(alpha, gamma)` is `tokens`, by bisection; `tokens` in [1, gamma + 1]."""
-    _check_length("gamma", gamma)
+    check_count("gamma", gamma, 0)
     if gamma == 0 or not 1.0 <= tokens <= gamma + 1:
         raise ParameterError(f"tokens must be in [1, gamma + 1] and gamma 1 or more, got tokens={tokens}, gamma={gamma}")
     low, high = 0.0, 1.0
@@ -93,7 +89,7 @@ def best_gamma(alpha: float, c: float, max_gamma: int = 64) -> int:
 
     With c = 0 and alpha > 0 every further token helps, so the answer is then `max_gamma`.
     """
-    _check_length("max_gamma", max_gamma)
+    check_count("max_gamma", max_gamma, 0)
     return max(range(max_gamma + 1), key=lambda gamma: (walltime_factor(alpha, gamma, c), -gamma))
 
 
@@ -124,7 +120,7 @@ def measured_speedup(alpha: float, gamma: int, draft_seconds: float, verify_seco
 
 def loop_seconds(gamma: int, draft_seconds: float, target_seconds: float) -> float:
     """Seconds of a round where verification costs one target step at any length (Chen Figure 1, right)."""
-    _check_length("gamma", gamma)
+    check_count("gamma", gamma, 0)
     for name, value in (("draft_seconds", draft_seconds), ("target_seconds", target_seconds)):
         if not (math.isfinite(value) and value >= 0.0):
             raise ParameterError(f"{name} must be finite and 0 or more, got {value}")

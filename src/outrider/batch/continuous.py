@@ -16,9 +16,10 @@ from typing import Any
 
 from outrider.batch.jobs import LAW, Job, options_of
 from outrider.batch.setup import Ready
+from outrider.checks import check_count
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
-from outrider.errors import NumericalError, OutriderError, ParameterError
+from outrider.errors import NumericalError, OutriderError
 from outrider.options import Options
 from outrider.prompts import encode, end_tokens
 from outrider.randomness import RandomStream
@@ -57,8 +58,7 @@ class ContinuousBatch:
     """
 
     def __init__(self, ready: Ready, batch_size: int) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ParameterError(f"batch_size must be a whole number of 1 or more, got {batch_size!r}")
+        check_count("batch_size", batch_size)
         self.batch_size = batch_size
         self._ready = ready
         self._waiting: deque[Job] = deque()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.options import Options, parse_options
 
@@ -68,9 +69,7 @@ def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
 def options_of(job: Job, defaults: Mapping[str, Any]) -> Options:
     """The job's options: its own over the command's."""
     options = parse_options(1, {**defaults, **job.options})  # type: ignore[typeddict-item]
-    count = options.max_new_tokens
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {count!r}")
+    check_count("max_new_tokens", options.max_new_tokens)
     return options
 
 

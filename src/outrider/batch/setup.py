@@ -10,7 +10,7 @@ import outrider
 from outrider.choices import make_length
 from outrider.costs import CostBook, costs_by
 from outrider.draft_length import DraftLength, FixedLength, OptimalLength
-from outrider.draft_specs import LoadModel, make_from_spec
+from outrider.draft_specs import LoadModel, loading_options, make_from_spec
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
@@ -73,10 +73,10 @@ class Setup:
     def drafter(self, target: TextModel, load: LoadModel | None = None) -> Drafter | None:
         """The drafter for this target, or None. load: how its models are loaded, if not anew."""
 
-        def load_anew(name: str, own: dict[str, str]) -> TextModel:
-            dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
-            quick = self.compile and compiles(dtype, engine)
-            return outrider.load(name, dtype=dtype, device=self.device, engine=engine, compile=quick)
+        def load_anew(name: str, own: dict[str, Any]) -> TextModel:
+            options = loading_options(own, self.dtype, self.engine)
+            quick = self.compile and compiles(options["dtype"], options["engine"])
+            return outrider.load(name, device=self.device, **options, compile=quick)
 
         made = [make_from_spec(spec, load or load_anew, target) for spec in self.draft]
         for part in (part for one in made for part in one.parts()):

@@ -8,7 +8,7 @@ own rounds, of which late ones count more. The result of a search does not depen
 
 from __future__ import annotations
 
-from outrider.errors import ParameterError
+from outrider.checks import check_count
 
 LONGEST = 8
 FIRST = 3  # steps of the first draft, after one pass without
@@ -20,8 +20,8 @@ class BeamLength:
     """fixed: that many steps, 0 … 64; None for the adaptive policy."""
 
     def __init__(self, fixed: int | None = None) -> None:
-        if fixed is not None and (isinstance(fixed, bool) or not isinstance(fixed, int) or not 0 <= fixed <= 64):
-            raise ParameterError(f"num_draft_tokens must be a whole number in 0 … 64, got {fixed!r}: use 0 for no draft")
+        if fixed is not None:
+            check_count("num_draft_tokens", fixed, 0, 64, "use 0 for no draft")
         self._fixed = fixed
         self._rounds = 0
         self._idle = 0

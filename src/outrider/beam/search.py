@@ -23,6 +23,7 @@ from outrider.beam.records import BeamRound
 from outrider.beam.rows import BeamRows
 from outrider.beam.settings import BeamSettings
 from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
+from outrider.checks import check_count
 from outrider.clock import PhaseClock
 from outrider.errors import ContextLengthError, ParameterError
 from outrider.models.base import LanguageModel
@@ -109,8 +110,7 @@ class BeamDecoder:
 
 def check_limits(target: LanguageModel, prompt: Many[int], max_new_tokens: int) -> int:
     """Raise unless the search can be served. → the greatest number of new tokens, by option or by context"""
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {max_new_tokens!r}")
+    check_count("max_new_tokens", max_new_tokens)
     if not prompt:
         raise ParameterError("prompt must hold at least one token, got none: give some text")
     wrong = [token for token in prompt if not 0 <= token < target.vocab_size]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from outrider.checks import check_count, check_number
 from outrider.errors import ParameterError
-from outrider.sampling.settings import check_number
 
 EarlyStopping = bool | Literal["never"]
 MOST_BEAMS = 64
@@ -30,17 +30,11 @@ class BeamSettings:
     num_return_sequences: int = 1
 
     def __post_init__(self) -> None:
-        _check_count("num_beams", self.num_beams, MOST_BEAMS, "use 1 for greedy decoding")
-        _check_count(
-            "num_return_sequences", self.num_return_sequences, self.num_beams, "no more texts are kept than num_beams"
-        )
+        check_count("num_beams", self.num_beams, 1, MOST_BEAMS, "use 1 for greedy decoding")
+        advice = "no more texts are kept than num_beams"
+        check_count("num_return_sequences", self.num_return_sequences, 1, self.num_beams, advice)
         check_number("length_penalty", self.length_penalty, -4.0, 4.0, "in [-4, 4]", "use 1 for the mean, 0 for the sum")
         if self.early_stopping not in (True, False, "never") or isinstance(self.early_stopping, int | float) != isinstance(
             self.early_stopping, bool
         ):
             raise ParameterError(f'early_stopping must be True, False or "never", got {self.early_stopping!r}')
-
-
-def _check_count(name: str, value: int, most: int, remedy: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ParameterError(f"{name} must be a whole number in 1 … {most}, got {value!r}: {remedy}")

@@ -68,15 +68,11 @@ def measure(
                         made = _write(target, prompt, setting, max_new_tokens, example.number)
                         done[key] = Reading(*key, tokens=made, betas=[], offered=0)
                     else:
-                        betas, offered = read(target, drafts[name], _sampling(setting), prompt, text)
+                        betas, offered = read(target, drafts[name], setting.sampling, prompt, text)
                         done[key] = Reading(*key, tokens=[], betas=betas, offered=offered)
                     log.append(asdict(done[key]))
                 text = done[key].tokens or text
                 yield done[key]
-
-
-def _sampling(setting: Setting) -> SamplingSettings:
-    return SamplingSettings(temperature=setting.temperature, top_p=setting.top_p)
 
 
 def _write(target: TextModel, prompt: list[int], setting: Setting, tokens: int, seed: int) -> list[int]:

@@ -24,6 +24,7 @@ from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.tasks import human_eval
 from outrider.choices import make_length
 from outrider.costs import CostBook, Costs, costs_by, measured_costs
+from outrider.draft_specs import loading_options
 from outrider.drafters import Drafter
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
@@ -129,13 +130,13 @@ class Bench:
             return measured_costs(self.target), ready.drafter.step_seconds if ready.drafter is not None else 0.0
 
     def _drafter(self) -> Drafter | None:
-        def load(name: str, own: dict[str, str]) -> TextModel:
+        def load(name: str, own: dict[str, Any]) -> TextModel:
             import outrider
 
             key = f"{name} {own}"
             if key not in self._models:
-                dtype = own.get("dtype", self._setup.dtype)
-                self._models[key] = outrider.load(name, dtype=dtype, device=self._setup.device)
+                options = loading_options(own, self._setup.dtype, self._setup.engine)
+                self._models[key] = outrider.load(name, device=self._setup.device, **options)
             return self._models[key]
 
         return self._setup.drafter(self.target, load)

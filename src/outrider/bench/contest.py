@@ -17,6 +17,7 @@ from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.bench.tasks import Task
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.sampling import SamplingSettings
 
 WARM_UP_TOKENS = 16
 T = TypeVar("T")
@@ -49,6 +50,11 @@ class Setting:
     @property
     def name(self) -> str:
         return "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}, top-p {self.top_p:g}"
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """The law that is drawn from."""
+        return SamplingSettings(temperature=self.temperature, top_p=self.top_p)
 
 
 Contender = Callable[[list[int], Setting, int, int], tuple[int, float | None, float | None]]
@@ -85,9 +91,9 @@ def measure(
     tasks: Sequence[Task],
     settings: Sequence[Setting],
     max_new_tokens: int,
-    log: Path,
+    log: Path | None,
 ) -> Iterator[Run]:
-    """Run everything that `log` (JSON lines) does not hold yet, append it there, and yield all runs."""
+    """Run everything that `log` (JSON lines, if any) does not hold yet, append it there, and yield all runs."""
     kept = RunLog(log)
     done = {(run.contender, run.setting, run.task): run for run in (Run(**entry) for entry in kept.entries)}
     entries = list(contenders.items())

@@ -89,9 +89,9 @@ def measure(
     max_new_tokens: int,
     repetitions: int,
     seeds: int,
-    log: Path,
+    log: Path | None,
 ) -> Iterator[Run]:
-    """Run what `log` (JSON lines) does not hold yet, append it there, and yield all runs.
+    """Run what `log` (JSON lines, if any) does not hold yet, append it there, and yield all runs.
 
     seeds: texts of each cell when sampling.
     """
@@ -148,7 +148,7 @@ def _run(
         results = generate(target, [text.prompt] * seeds, seed=numbers, **options)
     else:
         results = [generate(target, text.prompt, seed=number, **options) for number in numbers]
-    steps = {part.name: part.step_seconds for part in made.parts()} if made is not None else {}
+    steps = made.part_seconds() if made is not None else {}
     step = made.step_seconds if made is not None else 0.0
     every = [result.stats for result in results]
     return Run(

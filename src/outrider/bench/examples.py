@@ -3,8 +3,9 @@
 Prompts are zero-shot. A model with a chat template gets an instruction as a user's turn; a base model gets text to continue:
 an article and "TL;DR:" (Radford et al. 2019), or "English: … German:". Chen et al. 2023 gave Chinchilla one example first
 and Leviathan et al. 2022 fine-tuned T5, so scores are not theirs; what must agree is plain and speculative decoding.
-HumanEval is code to continue for every model, cut at the stop sequences of Chen et al. 2021 (Codex). The prompt's last line
-break is left to the model, as in other harnesses: after it, many instruction-tuned models take the code to be finished.
+On HumanEval a model with a chat template is asked for the function in a code block; given the bare code, instruction-tuned
+models take it to be finished, and end (EXPERIMENTS.md). A base model gets the code to continue, cut at the stop sequences of
+Chen et al. 2021 (Codex).
 """
 
 from __future__ import annotations
@@ -64,7 +65,13 @@ class TaskKind:
 
 
 KINDS = {
-    "humaneval": TaskKind("pass@1", 512, stop=CODE_STOPS),
+    "humaneval": TaskKind(
+        "pass@1",
+        512,
+        chat="Complete this Python function. Answer with the whole function in one code block and nothing else.\n\n"
+        "```python\n{}```",
+        stop=CODE_STOPS,
+    ),
     "xsum": TaskKind(
         "rouge2",
         hub=("EdinburghNLP/xsum", None, "test"),
@@ -161,7 +168,7 @@ def load_examples(source: Source) -> list[Example]:
     kind, (first, last) = source.kind, source.bounds
     if source.name == "humaneval":
         problems = human_eval(first, min(last, 163))
-        return [Example(task.name, task.prompt.rstrip(), first + i) for i, task in enumerate(problems)]
+        return [Example(task.name, task.prompt, first + i, chat=not source.raw) for i, task in enumerate(problems)]
     if source.name == "lm1b":
         return [Example(f"text {i}", "", i) for i in range(first, last + 1)]
     rows = _rows(source, kind, last + 1)
@@ -220,7 +227,7 @@ def stops(target: TextModel, kind: TaskKind, example: Example) -> tuple[str, ...
     """Where an answer ends, beside the model's own end: a model that takes messages knows it."""
     if has_encoder(target):
         return ()
-    return () if example.chat and has_template(target) and kind is not KINDS["humaneval"] else kind.stop
+    return () if example.chat and has_template(target) else kind.stop
 
 
 def _beginning(target: TextModel) -> list[int]:

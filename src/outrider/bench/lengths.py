@@ -119,7 +119,7 @@ def replay(target: TextModel, text: Recorded, drafter: Drafter, costs: Costs) ->
         return plain_seconds(rounds, costs, text.prompt_tokens) / taken
 
     adaptive = run(AdaptiveLength(costs))
-    steps = {part.name: part.step_seconds for part in drafter.parts()}
+    steps = drafter.part_seconds()
     longest = run(FixedLength(LONGEST))
     plain = plain_seconds(longest, costs, text.prompt_tokens)
     return Cell(

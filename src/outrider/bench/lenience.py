@@ -32,7 +32,6 @@ from outrider.lenience import lenient_betas, lenient_law, soft
 from outrider.models.base import TextModel
 from outrider.published import tables
 from outrider.records import Round
-from outrider.sampling import SamplingSettings
 
 PLAIN = 0.0  # in the place of a lenience: plain decoding
 
@@ -138,7 +137,7 @@ class Drift:
 
 def read(target: TextModel, draft: Drafter, setting: Setting, run: LenientRun) -> Drift:
     """Target and draft along a text, and what its lenience did to the laws."""
-    sampling = sampling_of(setting)
+    sampling = setting.sampling
     text, lenience = run.text, run.lenience
     own = soft(sampling) if sampling.greedy else sampling
     laws = target_laws_along(target, text.tokens, text.prompt_length, own)
@@ -165,11 +164,6 @@ def _sums(p: Tensor, q: Tensor, tested: Tensor, tokens: Tensor, lenience: float,
         moved = (law - p).abs().sum() / 2
     terms = (tested.sum().double(), betas.sum(), (betas * (1 - betas)).sum(), divergence, moved, gap)
     return torch.stack([term.double().cpu() for term in terms])
-
-
-def sampling_of(setting: Setting) -> SamplingSettings:
-    """The law of a setting."""
-    return SamplingSettings(temperature=setting.temperature, top_p=setting.top_p)
 
 
 @dataclass(frozen=True)
@@ -252,7 +246,7 @@ def _row(
 
 def _audited(target: TextModel, draft: Drafter, setting: Setting, runs: list[LenientRun]) -> tuple[str, str]:
     """The audit's verdict on the texts, and its reason."""
-    audit = TextAudit(target, draft, sampling_of(setting))
+    audit = TextAudit(target, draft, setting.sampling)
     for run in runs:
         audit.add(run.text)
     report = judge(audit, setting.name)

@@ -1,7 +1,7 @@
 """What passes cost at the moment of a run, so that its prediction is not that of a quicker or slower hour.
 
 A machine's speed drifts by tens of per cent between a cost table and the runs that it is to predict, by more than what is to
-be shown. Timed just before each run, at the middle of its context, the drift is on both sides.
+be shown. Timed just before and just after each run, at the middle of its context, the drift is on both sides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.drafters import Drafter, ModelDrafter
 from outrider.models.base import LanguageModel
 from outrider.pass_timer import PassTimer, can_pretend
 
-REPEATS = 3
+REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Moment:
 
 
 def time_moment(target: LanguageModel, draft: Drafter, length: int, context: int) -> Moment:
-    """Time what rounds that draft so many tokens consist of, draft and target in turn, as they are in rounds.
+    """Time what rounds that draft so many tokens consist of, draft and target in turn and widths not mixed, as in rounds.
 
     Means, not medians: what is predicted is a sum of passes, the slow ones included.
     """
@@ -51,8 +51,8 @@ def time_moment(target: LanguageModel, draft: Drafter, length: int, context: int
         }
         verify: dict[int, list[float]] = {size: [] for size in scoring.sizes}
         steps: dict[str, list[float]] = {name: [] for name in drafting}
-        for repeat in range(REPEATS + 1):  # the first one warms up
-            for size, scored in verify.items():
+        for size, scored in verify.items():
+            for repeat in range(REPEATS + 1):  # the first one warms up: an engine may prepare for another width
                 for name, timer in drafting.items():
                     took = timer.time(1)
                     if repeat:

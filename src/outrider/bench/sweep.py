@@ -1,8 +1,8 @@
 """Texts at every draft length K (Chen Figure 1, Leviathan Table 4); `sweep_summary` says what they show.
 
 Every prompt is answered at every K, the order rotating from prompt to prompt, after a warm-up of each; K = 0 is plain
-decoding. Just before each answer the passes that it consists of are timed (`moment`). Answers have a fixed length (an end of
-sequence does not end them), as in Chen's "time to generate 128 tokens".
+decoding. Just before and after each answer the passes that it consists of are timed (`moment`). Answers have a fixed length
+(an end of sequence does not end them), as in Chen's "time to generate 128 tokens".
 Each round is kept, so that every figure follows from the log.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
-from outrider.bench.moment import time_moment
+from outrider.bench.moment import mean_moment, time_moment
 from outrider.bench.run_log import RunLog
 from outrider.drafters import Drafter
 from outrider.generation import generate
@@ -27,7 +27,7 @@ from outrider.records import Round
 class SweepRun:
     """One answer at one K. rounds: [tokens kept, drafted, accepted, seconds, drafter or None] of each.
 
-    draft_seconds: of each round, the part before the target's pass. moment: what passes cost just before the run. Both None
+    draft_seconds: of each round, the part before the target's pass. moment: what passes cost just then. Both None
     in logs made before they were kept.
     """
 
@@ -90,7 +90,8 @@ def _generate(
 ) -> SweepRun:
     prompt = prompt_tokens(target, kind, example)
     held = len(prepare(target, prompt).tokens)
-    moment = time_moment(target, draft, length, held + tokens // 2)
+    context = held + tokens // 2
+    before = time_moment(target, draft, length, context)
     result = generate(
         target,
         prompt,
@@ -102,6 +103,7 @@ def _generate(
         ignore_eos=True,
         seed=example.number,
     )
+    after = time_moment(target, draft, length, context)
     return SweepRun(
         example=example.name,
         digest=example.digest,
@@ -111,5 +113,5 @@ def _generate(
         tokens=result.tokens,
         rounds=[[len(r.tokens), r.drafted, r.accepted, sum(r.seconds.values()), r.drafter] for r in result.rounds],
         draft_seconds=[r.seconds.get("draft", 0.0) for r in result.rounds],
-        moment=asdict(moment),
+        moment=asdict(mean_moment([before, after])),
     )

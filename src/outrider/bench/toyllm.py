@@ -28,8 +28,6 @@ from outrider.records import Round, summarise
 from outrider.theory import walltime_factor
 
 PROMPT = "Alan Turing theorized that computers would one day become"
-LOOKAHEAD = 4
-TOTAL_TOKENS = 266
 Side = Literal["plain", "speculative"]
 SIDES: tuple[Side, ...] = ("plain", "speculative")
 
@@ -149,7 +147,7 @@ def reproduce(runs: Sequence[Run], target: TextModel, draft: Drafter, lookahead:
     efficiency = stats.mean_acceptance_length / (lookahead + 1)
     target_ms = median(1000 * run.decode_seconds / len(run.tokens) for run in plain)
     draft_ms = median(1000 * run.draft_seconds / stats.drafted for run in drafted) if stats.drafted else 0.0
-    costs, steps = measured_costs(target), {part.name: part.step_seconds for part in draft.parts()}
+    costs, steps = measured_costs(target), draft.part_seconds()
     by_costs = plain_seconds(records, costs, len(prompt)) / predicted_seconds(records, costs, steps, len(prompt))
     alpha = stats.acceptance_rate
     return Reproduction(

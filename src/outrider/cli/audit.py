@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.files import check_parent
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import truncation_options
+from outrider.cli.shared_options import json_option
 from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.errors import OutriderError, ParameterError
 
@@ -75,7 +77,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the histograms of the transform.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @ray_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -> int:
     """Is a sampler exact? Ours, or any engine's whose weights --target names.
 
@@ -137,9 +139,8 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
         raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
-    for path in (wanted.save, plot):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
+    check_parent(wanted.save)
+    check_parent(plot)
     parse_length(wanted.length)
     check_seed(wanted.seed)
 

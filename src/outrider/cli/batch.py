@@ -13,6 +13,7 @@ from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import law_options, length_option, parse_length
+from outrider.cli.shared_options import text_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ _LAW = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
 @law_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
-@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
-@click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence.")
-@click.option("--chat/--raw", "chat", default=None, help="Use the chat template  [default: if the model has one]")
+@text_options
 @click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
 @ray_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: what it came to.")

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from outrider.checks import check_count
 from outrider.cli.models import ModelChoice
+from outrider.cli.shared_options import add_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -62,9 +64,7 @@ class BeamChoice:
 
 def beam_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of beam search."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _OPTIONS)
 
 
 def beam_choice(given: dict[str, Any]) -> BeamChoice | None:
@@ -119,8 +119,7 @@ def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[st
     steps = parse_length(given["num_draft_tokens"])
     if steps is not None and not isinstance(steps, int):
         raise ParameterError("num_draft_tokens must be a number or auto for beam search: nothing is known of its alpha")
-    if given["max_new_tokens"] < 1:
-        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
+    check_count("max_new_tokens", given["max_new_tokens"])
     models.refuse_compile("beam search")
     model = models.load_target()
     drafter = models.load_draft(model) if choice.drafts else None

@@ -7,13 +7,14 @@ import json
 import click
 
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.shared_options import json_option
 from outrider.cli.tensor_parallel import tensor_parallel_options
 
 
 @click.command()
 @model_options
 @tensor_parallel_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def calibrate(models: ModelChoice, as_json: bool) -> None:
     """Measure the seconds to score n new tokens with the target, and to draft one."""
     from outrider.costs import forget_costs, measured_costs
@@ -28,7 +29,7 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
             forget_costs(part.model)
     drafter.measure()
     costs = measured_costs(model)
-    steps = {part.name: part.step_seconds for part in drafter.parts()}
+    steps = drafter.part_seconds()
     if as_json:
         seconds = next(iter(steps.values())) if len(steps) == 1 else steps
         about = {

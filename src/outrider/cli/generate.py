@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.checks import check_count
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.sampling import law_options, length_option, parse_length
+from outrider.cli.shared_options import json_option, text_options
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
 from outrider.errors import ParameterError
@@ -46,9 +48,7 @@ if TYPE_CHECKING:
 @click.option("--lenience", type=float, default=1.0, help="Below 1: LOSSY, accept more than the target's law allows.")
 @beam_options
 @click.option("--seed", type=int, help="For the same output again  [default: random]")
-@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
-@click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence.")
-@click.option("--chat/--raw", "chat", default=None, help="Use the chat template  [default: if the model has one]")
+@text_options
 @click.option("--json-schema", type=click.Path(path_type=Path), metavar="FILE", help="Answer with JSON of this schema.")
 @click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression.")
 @click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 @click.option("--profile", is_flag=True, help="Show where the time went, and the bandwidth that was reached.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page that shows every round.")
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given: Any) -> int:
     """Generate text after PROMPT (or --file, or standard input); the law is the target's alone (but for --lenience).
 
@@ -135,8 +135,7 @@ def _check(given: dict[str, Any]) -> None:
     from outrider.options import parse_options
 
     given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
-    if given["max_new_tokens"] < 1:
-        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {given['max_new_tokens']}")
+    check_count("max_new_tokens", given["max_new_tokens"])
     if given["lenience"] != 1.0 and given["plain"]:
         raise ParameterError("lenience is about drafted tokens, and --plain drafts none: leave one out")
     own = ("plain", "compare", "profile", "chat", "as_json", "json_schema", "regex")

@@ -51,16 +51,18 @@ class ModelChoice:
     def load_one_draft(self, spec: str, target: TextModel, pack: bool = True) -> Drafter:
         """The drafter that one --draft means."""
         import outrider
-        from outrider.draft_specs import make_from_spec
+        from outrider.draft_specs import loading_options, make_from_spec
         from outrider.models.loading import compiles
 
-        def load(name: str, own: dict[str, str]) -> TextModel:
-            dtype, engine = own.get("dtype", self.dtype), own.get("engine", "auto" if "dtype" in own else self.engine)
+        def load(name: str, own: dict[str, Any]) -> TextModel:
+            options = loading_options(own, self.dtype, self.engine)
             with click_status("Loading the draft …", self):
                 if self.team is not None:
-                    return self.team.load_draft(name, placement=self.placement, dtype=dtype, engine=engine, pack=pack)
-                quick = self.compile and compiles(dtype, engine)
-                return outrider.load(name, dtype=dtype, device=self.device, engine=engine, pack=pack, compile=quick)
+                    if "num_tokens" in own:
+                        raise ParameterError("num_tokens can't be used with --tensor-parallel: leave it out of --draft")
+                    return self.team.load_draft(name, placement=self.placement, pack=pack, **options)
+                quick = self.compile and compiles(options["dtype"], options["engine"])
+                return outrider.load(name, device=self.device, pack=pack, **options, compile=quick)
 
         return make_from_spec(spec, load, target)
 

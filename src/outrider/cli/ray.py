@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from outrider.cli.shared_options import add_options
 from outrider.errors import ParameterError
 
 HERE = "here"
@@ -42,7 +43,4 @@ def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
         cluster = None if address is None else Cluster(None if address == HERE else address, actors)
         return command(cluster=cluster, **given)
 
-    wrapped: Callable[..., Any] = with_cluster
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped
+    return add_options(with_cluster, _OPTIONS)

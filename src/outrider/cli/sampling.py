@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from outrider.cli.shared_options import Command, add_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.draft_length import OptimalLength
-
-Command = Callable[..., Any]
 
 _TRUNCATION = (
     click.option("--top-k", type=int, default=0, help="0: no limit."),
@@ -30,18 +28,12 @@ _LAW = (
 
 def truncation_options(command: Command) -> Command:
     """Add --top-k, --top-p and --min-p; the command gets top_k, top_p and min_p."""
-    return _with(command, _TRUNCATION)
+    return add_options(command, _TRUNCATION)
 
 
 def law_options(command: Command) -> Command:
     """Add --temperature, the same and the three penalties."""
-    return _with(command, _LAW)
-
-
-def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return add_options(command, _LAW)
 
 
 length_option = click.option(

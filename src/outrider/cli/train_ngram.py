@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.models import load_tokenizer
+from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ PIECE = 1 << 18  # characters tokenised at once
 @click.option("--order", default=4, show_default=True, help="The longest n-gram, 1 … 8.")
 @click.option("--min-count", default=2, show_default=True, help="Drop rarer followers of contexts of two tokens and more.")
 @click.option("--followers", default=32, show_default=True, help="Followers kept per context.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def train_ngram(
     corpus: tuple[Path, ...], target: str | None, output: Path, order: int, min_count: int, followers: int, as_json: bool
 ) -> None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.files import check_parent
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.sampling import truncation_options
+from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class _Found:
 @click.option(
     "--write", type=click.Path(path_type=Path), metavar="FILE.toml", help="Write what was found, for generate --config."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def tune(positional: str | None, models: ModelChoice, write: Path | None, as_json: bool, **given: Any) -> None:
     """Which draft, and how many tokens? Predicted from acceptance and costs on your prompts, then measured."""
     from dataclasses import replace
@@ -89,8 +91,7 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
     check_seed(given["seed"])
     if given["max_new_tokens"] < 2:
         raise ParameterError(f"max_new_tokens must be 2 or more, got {given['max_new_tokens']}: 128 tell more")
-    if write is not None and not write.resolve().parent.is_dir():
-        raise ParameterError(f"file {write} can't be written: there is no folder {write.resolve().parent}")
+    check_parent(write)
     return sampling, read_prompts(given["prompts"]) if given["prompts"] is not None else list(PROMPTS[:8])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outrider.checks import check_count
 from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.foretold import HORIZON, Foretold
@@ -101,9 +102,7 @@ class Row:
 
 def check_request(request: Request, target: LanguageModel) -> None:
     """Raise unless the request can be served by `target`."""
-    count = request.max_new_tokens
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ParameterError(f"max_new_tokens must be a whole number of 1 or more, got {count!r}")
+    check_count("max_new_tokens", request.max_new_tokens)
     if has_encoder(target) is not (request.source is not None):
         wanted = "a source, which its encoder is to read" if request.source is None else "no source: it has no encoder"
         raise ParameterError(f"requests for {target.name} must have {wanted}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from outrider import theory
+from outrider.checks import check_count
 from outrider.costs import Costs
 from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan
 from outrider.errors import ParameterError
@@ -18,8 +19,7 @@ class FixedLength(DraftLength, LengthState):
     length: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.length, bool) or not isinstance(self.length, int) or not 0 <= self.length <= MAX_DRAFT:
-            raise ParameterError(f"num_draft_tokens must be a whole number in 0 … {MAX_DRAFT}, got {self.length!r}")
+        check_count("num_draft_tokens", self.length, 0, MAX_DRAFT)
 
     def start(self) -> LengthState:
         return self

@@ -61,6 +61,10 @@ class Drafter(ABC):
         """What a drafted token costs, as far as it has been measured."""
         return 0.0
 
+    def part_seconds(self) -> dict[str, float]:
+        """What a drafted token costs by each part, under the names that the records have for them."""
+        return {part.name: part.step_seconds for part in self.parts()}
+
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         """Prepare the rows (their `state`) once their prompts are known."""
         del rows, context

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from outrider.checks import check_count
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
@@ -29,8 +30,8 @@ class EarlyExitDrafter(ModelDrafter):
     """layers: how many of the target's layers draft, a third of them by default."""
 
     def __init__(self, layers: int | None = None) -> None:
-        if layers is not None and (isinstance(layers, bool) or not isinstance(layers, int) or layers < 1):
-            raise ParameterError(f"layers must be a whole number of 1 or more, got {layers!r}")
+        if layers is not None:
+            check_count("layers", layers)
         self._layers = layers
         self._target: LanguageModel | None = None
         self.sampling = None

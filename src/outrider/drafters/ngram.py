@@ -13,14 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows, to_device
+from outrider.checks import check_count
+from outrider.device_data import to_device
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.errors import ParameterError, VocabularyMismatchError
+from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.ngram.table import NgramTable, read_table
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import Context, SamplingSettings, draw, standardize
 
 # Acceptance assumed at first by the length of the longest context seen (EXPERIMENTS.md), on text like the corpus.
@@ -34,8 +35,7 @@ class NgramDrafter(Drafter):
     def __init__(self, table: NgramTable | str | Path, order: int | None = None) -> None:
         self.table = table if isinstance(table, NgramTable) else read_table(Path(table).expanduser())
         if order is not None:
-            if isinstance(order, bool) or not isinstance(order, int) or order < 1:
-                raise ParameterError(f"order must be a whole number of 1 or more, got {order!r}")
+            check_count("order", order)
             self.table = copy.copy(self.table)
             self.table.levels = self.table.levels[: order - 1]
         self.name = f"{self.table.order}-gram"
@@ -70,16 +70,7 @@ class NgramDrafter(Drafter):
             tokens, along = draft(row, plan.limit, context)
             drafts.append(tokens)
             laws.append(along)
-        if not any(drafts):
-            return empty_proposal(len(rows), context.device)
-        tokens_out, lengths = pad_rows(drafts, context.device)
-        if not any(laws):
-            return Proposal(tokens_out, lengths)
-        probs = torch.zeros(*tokens_out.shape, context.vocab_size, dtype=torch.float64, device=context.device)
-        for i, along in enumerate(laws):
-            if along:
-                probs[i, : len(along)] = torch.stack(along)
-        return Proposal(tokens_out, lengths, probs)
+        return padded_proposal(drafts, context.device, laws)
 
     def _guess(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
         del context
@@ -99,7 +90,7 @@ class NgramDrafter(Drafter):
             known = row.tokens if context.sampling.needs_context else row.tokens[-self.table.order :]
             tokens = [*known, *drafted]
             law = self._law(tokens, row.prompt_length, context)
-            laws.append(law)
+            laws.append(law.unsqueeze(0))
             point = to_device([uniform], context.device, torch.float64)
             drafted.append(max(0, int(draw(law.unsqueeze(0), point))))
         return drafted, laws

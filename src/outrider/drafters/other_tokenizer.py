@@ -33,7 +33,7 @@ from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel, Sequence, has_encoder
 from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import Context, SamplingSettings, draw, standardize
 
 FEWEST = 256  # tokens in common, below which the intersection is no draft
@@ -205,20 +205,12 @@ class IntersectionDrafter(_ForeignDrafter):
             for j, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
                 drafted[i].append(token)
                 own[i].append(self._translation.get(token, 0))
-                laws[i].append(law[j])
+                laws[i].append(law[j : j + 1])
                 signals[i].append(sure[j])
             active = [
                 i for i in active if len(drafted[i]) < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))
             ]
-        if not any(drafted):
-            return empty_proposal(len(rows), context.device)
-        out, lengths = pad_rows(drafted, context.device)
-        some = next(law for row in laws for law in row)
-        probs = some.new_zeros(*out.shape, context.vocab_size)
-        for i, along in enumerate(laws):
-            if along:
-                probs[i, : len(along)] = torch.stack(along)
-        return Proposal(out, lengths, probs, only_gated(signals, plans))
+        return padded_proposal(drafted, context.device, laws, only_gated(signals, plans))
 
     def _translate(self, logits: Tensor, vocab_size: int) -> Tensor:
         """The draft's logits of the shared tokens, at the target's ids. [R, V'] → [R, V]"""
@@ -260,10 +252,7 @@ class TextDrafter(_ForeignDrafter):
                 signals[i].append(sure[j])
             active = [i for i in active if len(own[i]) < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))]
         drafts = [self._cut(row, new)[:limit] for row, new, limit in zip(rows, own, limits, strict=True)]
-        if not any(drafts):
-            return empty_proposal(len(rows), context.device)
-        out, lengths = pad_rows(drafts, context.device)
-        return Proposal(out, lengths)
+        return padded_proposal(drafts, context.device)
 
     def _cut(self, row: DraftRow, new: list[int]) -> list[int]:
         """The drafted text as the target's tokens: what follows the row's own last tokens when both are cut together."""

@@ -9,32 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from outrider.device_data import pad_rows
-from outrider.draft_length.base import Plan, Prospect
-from outrider.drafters.base import DraftContext, Drafter
+from outrider.draft_length.base import Prospect
+from outrider.drafters.base import DraftContext
+from outrider.drafters.copying import CopyDrafter, copy_prospect
 from outrider.errors import ParameterError
-from outrider.proposal import DraftRow, Proposal, empty_proposal
-
-# Acceptance by the length of the match, first and later tokens, on HumanEval completions of SmolLM2-135M and
-# Qwen2.5-Coder-1.5B (EXPERIMENTS.md); where the draft-length policy starts from.
-PRIORS = {
-    1: (0.28, 0.72),
-    2: (0.5, 0.77),
-    3: (0.68, 0.8),
-    4: (0.8, 0.8),
-    5: (0.83, 0.82),
-    6: (0.86, 0.84),
-    7: (0.88, 0.85),
-}
-LONGEST_PRIOR = (0.93, 0.95)
-LONGEST_KIND = 8
-
-
-def copy_prospect(name: str, length: int) -> Prospect:
-    """What a copy after a match of this length promises; nothing for 0."""
-    kind = min(length, LONGEST_KIND)
-    first, later = PRIORS.get(kind, LONGEST_PRIOR) if length else (0.0, 0.0)
-    return Prospect(name, kind, first, later, longest=64 if length else 0, foretold=True)
+from outrider.proposal import DraftRow
 
 
 @dataclass
@@ -45,7 +24,7 @@ class _Index:
     indexed: int = 0
 
 
-class PromptLookupDrafter(Drafter):
+class PromptLookupDrafter(CopyDrafter):
     """Matches the last `max_ngram` tokens, or fewer down to `min_ngram`, with their latest earlier occurrence.
 
     The copy may run into itself, so that a repeating pattern is continued for as long as asked.
@@ -67,17 +46,6 @@ class PromptLookupDrafter(Drafter):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         """Proposals fare alike by the length of the match."""
         return [copy_prospect(self.name, self._match(row)[1])]
-
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
-        del prospect
-        return self._continue(row, limit)
-
-    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
-        drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]
-        if not any(drafts):
-            return empty_proposal(len(rows), context.device)
-        tokens, lengths = pad_rows(drafts, context.device)
-        return Proposal(tokens, lengths)
 
     def _continue(self, row: DraftRow, limit: int) -> list[int]:
         source, length = self._match(row)

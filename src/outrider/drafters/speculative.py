@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from outrider.costs import measured_costs
-from outrider.device_data import pad_rows
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import DraftRow, Proposal, empty_proposal, padded_proposal
 from outrider.round import Outcome, Scorer, verify_round
 from outrider.sampling import SamplingSettings
 
@@ -117,10 +115,7 @@ class SpeculativeDrafter(Drafter):
                 laws[i].append(outcome.laws[: len(new)])
                 if len(new) < len(outcome.tokens):
                     limits[i] = len(drafted[i])  # no law for the next token: the draft ends here
-        if not any(drafted):
-            return empty_proposal(len(rows), context.device)
-        tokens, lengths = pad_rows(drafted, context.device)
-        return Proposal(tokens, lengths, _stack(laws, tokens))
+        return padded_proposal(drafted, context.device, laws)
 
     def _round(self, scorer: Scorer, inside: DraftContext, inners: list[_Inner], room: list[int]) -> list[Outcome]:
         """One round of the draft model and its drafter."""
@@ -166,15 +161,3 @@ class SpeculativeDrafter(Drafter):
             self.drafter.end(row.state.row)
         finally:
             row.state.row.sequence.close()
-
-
-def _stack(laws: list[list[Tensor]], tokens: Tensor) -> Tensor:
-    """Each row's laws, [n, V] a round, side by side and padded with zeros. → [R, K, V]"""
-    width = tokens.shape[1]
-    some = next(law for row in laws for law in row)
-    out = some.new_zeros(len(laws), width, some.shape[-1])
-    for i, row in enumerate(laws):
-        if row:
-            law = torch.cat(row)
-            out[i, : len(law)] = law
-    return out

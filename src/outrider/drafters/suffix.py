@@ -11,16 +11,16 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.device_data import pad_rows
-from outrider.draft_length.base import Plan, Prospect
-from outrider.drafters.base import DraftContext, Drafter
-from outrider.drafters.prompt_lookup import copy_prospect
+from outrider.checks import check_count
+from outrider.draft_length.base import Prospect
+from outrider.drafters.base import DraftContext
+from outrider.drafters.copying import CopyDrafter, copy_prospect
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
-from outrider.errors import CacheFolderError, ParameterError
+from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import DraftRow
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class _Match:
     length: int = 0
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(CopyDrafter):
     """Continues the longest earlier occurrence of the text's end.
 
     memory: True keeps the texts of finished generations for later ones with this drafter (a conversation); what a seed
@@ -45,8 +45,7 @@ class SuffixDrafter(Drafter):
     name = "suffix"
 
     def __init__(self, memory: bool = False, store: str | Path | None = None, min_match: int = 1) -> None:
-        if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
-            raise ParameterError(f"min_match must be a whole number of 1 or more, got {min_match!r}")
+        check_count("min_match", min_match)
         self.min_match = min_match
         self.remembers = memory or store is not None
         self._path = Path(store) if store is not None else None
@@ -72,17 +71,6 @@ class SuffixDrafter(Drafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         return [copy_prospect(self.name, self._source(row)[2])]
-
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
-        del prospect
-        return self._continue(row, limit)
-
-    def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
-        drafts = [self._continue(row, plan.limit) for row, plan in zip(rows, plans, strict=True)]
-        if not any(drafts):
-            return empty_proposal(len(rows), context.device)
-        tokens, lengths = pad_rows(drafts, context.device)
-        return Proposal(tokens, lengths)
 
     def _continue(self, row: DraftRow, limit: int) -> list[int]:
         text, source, length = self._source(row)

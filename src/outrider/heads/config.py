@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from outrider.checks import check_count
 from outrider.errors import ModelError, ParameterError
 
 CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens"
@@ -47,9 +48,7 @@ class HeadConfig:
         if self.kind not in ("autoregressive", "blockwise"):
             raise ParameterError(f"kind must be autoregressive or blockwise, got {self.kind!r}")
         for name in ("width", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "window", "blocks"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ParameterError(f"{name} must be a whole number of 1 or more, got {value!r}")
+            check_count(name, getattr(self, name))
         if not 1 <= self.num_tokens <= self.vocab_size:
             raise ParameterError(f"num_tokens must be in 1 … {self.vocab_size}, got {self.num_tokens}")
         if self.num_heads % self.num_kv_heads or self.head_size % 2:

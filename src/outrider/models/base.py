@@ -7,7 +7,7 @@ absolute `length` and `truncate(length)`; it is never told how many tokens to dr
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,6 +31,16 @@ class Sequence(Protocol):
 
     def close(self) -> None:
         """Give the memory back; the sequence can't be used again."""
+
+
+class OwnedSequence(Sequence, Protocol):
+    """One that knows whose it is, and whether it has been closed."""
+
+    model: Any
+    closed: bool
+
+
+Owned = TypeVar("Owned", bound=OwnedSequence)
 
 
 @runtime_checkable
@@ -160,6 +170,19 @@ def check_score(name: str, max_length: int | None, sequences: Many[Sequence], le
                 f"{name} has {max_length} positions, {sequence.length + count} were asked for: "
                 "shorten the prompt or lower max_new_tokens"
             )
+
+
+def owned_sequences(
+    model: LanguageModel, kind: type[Owned], sequences: Many[Sequence], lengths: Many[int], width: int
+) -> list[Owned]:
+    """Shared by engines: the sequences, which must be open ones of this model, with room for so many new tokens each."""
+    rows: list[Owned] = []
+    for sequence in sequences:
+        if not isinstance(sequence, kind) or sequence.model is not model or sequence.closed:
+            raise ParameterError(f"sequences must be open sequences of {model.name}, got {sequence!r}")
+        rows.append(sequence)
+    check_score(model.name, model.max_length, rows, lengths, width)
+    return rows
 
 
 def new_tokens(sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], vocab_size: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ import torch
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
+from outrider.models.cut_head import cut_head, cut_name
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
@@ -35,6 +36,7 @@ def load(
     device: str = "auto",
     engine: str = "auto",
     pack: bool = True,
+    num_tokens: int | None = None,
     compile: bool = False,  # noqa: A002
 ) -> TextModel:
     """Load a decoder-only or an encoder-decoder model (T5, BART, Marian, Whisper, …; docs/encoder-decoder.md).
@@ -49,6 +51,8 @@ def load(
     weights), or "auto": openvino for int4, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
     `.module` an ordinary transformers model that can be saved and trained.
+    num_tokens: leave that many rows of the head, those of the lowest ids, for a draft that costs less (`cut_head`): the
+    other tokens have probability 0.
     compile: score a few tokens of one sequence by compiled passes where they are measured to be quicker (docs/engines.md).
     The first time that takes minutes. For decoder-only models of the transformers engine, not int8.
 
@@ -62,10 +66,12 @@ def load(
             "--compile out, or use --dtype bfloat16 or float32"
         )
     if engine == "llama.cpp":
+        if num_tokens is not None:
+            raise ParameterError("num_tokens can't be used with the llama.cpp engine: use --dtype int4 or int8")
         return load_llama_cpp(model, dtype, device)
     if engine == "openvino" or (engine == "auto" and dtype == "int4"):
-        return load_openvino(model, dtype, device)
-    made = load_transformers(model, dtype=dtype, device=device, pack=pack)
+        return load_openvino(model, dtype, device, num_tokens)
+    made = load_transformers(model, dtype=dtype, device=device, pack=pack, num_tokens=num_tokens)
     if compile:
         made.compile()
     return made
@@ -77,24 +83,29 @@ def compiles(dtype: str, engine: str) -> bool:
 
 
 def load_transformers(
-    model: str | Path | None = None, *, dtype: str = "auto", device: str = "auto", pack: bool = True
+    model: str | Path | None = None,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    pack: bool = True,
+    num_tokens: int | None = None,
 ) -> TransformersModel:
     """`load` for the transformers engine."""
     if dtype == "int4":
         raise ParameterError("dtype int4 needs the OpenVINO engine: leave --engine out, or use --dtype int8")
     place = parse_device("cpu" if dtype == "int8" and device == "auto" else device)
     if dtype == "int8":
-        return _load_int8(model, place)
+        return _load_int8(model, place, num_tokens)
     wanted = parse_dtype(dtype)
     folder, name = _folder(model, wanted or native_dtype(place))
     module, tokenizer = _from_pretrained(folder, wanted, name)
-    module = module.to(place)
+    module = _cut(module, num_tokens, name).to(place)
     if pack:
         pack_linears(module)
-    return _opened(module, tokenizer, name, folder)
+    return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
-def _load_int8(model: str | Path | None, place: torch.device) -> TransformersModel:
+def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | None) -> TransformersModel:
     """Linear layers and embeddings in 8 bits, the rest in float32."""
     if place.type != "cpu":
         raise ParameterError(f"dtype int8 needs a CPU, got device {place}: use --dtype bfloat16")
@@ -102,8 +113,17 @@ def _load_int8(model: str | Path | None, place: torch.device) -> TransformersMod
         raise ModelError("int8 can't be used: this build of torch has no kernels for it; use --engine openvino")
     folder, name = _folder(model, native_dtype(place))
     module, tokenizer = _from_pretrained(folder, torch.float32, name)
-    round_to_int8(module)
-    return _opened(module, tokenizer, name, folder)
+    round_to_int8(_cut(module, num_tokens, name))
+    return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
+
+
+def _cut(module: Any, num_tokens: int | None, name: str) -> Any:
+    """The module, its head cut if that was asked for."""
+    if num_tokens is not None:
+        if getattr(module.config, "is_encoder_decoder", False):
+            raise ParameterError(f"num_tokens is for decoder-only drafts, {name} is an encoder-decoder: leave it out")
+        cut_head(module, num_tokens, name)
+    return module
 
 
 def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path) -> TransformersModel:
@@ -126,7 +146,9 @@ def _feature_extractor(folder: str | Path, name: str) -> Any:
         raise ModelError(f"feature extractor of {name} can't be loaded: {reason}") from error
 
 
-def load_openvino(model: str | Path | None = None, dtype: str = "auto", device: str = "auto") -> TextModel:
+def load_openvino(
+    model: str | Path | None = None, dtype: str = "auto", device: str = "auto", num_tokens: int | None = None
+) -> TextModel:
     """`load` for the OpenVINO engine. dtype: "int8" (also for "auto"), "int4" or "float32"."""
     names: dict[str, Weights] = {"auto": "int8", "int8": "int8", "int4": "int4", "float32": "float32"}
     if dtype not in names:
@@ -146,7 +168,7 @@ def load_openvino(model: str | Path | None = None, dtype: str = "auto", device: 
         name,
         names[dtype],
     )
-    return OpenVinoModel(saved)
+    return OpenVinoModel(saved, num_tokens=num_tokens)
 
 
 def load_llama_cpp(model: str | Path | None = None, dtype: str = "auto", device: str = "auto") -> TextModel:

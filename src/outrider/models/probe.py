@@ -35,7 +35,7 @@ def probe(model: TransformersModel) -> None:
         reason = " ".join(str(error).split())[:160]
         raise ModelError(f"{model.name} can't be used: it does not run with the slot cache ({reason})") from error
     wanted = plain[0, 4:].double()
-    off = float((cached.double() - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
+    off = float((cached[..., : wanted.shape[-1]].double() - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
     if not off <= TOLERANCE.get(model.dtype, 0.15):
         raise ModelError(
             f"{model.name} ({model.module.config.model_type}) can't be used: it gives other logits through the slot cache "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_copy
+from outrider.models.base import Sequence, WhichLogits, check_copy, fit_vocabulary
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
@@ -201,7 +201,7 @@ class TransformersModel(SlotModel[SlotSequence]):
             out: Tensor = self.module(**arguments).logits
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
-        return out
+        return out if out.shape[-1] >= self._vocab_size else fit_vocabulary(out, self._vocab_size)  # a head that was cut
 
     def pass_arguments(self, tokens: Tensor, positions: Tensor, longest: int, cache: Any) -> dict[str, Any]:
         """What the module is called with. tokens, positions: int64 [R, N]; longest: columns of the cache that are read."""
@@ -220,7 +220,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         out, states = quick.run(self._cache.placement.slots[0], tokens, positions, longest)
         if self._cache.states is not None:
             self._cache.states.put(states)
-        return out
+        return out if out.shape[-1] >= self._vocab_size else fit_vocabulary(out, self._vocab_size)  # a head that was cut
 
     @contextmanager
     def _keeping_states(self) -> Iterator[None]:

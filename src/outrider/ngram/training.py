@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.checks import check_count
 from outrider.errors import CacheFolderError, ParameterError
 from outrider.ngram.table import ARRAYS, context_hashes, write_table
 
@@ -36,9 +37,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, low, high in (("order", 1, LONGEST), ("min_count", 1, 10**6), ("followers", 1, 10**6)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ParameterError(f"{name} must be a whole number in {low} … {high}, got {value!r}")
+            check_count(name, getattr(self, name), low, high)
 
 
 @dataclass(frozen=True)

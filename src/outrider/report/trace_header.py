@@ -97,7 +97,7 @@ def doubt(result: Result, draft: Drafter | None, costs: Costs | None) -> float |
 
 def _predicted(result: Result, draft: Drafter | None, costs: Costs) -> float | None:
     """Seconds of the rounds by the cost tables; None without rounds, or where nobody says what a drafted token costs."""
-    steps = {part.name: part.step_seconds for part in draft.parts()} if draft is not None else {}
+    steps = draft.part_seconds() if draft is not None else {}
     if not result.rounds or any(r.drafter not in steps for r in result.rounds if r.drafted):
         return None
     return predicted_seconds(result.rounds, costs, steps, result.prompt_tokens)

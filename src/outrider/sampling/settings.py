@@ -9,18 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from outrider.checks import check_count, check_number
 from outrider.errors import ParameterError
 from outrider.sampling.stateful import Constraint, StatefulProcessor
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor] | Constraint | StatefulProcessor
 """Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V], a function of its arguments only; or one that
 keeps a state, wrapped so that it rolls back with the sequence (`sampling.stateful`)."""
-
-
-def check_number(name: str, value: float, low: float, high: float, allowed: str, remedy: str) -> None:
-    """Raise `ParameterError` unless `value` is a number in [low, high]; NaN and booleans never are."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ParameterError(f"{name} must be {allowed}, got {value!r}: {remedy}")
 
 
 @dataclass(frozen=True)
@@ -52,8 +47,7 @@ class SamplingSettings:
         check_number("temperature", self.temperature, 0.0, huge, "finite and 0 or more", "use 0 for greedy, 1 for none")
         if 0.0 < self.temperature < 1e-6:
             raise ParameterError(f"temperature must be 0 or at least 1e-6, got {self.temperature}: use 0 for greedy")
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ParameterError(f"top_k must be a whole number of 0 or more, got {self.top_k!r}: use 0 for no limit")
+        check_count("top_k", self.top_k, 0, remedy="use 0 for no limit")
         check_number("top_p", self.top_p, 0.0, 1.0, "in (0, 1]", "use 1 for no limit")
         if self.top_p == 0.0:
             raise ParameterError("top_p must be in (0, 1], got 0: use temperature=0 for greedy decoding")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_score
+from outrider.models.base import Sequence, WhichLogits, owned_sequences
 from outrider.models.slots import SlotSequence
 from outrider.models.transformers_model import TransformersModel
 from outrider.sharded.linear import Cut, Spent
@@ -186,12 +186,7 @@ class TeamModel:
 
     def _check(self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int]) -> list[TeamSequence]:
         """Refuse a wrong call before any rank hears of it."""
-        rows = []
-        for sequence in sequences:
-            if not isinstance(sequence, TeamSequence) or sequence.model is not self or sequence.closed:
-                raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
-            rows.append(sequence)
-        check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
+        rows = owned_sequences(self, TeamSequence, sequences, lengths, tokens.shape[1])
         if tokens.device.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             raise ParameterError(
                 f"tokens must be in 0 … {self.vocab_size - 1}, got {int(tokens.min())} … {int(tokens.max())}"

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.randomness import check_seed
 from outrider.speculation.laws import Decision, Law, as_law, decide
@@ -101,9 +102,9 @@ class Speculation:
         for name, function in (("slow", slow), ("fast", fast), ("consume", consume)):
             if not callable(function):
                 raise ParameterError(f"{name} must be a function, got {type(function).__name__}")
-        _check_count("lookahead", lookahead, 0, MAX_LOOKAHEAD)
+        check_count("lookahead", lookahead, 0, MAX_LOOKAHEAD)
         if max_workers is not None:
-            _check_count("max_workers", max_workers, 2)
+            check_count("max_workers", max_workers, 2)
         self.seed = int(seed.integers(2**63)) if isinstance(seed, np.random.Generator) else check_seed(seed)
         self._fast = fast
         self._lookahead = lookahead
@@ -132,7 +133,7 @@ class Speculation:
 
         then must be a function of the value: it is asked about values of guesses, too.
         """
-        _check_count("steps", steps, 0)
+        check_count("steps", steps, 0)
         self._check_alone()
         return self._plain(x, steps, then) if self._lookahead == 0 else self._speculative(x, steps, then)
 
@@ -263,9 +264,3 @@ def _drop(begun: deque[_Step], *others: _Step) -> None:
         if step.consumed is not None:
             step.consumed.cancel()
     begun.clear()
-
-
-def _check_count(name: str, value: int, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        reach = f"{low} or more" if high is None else f"in {low} … {high}"
-        raise ParameterError(f"{name} must be a whole number {reach}, got {value!r}")

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
+from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.train.checkpoints import check_settings, keep_settings, last_checkpoint
 from outrider.train.trainee import Trainee
@@ -40,9 +41,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "every"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ParameterError(f"{name} must be a whole number of 1 or more, got {value}")
+            check_count(name, getattr(self, name))
         for name in ("learning_rate", "hours"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

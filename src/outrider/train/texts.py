@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.run_log import RunLog
+from outrider.checks import check_count
 from outrider.decode import Request, decode
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
@@ -37,8 +38,7 @@ class TextSettings:
 
     def __post_init__(self) -> None:
         for name in ("count", "max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} must be a whole number of 1 or more, got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
         if not self.temperatures:
             raise ParameterError("temperatures must not be empty: give at least one")
         for temperature in self.temperatures:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, conclude, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_runs, check_length, conclude, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def alpha(
     kind, examples = source.kind, load_examples(source)
     models.refuse_compile("reading texts")
     target = models.load_target()
-    about: dict[str, object] = {"bench": "alpha", "target": target.name, "dtype": target.dtype_name}
-    about |= {"device": str(target.device), **about_source(source), "max_new_tokens": max_new_tokens}
+    about = about_runs("alpha", target, source, max_new_tokens)
     kept = open_log(log, about)
     drafts = {spec: models.load_one_draft(spec, target) for spec in dict.fromkeys(models.draft)}
     steps = measure(target, drafts, kind, examples, settings, max_new_tokens, kept)

@@ -11,6 +11,7 @@ import click
 
 from outrider.cli.bench.choices import check_length, open_log, track
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.shared_options import json_option, log_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     metavar="FILE.jsonl",
     help="Write the prompts for outrider batch, and measure nothing.",
 )
-@click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@log_option
+@json_option
 def batch(
     models: ModelChoice,
     batch_sizes: str,

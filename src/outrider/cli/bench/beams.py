@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, open_log, prompt_options, track
+from outrider.cli.bench.choices import about_runs, check_length, open_log, prompt_options, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
@@ -52,9 +52,7 @@ def beams(
     draft = models.load_draft(target)
     draft.bind(target)
     draft_model(draft)
-    about: dict[str, object] = {"bench": "beams", "target": target.name, "draft": list(models.draft)}
-    about |= {"dtype": target.dtype_name, "device": str(target.device), **about_source(source)}
-    about |= {"max_new_tokens": max_new_tokens}
+    about = about_runs("beams", target, source, max_new_tokens, models.draft)
     kept = open_log(log, about)
     steps = measure(target, draft, kind, examples, widths, lengths, max_new_tokens, kept)
     rows = summarise(track(steps, "Searching", len(examples) * len(widths) * (1 + len(lengths))))

@@ -1,20 +1,22 @@
-"""Options that the papers' experiments share: what is asked, how it is sampled, where the runs are kept."""
+"""What the measurements share: what is asked, how it is sampled, where the runs are kept, a bar while they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from outrider.cli.shared_options import Command, add_options, json_option, log_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
     from outrider.bench.run_log import RunLog
+    from outrider.models.base import TextModel
 
 T = TypeVar("T")
 _SOURCE = (
@@ -43,54 +45,45 @@ _SAMPLING = (
     click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True),
     click.option("--top-p", type=float, default=1.0, show_default=True, help="Where the temperature is not 0."),
 )
-_LOG = (
-    click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-)
+_LOG = (log_option, json_option)
 _SOURCE_NAMES = ("task", "data", "prompt_column", "prompts", "raw")
 _SCORING_NAMES = ("reference_column", "metric")
+json_line_option = click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
 
 
-def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def experiment_options(command: Command) -> Command:
     """Add what is asked, how it is sampled, and the log; the command gets `source`, `settings`, `log` and `as_json`."""
-    return _with_options(command, (*_SOURCE, *_SAMPLING, *_LOG), _SOURCE_NAMES, {"metric": "none"})
+    made = _with_source(_with_settings(command), _SOURCE_NAMES, {"metric": "none"})
+    return add_options(made, (*_SOURCE, *_SAMPLING, *_LOG))
 
 
-def scored_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def scored_options(command: Command) -> Command:
     """The same where answers are scored, too."""
-    return _with_options(command, (*_SOURCE, *_SCORING, *_SAMPLING, *_LOG), (*_SOURCE_NAMES, *_SCORING_NAMES), {})
+    made = _with_source(_with_settings(command), (*_SOURCE_NAMES, *_SCORING_NAMES), {})
+    return add_options(made, (*_SOURCE, *_SCORING, *_SAMPLING, *_LOG))
 
 
-def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def prompt_options(command: Command) -> Command:
     """Add what is asked and the log alone; the command gets `source`, `log` and `as_json`."""
+    return add_options(_with_source(command, _SOURCE_NAMES, {"metric": "none"}), (*_SOURCE, *_LOG))
 
+
+def _with_source(command: Command, names: tuple[str, ...], fixed: dict[str, Any]) -> Command:
     @wraps(command)
-    def with_choice(**given: Any) -> Any:
+    def with_source(**given: Any) -> Any:
         from outrider.bench.examples import Source
 
-        source = Source(**{name: given.pop(name) for name in _SOURCE_NAMES}, metric="none")
-        return command(source=source, **given)
+        return command(source=Source(**{name: given.pop(name) for name in names}, **fixed), **given)
 
-    wrapped: Callable[..., Any] = with_choice
-    for option in reversed((*_SOURCE, *_LOG)):
-        wrapped = option(wrapped)
-    return wrapped
+    return with_source
 
 
-def _with_options(
-    command: Callable[..., Any], options: tuple[Any, ...], names: tuple[str, ...], fixed: dict[str, Any]
-) -> Callable[..., Any]:
+def _with_settings(command: Command) -> Command:
     @wraps(command)
-    def with_choice(temperature: tuple[float, ...], top_p: float, **given: Any) -> Any:
-        from outrider.bench.examples import Source
+    def with_settings(temperature: tuple[float, ...], top_p: float, **given: Any) -> Any:
+        return command(settings=make_settings(temperature, top_p), **given)
 
-        source = Source(**{name: given.pop(name) for name in names}, **fixed)
-        return command(source=source, settings=make_settings(temperature, top_p), **given)
-
-    wrapped: Callable[..., Any] = with_choice
-    for option in reversed(options):
-        wrapped = option(wrapped)
-    return wrapped
+    return with_settings
 
 
 def make_settings(temperatures: tuple[float, ...], top_p: float) -> list[Setting]:
@@ -103,15 +96,23 @@ def make_settings(temperatures: tuple[float, ...], top_p: float) -> list[Setting
     return [Setting(t, top_p if t else 1.0) for t in dict.fromkeys(temperatures)]
 
 
-def about_source(source: Source) -> dict[str, object]:
-    """What a log of runs must agree on."""
+def about_runs(
+    bench: str, target: TextModel, source: Source, max_new_tokens: int, drafts: Sequence[str] | None = None
+) -> dict[str, object]:
+    """What a log of runs must agree on. drafts: the specifications, where all runs have the same."""
     return {
+        "bench": bench,
+        "target": target.name,
+        **({} if drafts is None else {"draft": list(drafts)}),
+        "dtype": target.dtype_name,
+        "device": str(target.device),
         "task": source.name,
         "data": str(source.file) if source.file else None,
         "prompt_column": source.prompt_column,
         "reference_column": source.reference_column,
         "raw": source.raw,
         "metric": source.scored_by,
+        "max_new_tokens": max_new_tokens,
     }
 
 
@@ -132,7 +133,7 @@ def conclude(path: Path | None, found: Mapping[str, object]) -> None:
     import json
 
     from outrider.bench.run_log import result_path
-    from outrider.cli.theory.files import write
+    from outrider.cli.files import write
 
     if path is not None:
         write(result_path(path), json.dumps(found) + "\n")

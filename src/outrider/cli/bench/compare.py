@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.bench.choices import json_line_option, make_settings, track
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.shared_options import Command, add_options, log_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
-    from outrider.bench.contest import Contender, Row, Run, Setting
+    from outrider.bench.contest import Contender, Row, Run
     from outrider.bench.peers import Pair
     from outrider.bench.tasks import Task
 
@@ -25,16 +27,14 @@ _TASKS = (
     click.option("--max-new-tokens", default=96, show_default=True),
     click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True),
     click.option("--top-p", default=0.95, show_default=True, help="Where the temperature is not 0."),
-    click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it."),
-    click.option("--json", "as_json", is_flag=True, help="Print the JSON line only."),
+    log_option,
+    json_line_option,
 )
 
 
-def task_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def task_options(command: Command) -> Command:
     """Add what the comparisons of speed share: prompts, settings, lengths, log."""
-    for option in reversed(_TASKS):
-        command = option(command)
-    return command
+    return add_options(command, _TASKS)
 
 
 def _tasks(tokenizer: Any, given: dict[str, Any]) -> list[Task]:
@@ -47,34 +47,17 @@ def _tasks(tokenizer: Any, given: dict[str, Any]) -> list[Task]:
     return (kinds(tokenizer) if given["texts"] == "kinds" else human_eval(first, last))[:: given["every"]]
 
 
-def _settings(given: dict[str, Any]) -> list[Setting]:
-    from outrider.bench.contest import Setting
-
-    return [Setting(t, given["top_p"] if t else 1.0) for t in given["temperature"]]
-
-
 @click.command()
 @model_options
 @task_options
 def peers(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Against transformers' generate: plain, with a draft model (--draft), with prompt lookup."""
-    from outrider.bench.contest import summarise
-    from outrider.bench.machine import machine
     from outrider.bench.peers import PAIRS, contenders
 
     ours, theirs = (_load_pair(models, pack) for pack in (True, False))
-    tasks, settings = _tasks(ours.target.tokenizer, given), _settings(given)
-    encode = ours.target.tokenizer.encode
-    runs = _run(contenders(ours, theirs), encode, tasks, settings, given["max_new_tokens"], log)
-    rows = summarise(runs, PAIRS)
-    if not as_json:
-        _print(rows)
-        if given["texts"] == "kinds":
-            _print_by_text(runs)
     names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
-    about: dict[str, object] = {"bench": "peers", **names, "dtype": ours.target.dtype_name}
-    about |= {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
-    click.echo(json.dumps({**about, **machine()}))
+    about = {"bench": "peers", **names, "dtype": ours.target.dtype_name}
+    _contest(about, contenders(ours, theirs), ours.target.tokenizer, PAIRS, given, log, as_json)
 
 
 @click.command()
@@ -90,8 +73,6 @@ def peers(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) ->
 @task_options
 def setups(target: str | None, setup: tuple[str, ...], log: Path | None, as_json: bool, **given: Any) -> None:
     """Outrider in several set-ups (engine, dtype, draft) beside each other."""
-    from outrider.bench.contest import summarise
-    from outrider.bench.machine import machine
     from outrider.bench.setups import contenders, parse_setup
 
     parsed = [parse_setup(text) for text in setup]
@@ -99,16 +80,8 @@ def setups(target: str | None, setup: tuple[str, ...], log: Path | None, as_json
     made, first = contenders(
         parsed, lambda one: choices[one].load_target(), lambda one, model: choices[one].load_draft(model)
     )
-    tasks, settings = _tasks(first.tokenizer, given), _settings(given)
-    runs = _run(made, first.tokenizer.encode, tasks, settings, given["max_new_tokens"], log)
-    rows = summarise(runs, {name: (parsed[0].name,) for name in made if name != parsed[0].name})
-    if not as_json:
-        _print(rows)
-        if given["texts"] == "kinds":
-            _print_by_text(runs)
-    about: dict[str, object] = {"bench": "setups", "target": first.name, "prompts": len(tasks)}
-    about |= {"max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
-    click.echo(json.dumps({**about, **machine()}))
+    pairs = {name: (parsed[0].name,) for name in made if name != parsed[0].name}
+    _contest({"bench": "setups", "target": first.name}, made, first.tokenizer, pairs, given, log, as_json)
 
 
 def _load_pair(models: ModelChoice, pack: bool) -> Pair:
@@ -127,25 +100,29 @@ def _load_pair(models: ModelChoice, pack: bool) -> Pair:
     return Pair(model, own if isinstance(own, TransformersModel) else None)
 
 
-def _run(
-    contenders: dict[str, Contender],
-    encode: Callable[[str], list[int]],
-    tasks: list[Task],
-    settings: list[Setting],
-    tokens: int,
+def _contest(
+    about: Mapping[str, object],
+    contenders: Mapping[str, Contender],
+    tokenizer: Any,
+    pairs: Mapping[str, Sequence[str]],
+    given: dict[str, Any],
     log: Path | None,
-) -> list[Run]:
-    from tempfile import TemporaryDirectory
+    as_json: bool,
+) -> None:
+    """Run them on the prompts that were asked for, print the tables, end in one JSON line. pairs: who is compared."""
+    from outrider.bench.contest import measure, summarise
+    from outrider.bench.machine import machine
 
-    from rich.console import Console
-    from rich.progress import track
-
-    from outrider.bench.contest import measure
-
-    total = len(tasks) * len(settings) * len(contenders)
-    with TemporaryDirectory() as folder:
-        steps = measure(contenders, encode, tasks, settings, tokens, log or Path(folder) / "runs.jsonl")
-        return list(track(steps, "Running", total=total, console=Console(stderr=True)))
+    tasks, settings = _tasks(tokenizer, given), make_settings(given["temperature"], given["top_p"])
+    steps = measure(contenders, tokenizer.encode, tasks, settings, given["max_new_tokens"], log)
+    runs = track(steps, "Running", len(tasks) * len(settings) * len(contenders))
+    rows = summarise(runs, pairs)
+    if not as_json:
+        _print(rows)
+        if given["texts"] == "kinds":
+            _print_by_text(runs)
+    found = {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
+    click.echo(json.dumps({**about, **found, **machine()}))
 
 
 def _print(rows: list[Row]) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.bench.choices import json_line_option, track
 from outrider.cli.models import ModelChoice, model_options
+from outrider.cli.shared_options import log_option
 
 if TYPE_CHECKING:
     from outrider.bench.drafters import Cell
@@ -21,15 +23,10 @@ if TYPE_CHECKING:
 @click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
 @click.option("--repetitions", default=3, show_default=True)
 @click.option("--seeds", default=4, show_default=True, help="Texts of each cell where the temperature is not 0.")
-@click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+@log_option
+@json_line_option
 def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
-    from tempfile import TemporaryDirectory
-
-    from rich.console import Console
-    from rich.progress import track
-
     from outrider.bench.drafters import count_runs, measure, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds
@@ -41,18 +38,8 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     texts = kinds(model.tokenizer)
     temperatures, repetitions = given["temperature"], given["repetitions"]
     total = count_runs(len(named), len(texts), len(temperatures), repetitions)
-    with TemporaryDirectory() as folder:
-        steps = measure(
-            model,
-            named,
-            texts,
-            temperatures,
-            given["max_new_tokens"],
-            repetitions,
-            given["seeds"],
-            log or Path(folder) / "runs.jsonl",
-        )
-        cells = summarise(list(track(steps, "Running", total=total, console=Console(stderr=True))))
+    steps = measure(model, named, texts, temperatures, given["max_new_tokens"], repetitions, given["seeds"], log)
+    cells = summarise(track(steps, "Running", total))
     if not as_json:
         _print_cells(cells)
     about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}

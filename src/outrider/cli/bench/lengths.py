@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outrider.cli.bench.choices import json_line_option, track
 from outrider.cli.models import ModelChoice, model_options
 
 if TYPE_CHECKING:
@@ -20,12 +21,9 @@ if TYPE_CHECKING:
 @click.option(
     "--humaneval", "problems", default=12, show_default=True, help="HumanEval problems beside the seven kinds of text."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+@json_line_option
 def lengths(models: ModelChoice, max_new_tokens: int, problems: int, as_json: bool) -> None:
     """Adaptive drafting beside the best fixed length in hindsight, on recorded texts, by the cost tables."""
-    from rich.console import Console
-    from rich.progress import track
-
     from outrider.bench.lengths import record, replay
     from outrider.bench.machine import machine
     from outrider.bench.tasks import human_eval
@@ -45,10 +43,9 @@ def lengths(models: ModelChoice, max_new_tokens: int, problems: int, as_json: bo
         drafter.measure()
     every = human_eval(0, 81)[:: 82 // problems][:problems] if problems else []
     tasks = [*kinds(model.tokenizer), *every]
-    console = Console(stderr=True)
-    texts = list(track(record(model, tasks, max_new_tokens), "Writing", total=len(tasks), console=console))
-    pairs = [(text, drafter) for drafter in drafters for text in texts]
-    cells = [replay(model, text, drafter, costs) for text, drafter in track(pairs, "Replaying", console=console)]
+    texts = track(record(model, tasks, max_new_tokens), "Writing", len(tasks))
+    steps = (replay(model, text, drafter, costs) for drafter in drafters for text in texts)
+    cells = track(steps, "Replaying", len(drafters) * len(texts))
     if not as_json:
         _print_cells(cells)
     rows = [{**asdict(cell), "best_fixed": cell.best_fixed, "against_best_fixed": cell.against_best_fixed} for cell in cells]

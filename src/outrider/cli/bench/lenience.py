@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_runs, check_length, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
@@ -56,9 +56,8 @@ def lenience(
     draft = models.load_draft(target)
     draft.bind(target)
     check_forgets(draft)
-    about: dict[str, object] = {"bench": "lenience", "target": target.name, "draft": list(models.draft)}
-    about |= {"dtype": target.dtype_name, "device": str(target.device), **about_source(source)}
-    about |= {"max_new_tokens": max_new_tokens, "num_draft_tokens": num_draft_tokens}
+    about = about_runs("lenience", target, source, max_new_tokens, models.draft)
+    about |= {"num_draft_tokens": num_draft_tokens}
     kept = open_log(log, about)
     steps = measure(target, draft, kind, examples, settings, leniences, length, max_new_tokens, kept)
     runs = track(steps, "Generating", len(examples) * len(settings) * (1 + len(leniences)))

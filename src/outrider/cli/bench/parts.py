@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
+from outrider.cli.bench.choices import json_line_option
 from outrider.cli.generate import read_prompt
 from outrider.cli.models import ModelChoice
 from outrider.errors import ParameterError
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+@json_line_option
 def sampling(as_json: bool) -> None:
     """The cost of temperature, top-k and top-p at a vocabulary of 152,000, beside a full sort."""
     from outrider.bench.machine import machine
@@ -32,7 +33,7 @@ def sampling(as_json: bool) -> None:
 @click.command()
 @click.option("--context", default=1_000_000, show_default=True, help="Tokens before the drafts.")
 @click.option("--table", type=click.Path(path_type=Path), help="An n-gram table to measure, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+@json_line_option
 def copying(context: int, table: Path | None, as_json: bool) -> None:
     """The cost of drafting without a model: copies and tables, microseconds a token."""
     from outrider.bench.drafting_cost import measure
@@ -56,7 +57,7 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
 @click.option("--dtype", multiple=True, default=("int8", "int4"), show_default=True)
 @click.option("--text", type=click.Path(path_type=Path), help="A text file  [default: ten problems of HumanEval, solved]")
 @click.option("--max-tokens", default=1024, show_default=True, help="Tokens of the text.")
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
+@json_line_option
 def precision(
     target: str | None, reference: str, dtype: tuple[str, ...], text: Path | None, max_tokens: int, as_json: bool
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from outrider.cli.theory.files import check_folder, check_html, write
+from outrider.cli.files import check_folder, check_html, write
 from outrider.errors import ParameterError
 
 DEFAULT = Path("outrider-report.html")

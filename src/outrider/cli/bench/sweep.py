@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, conclude, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_runs, check_length, conclude, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.errors import ParameterError
 
@@ -47,19 +47,13 @@ def sweep(
     asked, kind, examples = _lengths(lengths), source.kind, load_examples(source)
     target = models.load_target()
     draft = models.load_draft(target)
-    about: dict[str, object] = {
-        "bench": "sweep",
-        "target": target.name,
-        "draft": list(models.draft),
-        "dtype": target.dtype_name,
-    }
-    about |= {"device": str(target.device), **about_source(source), "max_new_tokens": max_new_tokens}
+    about = about_runs("sweep", target, source, max_new_tokens, models.draft)
     kept = open_log(log, about)
     steps = measure(target, draft, kind, examples, settings, asked, max_new_tokens, kept)
     runs = track(steps, "Sweeping", len(examples) * len(settings) * len(asked))
     draft.bind(target)
     draft.measure()
-    standing = Tables(measured_costs(target), {p.name: p.step_seconds for p in draft.parts()}, draft.step_seconds)
+    standing = Tables(measured_costs(target), draft.part_seconds(), draft.step_seconds)
     tables = tables_of(runs, standing)
     prompts = {(one.name, one.digest): prompt_tokens(target, kind, one) for one in examples}
     found = summarise(runs, settings, standing, prompts, target)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.bench.choices import about_source, check_length, conclude, open_log, scored_options, track
+from outrider.cli.bench.choices import about_runs, check_length, conclude, open_log, scored_options, track
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
 from outrider.errors import ParameterError
@@ -65,13 +65,7 @@ def tasks(
     plan = Plan(kind, examples, settings, max_new_tokens or kind.max_new_tokens, samples)
     target = models.load_target()
     metric = make_metric(source.scored_by, target, execute_generated_code)
-    about: dict[str, object] = {
-        "bench": "tasks",
-        "target": target.name,
-        "dtype": target.dtype_name,
-        "device": str(target.device),
-    }
-    about |= {**about_source(source), "max_new_tokens": plan.max_new_tokens}
+    about = about_runs("tasks", target, source, plan.max_new_tokens)
     kept = open_log(log, about)
     draftings = _draftings(models, target, num_draft_tokens)
     if cluster is None:

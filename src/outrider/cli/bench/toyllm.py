@@ -11,6 +11,7 @@ import click
 
 from outrider.cli.bench.choices import check_length, conclude, open_log, track
 from outrider.cli.models import ModelChoice
+from outrider.cli.shared_options import json_option, log_option
 
 if TYPE_CHECKING:
     from outrider.bench.toyllm import Reproduction
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 @click.option("--num-draft-tokens", "lookahead", default=4, show_default=True, help="K.")
 @click.option("--total-tokens", default=266, show_default=True, help="T: prompt and continuation.")
 @click.option("--repetitions", default=3, show_default=True)
-@click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@log_option
+@json_option
 def toyllm(
     target: str,
     draft: str,

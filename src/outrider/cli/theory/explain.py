@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outrider.cli.shared_options import json_option
+
 if TYPE_CHECKING:
     from outrider.theory_advice import Advice, Line
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--c-hat", type=float, help="The same as c in arithmetic operations: the ratio of the parameters  [default: c]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def explain(alpha: float, c: float, gamma: int | None, c_hat: float | None, as_json: bool) -> None:
     """Tokens per round, speed-up, operations, the best draft length and its bounds, in words."""
     from outrider.theory_advice import advise, in_words

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.theory.files import as_csv, check_folder, folder, write
+from outrider.cli.files import as_csv, check_folder, folder, write
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:

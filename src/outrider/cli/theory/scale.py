@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.shared_options import add_options, json_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -41,14 +42,12 @@ _OPTIONS = [
     click.option("--context", type=int, default=0, show_default=True, help="Tokens before."),
     click.option("--batch", "batches", default="1,4,16,64,128,256,512,1024", show_default=True, metavar="B,…"),
     click.option("--alpha", "alphas", type=float, multiple=True, help="[default: that of Chen's HumanEval and XSum]"),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    json_option,
 ]
 
 
 def _with_options(command: Any) -> Any:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _OPTIONS)
 
 
 @click.command()

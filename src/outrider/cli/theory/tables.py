@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.theory.files import as_csv, check_folder, check_html, write
+from outrider.cli.files import as_csv, check_folder, check_html, write
+from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the tables as a page, too.")
 @click.option("--csv", "csv_format", is_flag=True, help="Print comma-separated values.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def tables(names: tuple[str, ...], out: Path | None, csv_format: bool, as_json: bool) -> None:
     """Every closed-form number of the papers and the notes beside ours: difference, and how theirs was rounded."""
     from outrider.published import MEANING

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from outrider.errors import ParameterError
+from outrider.checks import check_count
+from outrider.cli.shared_options import json_option
 
 
 @click.command()
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder.")
 @click.option("--characters", default=2_000_000, show_default=True, help="Of code, and of documentation, at most.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def corpus(output: Path, characters: int, as_json: bool) -> None:
     """Collect code and docstrings of the installed packages under permissive licences, and name those.
 
@@ -22,8 +23,7 @@ def corpus(output: Path, characters: int, as_json: bool) -> None:
     from outrider.cli.models import click_status
     from outrider.train.packages import collect
 
-    if characters < 1:
-        raise ParameterError(f"characters must be a whole number of 1 or more, got {characters}")
+    check_count("characters", characters)
     with click_status("Reading the installed packages …"):
         sizes = collect(output, characters)
     if as_json:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.shared_options import add_options, json_option
 from outrider.cli.train.made import Made, as_head, as_model, finish
 from outrider.errors import ParameterError
 
@@ -41,7 +42,7 @@ _OPTIONS = (
     click.option("--seed", default=0, show_default=True),
     click.option("--resume", is_flag=True, help="Go on from the newest checkpoint."),
     click.option("--licence", help="A note for the card on the data's licences."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    json_option,
 )
 _SHARED = (
     "output", "data", "held_out", "cache", "length", "steps", "batch_size", "learning_rate", "loss", "every", "hours",
@@ -56,67 +57,39 @@ def _training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_given(**options: Any) -> Any:
         return command(given={name: options.pop(name) for name in _SHARED}, **options)
 
-    wrapped: Callable[..., Any] = with_given
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return model_options_without_draft(wrapped)
+    return model_options_without_draft(add_options(with_given, _OPTIONS))
+
+
+_VOCABULARY = click.option(
+    "--vocabulary", default=8192, show_default=True, help="Tokens that are drafted: the target's most probable."
+)
+_START = click.option(
+    "--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary."
+)
+_SHAPE = ("vocabulary", "blocks", "intermediate_size", "window")
 
 
 @click.command()
 @_training_options
-@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that it drafts: the target's most probable.")
+@_VOCABULARY
 @click.option("--depth", default=3, show_default=True, help="Drafted tokens of a chain that are trained on.")
-@click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary.")
+@_START
 @click.option("--intermediate-size", type=int, help="Of its network  [default: the target's]")
 @click.option("--window", default=512, show_default=True, help="Positions that it attends to at most.")
-def head(
-    models: ModelChoice,
-    given: dict[str, Any],
-    vocabulary: int,
-    depth: int,
-    intermediate_size: int | None,
-    window: int,
-    start: Path | None,
-) -> None:
+def head(models: ModelChoice, given: dict[str, Any], **settings: Any) -> None:
     """An autoregressive head: one layer on the target's last hidden state and the next token."""
-    from outrider.train.make import HeadSettings
-
-    _no_shape_with_start(start, ("vocabulary", "intermediate_size", "window"))
-    options: dict[str, Any] = {
-        "vocabulary": vocabulary,
-        "depth": depth,
-        "intermediate_size": intermediate_size,
-        "window": window,
-        "start": start,
-    }
-    _head(models, given, "autoregressive", lambda loss: HeadSettings("autoregressive", loss=loss, **options))
+    _head(models, given, "autoregressive", settings)
 
 
 @click.command()
 @_training_options
-@click.option("--vocabulary", default=8192, show_default=True, help="Tokens that they draft: the target's most probable.")
+@_VOCABULARY
 @click.option("--blocks", default=4, show_default=True, help="Heads, one a position.")
-@click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary.")
+@_START
 @click.option("--intermediate-size", type=int, help="Of each network  [default: the state's width]")
-def blocks(
-    models: ModelChoice,
-    given: dict[str, Any],
-    vocabulary: int,
-    blocks: int,
-    intermediate_size: int | None,
-    start: Path | None,
-) -> None:
+def blocks(models: ModelChoice, given: dict[str, Any], **settings: Any) -> None:
     """Blockwise heads: independent ones for the next positions, all in one small pass."""
-    from outrider.train.make import HeadSettings
-
-    _no_shape_with_start(start, ("vocabulary", "blocks", "intermediate_size"))
-    options: dict[str, Any] = {
-        "vocabulary": vocabulary,
-        "blocks": blocks,
-        "intermediate_size": intermediate_size,
-        "start": start,
-    }
-    _head(models, given, "blockwise", lambda loss: HeadSettings("blockwise", loss=loss, **options))
+    _head(models, given, "blockwise", settings)
 
 
 @click.command()
@@ -134,20 +107,22 @@ def student(models: ModelChoice, given: dict[str, Any], layers: int) -> None:
     finish(target, data, given, report, Made(use, what))
 
 
-def _no_shape_with_start(start: Path | None, shape: tuple[str, ...]) -> None:
+def _no_shape_with_start(start: Path | None) -> None:
     """Raise `ParameterError` if a head to go on from and a shape of another are both asked for."""
     context = click.get_current_context()
-    explicit = [name for name in shape if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT]
+    source, default = context.get_parameter_source, click.core.ParameterSource.DEFAULT
+    explicit = [name for name in _SHAPE if name in context.params and source(name) is not default]
     if start is not None and explicit:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in explicit)
         raise ParameterError(f"start has its own shape and vocabulary: leave out {options}, or --start {start}")
 
 
-def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: Callable[[Any], Any]) -> None:
+def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict[str, Any]) -> None:
     from outrider.train.losses import check_loss
-    from outrider.train.make import train_head
+    from outrider.train.make import HeadSettings, train_head
 
-    wanted, use = settings(check_loss(given["loss"])), as_head(given["output"])
+    _no_shape_with_start(settings["start"])
+    wanted, use = HeadSettings(kind, loss=check_loss(given["loss"]), **settings), as_head(given["output"])
     target, data, run = _prepared(models, given, pack=True)
     config, report = train_head(target, data, wanted, run, given["output"])
     what = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.shared_options import json_option
 
 
 @click.command("texts")
@@ -19,7 +20,7 @@ from outrider.cli.models import ModelChoice, model_options_without_draft
 @click.option("--max-new-tokens", default=256, show_default=True, help="Tokens of an answer at most.")
 @click.option("--batch-size", default=16, show_default=True, help="Texts decoded side by side.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def texts(
     models: ModelChoice,
     output: Path,

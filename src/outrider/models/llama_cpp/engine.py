@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate, new_tokens
+from outrider.errors import ModelError
+from outrider.models.base import Sequence, WhichLogits, check_truncate, new_tokens, owned_sequences
 from outrider.models.gguf import fingerprint
 from outrider.models.llama_cpp.library import BATCH, OUTPUTS, Context, Weights
 
@@ -130,7 +130,7 @@ class LlamaCppModel:
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
         new = new_tokens(sequences, tokens, lengths, self.vocab_size)
-        rows = self._own(sequences, lengths, tokens.shape[1])
+        rows = owned_sequences(self, LlamaSequence, sequences, lengths, tokens.shape[1])
         found = [self._score(row, part, logits) for row, part in zip(rows, new, strict=True)]
         if logits == "none":
             return None
@@ -162,15 +162,6 @@ class LlamaCppModel:
             if row.length:
                 larger.take_over(row.context)
             row.context = larger
-
-    def _own(self, sequences: Many[Sequence], lengths: Many[int], width: int) -> list[LlamaSequence]:
-        rows = []
-        for sequence in sequences:
-            if not isinstance(sequence, LlamaSequence) or sequence.model is not self or sequence.closed:
-                raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
-            rows.append(sequence)
-        check_score(self.name, self.max_length, rows, lengths, width)
-        return rows
 
 
 def _padded(found: Tensor, width: int) -> Tensor:

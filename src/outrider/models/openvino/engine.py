@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate, new_tokens
+from outrider.errors import ModelError
+from outrider.models.base import Sequence, WhichLogits, check_truncate, fit_vocabulary, new_tokens, owned_sequences
+from outrider.models.cut_head import check_num_tokens, cut_name
 from outrider.models.openvino.blocks import Blocks
+from outrider.models.openvino.cut_head import cut_head
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
 from outrider.models.openvino.saved import Saved, read_bytes
+from outrider.models.openvino.steady import SteadyWidth
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
@@ -55,17 +58,22 @@ class PagedSequence:
 class OpenVinoModel:
     """A converted model, opened from its folder. Not safe for concurrent use by several threads.
 
-    The logits that `score` returns are overwritten by the next call.
+    The logits that `score` returns are overwritten by the next call. num_tokens: rows left of the head (`cut_head`).
     """
 
-    def __init__(self, saved: Saved, threads: int | None = None) -> None:
+    def __init__(self, saved: Saved, threads: int | None = None, num_tokens: int | None = None) -> None:
         import openvino as ov
 
         self._about = saved.about
+        self._num_tokens = num_tokens
+        self._steady = SteadyWidth()
         self.tokenizer = saved.tokenizer
         self.threads = threads or torch.get_num_threads()
         try:
             graph = ov.Core().read_model(saved.folder / "model.xml")
+            if num_tokens is not None:
+                check_num_tokens(num_tokens, saved.about.vocab_size)
+                cut_head(graph, num_tokens, saved.about.name)
             self.weight_bytes = read_bytes(graph)
             insert_paged_attention(graph, saved.about.layers)
             compiled = ov.Core().compile_model(graph, "CPU", self._properties())
@@ -100,7 +108,7 @@ class OpenVinoModel:
 
     @property
     def name(self) -> str:
-        return self._about.name
+        return cut_name(self._about.name, self._num_tokens)
 
     @property
     def vocab_size(self) -> int:
@@ -127,7 +135,7 @@ class OpenVinoModel:
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        return f"openvino {self.threads} {self._about.to_json()}"
+        return f"openvino, steady widths, {self.threads} {self._about.to_json()}"
 
     def open(self, reserve: int = 0) -> PagedSequence:
         longest = reserve if self.max_length is None else min(reserve, self.max_length)
@@ -148,14 +156,16 @@ class OpenVinoModel:
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
         new = new_tokens(sequences, tokens, lengths, self.vocab_size)
-        rows = self._own(sequences, lengths, tokens.shape[1])
+        rows = owned_sequences(self, PagedSequence, sequences, lengths, tokens.shape[1])
         if logits == "none":
             new = [self._share(row, part) for row, part in zip(rows, new, strict=True)]
             rows, new = [r for r, p in zip(rows, new, strict=True) if p], [p for p in new if p]
             if not rows:
                 return None
         counts = [len(part) for part in new]
-        padded = [part + [0] * (NARROWEST - len(part)) for part in new]  # behind the last token: it changes none before
+        widths = self._widths(rows, counts, logits)
+        # What is filled in stands behind the last token: it changes none before.
+        padded = [part + [0] * (width - len(part)) for part, width in zip(new, widths, strict=True)]
         starts = [row.length for row in rows]
         out = self._infer(rows, padded, _kept(counts, [len(part) for part in padded], tokens.shape[1], logits))
         for row, start, count in zip(rows, starts, counts, strict=True):
@@ -164,7 +174,21 @@ class OpenVinoModel:
             for row in rows:
                 self._publish(row)
             return None
-        return out.view(len(rows), -1, out.shape[-1])
+        return fit_vocabulary(out.view(len(rows), -1, out.shape[-1]), self.vocab_size)
+
+    def _widths(self, rows: list[PagedSequence], counts: list[int], logits: WhichLogits) -> list[int]:
+        """How many tokens wide each row of a pass is made."""
+        least = [max(NARROWEST, count) for count in counts]
+        if len(rows) > 1 or logits == "none":
+            self._steady.forget()
+            return least
+        width = self._steady.of(least[0])
+        return [width if self.max_length is None else max(least[0], min(width, self.max_length - rows[0].length))]
+
+    def keep_width(self, on: bool) -> None:
+        """Whether passes of one row are kept as wide as the one before (the default); see `steady`."""
+        self._steady.on = on
+        self._steady.forget()
 
     def extend(self, row: PagedSequence, tokens: Many[int]) -> None:
         """Append tokens, with blocks for them."""
@@ -205,15 +229,6 @@ class OpenVinoModel:
         for i in range(len(row.tokens) // BLOCK):
             before = row.blocks[i - 1] if i else None
             self._blocks.publish(row.blocks[i], before, row.tokens[i * BLOCK : (i + 1) * BLOCK])
-
-    def _own(self, sequences: Many[Sequence], lengths: Many[int], width: int) -> list[PagedSequence]:
-        rows = []
-        for sequence in sequences:
-            if not isinstance(sequence, PagedSequence) or sequence.model is not self or sequence.closed:
-                raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
-            rows.append(sequence)
-        check_score(self.name, self.max_length, rows, lengths, width)
-        return rows
 
     def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
         past = [row.length for row in rows]

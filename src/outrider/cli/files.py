@@ -45,6 +45,12 @@ def check_folder(path: Path) -> None:
         raise ParameterError(f"out is to be in {path}, where nothing can be written: name another folder")
 
 
+def check_parent(path: Path | None) -> None:
+    """Raise unless the folder is there in which a file is to be written."""
+    if path is not None and not path.resolve().parent.is_dir():
+        raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
+
+
 def check_html(path: Path | None) -> None:
     """Raise unless the path may be that of a page."""
     if path is not None and path.suffix != ".html":

@@ -1,0 +1,19 @@
+"""Numbers that a user gives, checked in one way everywhere: a line with the name, the range, the value and the remedy."""
+
+from __future__ import annotations
+
+from outrider.errors import ParameterError
+
+
+def check_number(name: str, value: float, low: float, high: float, allowed: str, remedy: str) -> None:
+    """Raise `ParameterError` unless `value` is a number in [low, high]; NaN and booleans never are."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ParameterError(f"{name} must be {allowed}, got {value!r}: {remedy}")
+
+
+def check_count(name: str, value: object, low: int = 1, high: int | None = None, remedy: str = "") -> None:
+    """Raise `ParameterError` unless `value` is a whole number in low … high, None for no end; booleans never are."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        reach = f"of {low} or more" if high is None else f"in {low} … {high}"
+        advice = f": {remedy}" if remedy else ""
+        raise ParameterError(f"{name} must be a whole number {reach}, got {value!r}{advice}")

@@ -1,0 +1,16 @@
+"""What a pass costs here: the table, how it is measured, where it is kept, and which one decides in a run."""
+
+from outrider.costs.book import CostBook, costs_by, measured_costs
+from outrider.costs.kept import forget_costs, kept_costs, review_costs
+from outrider.costs.table import CONTEXT, Costs
+
+__all__ = [
+    "CONTEXT",
+    "CostBook",
+    "Costs",
+    "costs_by",
+    "forget_costs",
+    "kept_costs",
+    "measured_costs",
+    "review_costs",
+]

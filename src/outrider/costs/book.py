@@ -1,0 +1,75 @@
+"""Which table decides: a run's own, wherever its parts are computed, or the one kept on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from outrider.costs.kept import held_or_measured
+from outrider.costs.table import Costs, PadsWidths
+from outrider.models.base import LanguageModel
+
+
+@dataclass
+class CostBook:
+    """Tables that hold for a whole run, wherever its parts are computed: those given, and those measured for want of one.
+
+    rows: of each pass that is measured; a table's sizes are tokens of each row. tables: by model, not by machine.
+    """
+
+    rows: int = 1
+    tables: dict[str, Costs] = field(default_factory=dict)
+
+    def of(self, model: LanguageModel) -> Costs:
+        """The model's table."""
+        name = self.name_of(model)
+        if name not in self.tables:
+            self.tables[name] = held_or_measured(model, self.rows)
+        return self.tables[name]
+
+    @staticmethod
+    def name_of(model: LanguageModel) -> str:
+        """What a table is found by: the model, and what its weights were rounded to."""
+        return f"{model.name} {getattr(model, 'dtype_name', '')}".strip()
+
+    def to_dict(self) -> dict[str, dict[str, object]]:
+        """For JSON; `from_dict` reads it back."""
+        return {name: one.to_dict() for name, one in self.tables.items()}
+
+    @classmethod
+    def from_dict(cls, rows: int, held: Mapping[str, Mapping[str, Any]]) -> CostBook:
+        """What `to_dict` gave."""
+        return cls(rows, {name: Costs.from_dict(one) for name, one in held.items()})
+
+
+_books: list[CostBook] = []
+
+
+@contextmanager
+def costs_by(book: CostBook) -> Iterator[CostBook]:
+    """Let `measured_costs` answer from this book meanwhile."""
+    _books.append(book)
+    try:
+        yield book
+    finally:
+        _books.remove(book)
+
+
+def measured_costs(model: LanguageModel) -> Costs:
+    """What passes of this model cost on this machine, from memory, from disk, or measured now (about sixty passes).
+
+    Also lets the model pad its passes to the widths at which it is quicker, unless they have several rows (`costs_by`).
+    """
+    book = _books[-1] if _books else None
+    costs = held_or_measured(model) if book is None else book.of(model)
+    if not isinstance(model, PadsWidths):
+        return costs
+    if book is not None and book.rows > 1:
+        model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
+        return costs
+    padded = replace(costs, padded=True)
+    model.pad_widths(lru_cache(maxsize=4096)(padded.width))
+    return padded

@@ -1,0 +1,113 @@
+"""Cost tables kept in memory and on disk, once per model and machine.
+
+They are not measured anew in each run: the adaptive draft length follows from these numbers, so they must be the same for
+the same seed to give the same tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from outrider.costs.measure import BATCH_SIZES, LONG_CONTEXT, LONG_SIZES, SIZES, measure_settled
+from outrider.costs.table import CONTEXT, Costs, PadsWidths
+from outrider.errors import CacheFolderError
+from outrider.models.base import LanguageModel
+from outrider.models.cache_folder import cache_folder
+
+REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
+WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a large share
+ENOUGH_ROUNDS = 8
+_log = logging.getLogger(__name__)
+_measured: dict[str, Costs] = {}
+
+
+def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
+    """The table on this machine for passes of so many rows, without padding; measured now if there is none."""
+    key = _key(model, rows)
+    if key not in _measured:
+        path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
+        found = _read(path) if path else None
+        if found is None:
+            if isinstance(model, PadsWidths):
+                model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
+            found, settled = measure_settled(model, rows)
+            if path and settled:
+                path.write_text(json.dumps({"model": model.name, **found.to_dict()}, indent=1))
+        _measured[key] = found
+    return _measured[key]
+
+
+def kept_costs(model: LanguageModel) -> Costs | None:
+    """What is known of a model's passes without measuring any, from memory or from disk."""
+    key = _key(model)
+    path = _path(key) if hasattr(model, "fingerprint") else None
+    found = _measured.get(key) or (_read(path) if path else None)
+    return None if found is None else replace(found, padded=isinstance(model, PadsWidths))
+
+
+def forget_costs(model: LanguageModel, at_once: bool = True) -> None:
+    """Make the next `measured_costs` of this model measure anew, or only those of later processes."""
+    key = _key(model)
+    if at_once:
+        _measured.pop(key, None)
+    if path := _path(key):
+        path.unlink(missing_ok=True)
+
+
+def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]], at_once: bool = True) -> bool:
+    """Forget a model's table if real passes refute it, so that the next `measured_costs` measures anew.
+
+    passes: (new tokens, context, seconds) of each. A table that was measured while the machine was busy would otherwise
+    decide about drafting for ever. at_once: False keeps it in this process, where the same seed is to give the same tokens.
+    Returns whether the table was forgotten.
+    """
+    held = _measured.get(_key(model))
+    passes = list(passes)
+    if held is None or len(passes) < ENOUGH_ROUNDS:
+        return False
+    costs = replace(held, padded=isinstance(model, PadsWidths))
+    ratio = median(seconds / costs.verify(tokens, context) for tokens, context, seconds in passes)
+    off = median(abs(seconds - costs.verify(tokens, context)) for tokens, context, seconds in passes)
+    if 1 / REFUTED <= ratio <= REFUTED or off < WORTH_REVIEWING:
+        return False
+    _log.warning("passes of %s take %.2g times what its cost table says: it will be measured again", model.name, ratio)
+    forget_costs(model, at_once)
+    return True
+
+
+def _key(model: LanguageModel, rows: int = 1) -> str:
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
+    kind = getattr(model, "fingerprint", id(model))
+    parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
+    parts += [torch.__version__, "median with sampling", SIZES, LONG_SIZES, CONTEXT, LONG_CONTEXT]
+    if rows > 1:
+        parts += [rows, BATCH_SIZES]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _path(key: str) -> Path | None:
+    try:
+        folder = cache_folder() / "costs"
+        folder.mkdir(exist_ok=True)
+    except (CacheFolderError, OSError) as error:
+        _log.warning("measured costs are not kept: %s", error)
+        return None
+    return folder / f"{key}.json"
+
+
+def _read(path: Path) -> Costs | None:
+    try:
+        found = Costs.from_dict(json.loads(path.read_text()))
+        return found if 1 in found.verify_seconds else None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None

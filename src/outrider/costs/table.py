@@ -1,0 +1,71 @@
+"""What a pass costs: seconds to score n new tokens. Neither flat nor monotone in n, and growing with the context."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+CONTEXT = 64
+PADDING_GAIN = 0.97  # pad only for a gain of 3 % and more
+
+
+@runtime_checkable
+class PadsWidths(Protocol):
+    """An engine whose kernels like some widths better than others."""
+
+    def pad_widths(self, width: Callable[[int, int], int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a pass of a model takes.
+
+    verify_seconds: {new tokens in the pass: seconds} after `context` tokens, 1 included. per_token: {new tokens: further
+    seconds for each further token of context}. padded: passes are scored at a wider width where that is quicker.
+    """
+
+    verify_seconds: Mapping[int, float]
+    per_token: Mapping[int, float] = field(default_factory=dict)
+    context: int = CONTEXT
+    padded: bool = False
+
+    def verify(self, tokens: int, context: int | None = None) -> float:
+        """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them."""
+        context = self.context if context is None else context
+        if self.padded:
+            tokens = self.width(tokens, context)
+        extra = _between(self.per_token, tokens) * max(0, context - self.context) if self.per_token else 0.0
+        return max(_between(self.verify_seconds, tokens) + extra, 1e-9)
+
+    def width(self, tokens: int, context: int) -> int:
+        """The measured width of that many tokens or more at which a pass is quickest; itself if none gains."""
+        bare = self if not self.padded else Costs(self.verify_seconds, self.per_token, self.context)
+        wider = [size for size in self.verify_seconds if size > tokens]
+        if not wider:
+            return tokens
+        best = min(wider, key=lambda size: (bare.verify(size, context), size))
+        return best if bare.verify(best, context) < PADDING_GAIN * bare.verify(tokens, context) else tokens
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON, without `padded`; `from_dict` reads it back."""
+        return {"seconds": dict(self.verify_seconds), "per_token": dict(self.per_token), "context": self.context}
+
+    @classmethod
+    def from_dict(cls, held: Mapping[str, Any]) -> Costs:
+        """What `to_dict` gave."""
+        seconds, slopes = ({int(n): float(s) for n, s in held[name].items()} for name in ("seconds", "per_token"))
+        return cls(seconds, slopes, int(held["context"]))
+
+
+def _between(table: Mapping[int, float], size: int) -> float:
+    """The value at a size, linear between those given and beyond them."""
+    if size in table:
+        return table[size]
+    sizes = sorted(table)
+    if len(sizes) == 1:
+        return table[sizes[0]]
+    at = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    low, high = sizes[at - 1], sizes[at]
+    return table[low] + (table[high] - table[low]) / (high - low) * (size - low)

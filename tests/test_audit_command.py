@@ -1,0 +1,97 @@
+"""`outrider audit`: texts saved and audited again, and one line for what can't be audited."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from outrider.audit.verdict import UNCLEAR
+from outrider.cli.main import cli
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    from outrider.cli.main import run as run_cli
+
+    runner = CliRunner()
+    with runner.isolation() as streams:
+        code = run_cli(["audit", *arguments])
+        return code, streams[0].getvalue().decode(), streams[1].getvalue().decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tokens", "0"], "tokens must be 1 or more, got 0"),
+        (["--temperature", "-1"], "temperature must be finite and 0 or more"),
+        (["--rounding", "-1"], "rounding must be in [0, 100)"),
+        (["--save", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
+        (["--outputs", "/nowhere/x.jsonl"], "outputs file /nowhere/x.jsonl can't be read"),
+        (["--extra", "[1]"], "extra must be a JSON object"),
+        (["--extra", "{}"], "give --endpoint, too"),
+        (["--outputs", "a", "--tokens", "5"], "--outputs is there already"),
+        (["--outputs", "a", "--num-draft-tokens", "2"], "for Outrider's own decoder"),
+        (["--temperature", "0", "--plot", "x.svg"], "a greedy law has no histogram"),
+        (["--outputs", "a", "--endpoint", "b"], "exclude each other"),
+        (["--temperature", "1", "--temperature", "0", "--save", "x"], "texts of one temperature"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "gave no answer"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: list[str], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert code in (1, 2)
+    assert said in err
+    assert "Traceback" not in err
+    assert not out
+
+
+def test_texts_are_saved_resumed_and_audited_again(tmp_path: Path) -> None:
+    saved = tmp_path / "texts.jsonl"
+    common = ["--dtype", "float32", "--json", "--temperature", "0.8"]
+    code, out, _ = run("--tokens", "64", "--save", str(saved), *common)
+    first = json.loads(out)
+    assert code == 2
+    assert first["verdict"] == UNCLEAR  # of 64 tokens
+    lines = saved.read_text().splitlines()
+    assert len(lines) == first["audits"][0]["texts"]
+    code, out, _ = run("--tokens", "64", "--save", str(saved), *common)
+    assert json.loads(out)["audits"][0]["histograms"] == first["audits"][0]["histograms"]
+    assert saved.read_text().splitlines() == lines  # nothing new was needed
+    code, out, _ = run("--outputs", str(saved), "--draft", "self:temperature=1.5", *common)
+    assert json.loads(out)["audits"][0]["histograms"] == first["audits"][0]["histograms"]
+    code, _, err = run("--outputs", str(saved), "--temperature", "1", "--dtype", "float32")
+    assert code == 2
+    assert "temperature is 0.8" in err
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "x", '{"prompt": "a", "tokens": [true]}', '{"prompt": "a", "tokens": [99999999]}']
+)
+def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "outputs.jsonl"
+    path.write_text(line + "\n")
+    code, _, err = run("--outputs", str(path))
+    assert code == 2
+    assert "line 1" in err
+
+
+def test_the_command_is_listed() -> None:
+    assert "audit" in cli.commands
+
+
+@pytest.mark.parametrize("extra", ["suffix:memory=yes", "suffix:store=/tmp/nowhere.store"])
+def test_a_draft_that_remembers_the_text_is_refused(extra: str) -> None:
+    code, _, err = run("--draft", extra, "--dtype", "float32")
+    assert code == 2
+    assert "remembers earlier texts" in err
+
+
+def test_repeated_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "outputs.jsonl"
+    line = json.dumps({"prompt": "a", "tokens": list(range(5, 45))})
+    path.write_text(f"{line}\n{line}\n")
+    code, _, err = run("--outputs", str(path))
+    assert code == 2
+    assert "repeats line 1" in err

@@ -1,0 +1,180 @@
+"""The audit accepts exact samplers and rejects the planted bugs, on toy tables through the real decoder.
+
+False alarms: an exact sampler is called not exact in one audit of 10,000 at most. Seeds are fixed, so a pass stays a pass.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import outrider.round as round_module
+from outrider.audit.planted import FAULTS
+from outrider.audit.sources import text_seed
+from outrider.audit.text import Text
+from outrider.audit.uniformity import Battery
+from outrider.audit.verdict import EXACT, MATTERS, NOT_EXACT, UNCLEAR
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import PromptLookupDrafter
+from outrider.proposal import Proposal
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+from outrider.sampling.truncate_device import truncated
+from tests.audit_texts import ONE, PROMPT, V, draft_model, report, target_model, written
+from tests.toys import WRONG_RULES, table
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        ONE,
+        SamplingSettings(temperature=0.7),
+        SamplingSettings(temperature=1.0, top_p=0.9),
+        SamplingSettings(temperature=1.0, top_k=20),
+    ],
+    ids=["temperature 1", "temperature 0.7", "top-p", "top-k"],
+)
+def test_an_exact_sampler_passes_and_every_fault_would_have_been_seen(sampling: SamplingSettings) -> None:
+    found = report(written(target_model(), draft_model(), sampling, 70), target_model(), draft_model(), sampling)
+    assert found.verdict == EXACT, found.reason
+    assert found.exit_code == 0
+    assert all(sight.seen or sight.fault in found.reason for sight in found.sights)
+    assert all(sight.seen for sight in found.sights if sight.changed >= MATTERS)
+    assert sum(sight.seen for sight in found.sights) >= 7
+    assert {*FAULTS} <= {sight.fault for sight in found.sights}
+    assert found.impossible == ()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["rounds known", "rounds unknown"])
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_wrong_rules_are_rejected(name: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "verify", WRONG_RULES[name])
+    found = report(written(target_model(), draft_model(), ONE, 80, known=known), target_model(), draft_model(), ONE)
+    assert found.recommended is not None
+    assert found.verdict == NOT_EXACT
+    assert found.p is not None
+    assert found.p < 1e-4
+    assert found.exit_code == 1
+
+
+def test_without_knowing_the_draft_a_wrong_rule_is_seen_and_little_text_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = written(target_model(), draft_model(), ONE, known=False)
+    known = report(texts, target_model(), None, ONE)
+    assert known.verdict == EXACT, known.reason
+    assert "without knowing the draft" in known.reason
+    assert report(texts[:9], target_model(), None, ONE).verdict == UNCLEAR
+    monkeypatch.setattr(round_module, "verify", WRONG_RULES["always accept"])
+    wrong = written(target_model(), draft_model(), ONE, known=False)
+    assert report(wrong, target_model(), None, ONE).verdict == NOT_EXACT
+
+
+class OneNumberForever(RandomStream):
+    """A seed set anew in every round."""
+
+    def take(self, count: int) -> list[float]:
+        return RandomStream(7).take(count)
+
+
+def test_a_seed_set_in_the_loop_is_rejected() -> None:
+    requests = [Request(PROMPT, 100, OneNumberForever(0)) for _ in range(20)]
+    new, rounds = decode(target_model(), requests, ONE, draft_model(), FixedLength(3))
+    texts = [Text((*PROMPT, *row), len(PROMPT), tuple(r)) for row, r in zip(new, rounds, strict=True)]
+    assert report(texts, target_model(), draft_model(), ONE).verdict == NOT_EXACT
+
+
+def test_a_point_mass_draft_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = table(1, 12, order=1, sharpness=1.0)
+    found = report(written(target, PromptLookupDrafter(), ONE), target, PromptLookupDrafter(), ONE)
+    assert found.verdict == EXACT, found.reason
+    monkeypatch.setattr(round_module, "verify", WRONG_RULES["residual = target"])
+    wrong = report(written(target, PromptLookupDrafter(), ONE), target, PromptLookupDrafter(), ONE)
+    assert wrong.verdict == NOT_EXACT
+
+
+def test_settings_that_an_engine_ignores_are_seen() -> None:
+    texts = written(target_model(), None, ONE)
+    cold = report(texts, target_model(), None, SamplingSettings(temperature=0.7))
+    assert cold.verdict == NOT_EXACT
+    truncated = report(texts, target_model(), None, SamplingSettings(temperature=1.0, top_p=0.9))
+    assert truncated.verdict == NOT_EXACT
+    assert len(truncated.impossible) > 0.02 * truncated.tokens
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_greedy_text_is_identical_or_named(draft: bool) -> None:
+    greedy = SamplingSettings()
+    texts = written(target_model(), draft_model() if draft else None, greedy, rows=2)
+    assert report(texts, target_model(), None, greedy).verdict == EXACT
+    tokens = list(texts[0].tokens)
+    tokens[-1] = (tokens[-1] + 1) % V
+    found = report([replace(texts[0], tokens=tuple(tokens))], target_model(), None, greedy)
+    assert found.verdict == NOT_EXACT
+    assert found.impossible[0][1:3] == (99, tokens[-1])
+    assert found.impossible[0][3] > 0
+
+
+class Forgetful(PromptLookupDrafter):
+    """Proposes nothing."""
+
+    def propose(self, rows, plans, context) -> Proposal:  # type: ignore[no-untyped-def]
+        return super().propose(rows, [replace(plan, limit=0) for plan in plans], context)
+
+
+def test_a_draft_that_never_proposes_shows_nothing_of_the_rule() -> None:
+    found = report(written(target_model(), None, ONE), target_model(), Forgetful(), ONE)
+    assert found.alpha is None
+    assert all(sight.changed == 0 for sight in found.sights if sight.fault in FAULTS)
+    assert found.verdict == UNCLEAR
+    assert "another draft" in found.reason
+
+
+def test_texts_that_end_do_not_look_dependent() -> None:
+    """Whether a text ends depends on its last token, so what is paired must not depend on where texts end."""
+    target = target_model()
+    ends = frozenset(range(6))
+    texts = []
+    for i in range(500):
+        new, rounds = decode(target, [Request(PROMPT, 40, RandomStream(9, i), ends)], ONE, draft_model(), FixedLength(3))
+        texts.append(Text((*PROMPT, *new[0]), len(PROMPT), tuple(rounds[0])))
+    assert sum(text.tokens[-1] in ends for text in texts) > 300
+    found = report(texts, target, None, ONE)
+    assert found.p is not None
+    assert found.p > 0.01
+
+
+def test_a_sample_of_nothing_says_nothing() -> None:
+    assert Battery(()).p == 1.0
+    found = report(written(target_model(), draft_model(), ONE, rows=1), target_model(), draft_model(), ONE)
+    assert found.verdict == UNCLEAR
+    assert "too few" in found.reason
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_seeds_share_nothing() -> None:
+    seeds = {text_seed(seed, number) for seed in range(40) for number in range(40)}
+    assert len(seeds) == 1600
+
+
+def test_truncation_before_temperature_is_named() -> None:
+    """As llama.cpp does it: another law, which the report recognises."""
+    target = target_model()
+    cold = SamplingSettings(temperature=0.6, top_p=0.9)
+    generator = np.random.default_rng(0)
+    texts = []
+    for _ in range(20):
+        tokens = list(PROMPT)
+        for _ in range(50):
+            law = target.probs_after(tokens)
+            kept = truncated(law.log().unsqueeze(0), 1.0, 0, 0.9, 0.0)[0] > 0
+            bent = (law.log() / 0.6).softmax(0) * kept
+            tokens.append(int(generator.choice(V, p=(bent / bent.sum()).numpy())))
+        texts.append(Text(tuple(tokens), len(PROMPT)))
+    found = report(texts, target, None, cold)
+    assert found.verdict == NOT_EXACT
+    assert "as in llama.cpp" in found.reason

@@ -1,0 +1,89 @@
+"""What passes cost: read off a table, measured once, kept on disk unless the machine was busy, forgotten when refuted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outrider
+from outrider.costs import Costs, forget_costs, measured_costs, review_costs
+from outrider.models.table import TableModel
+
+
+def test_widths_are_padded_where_wider_is_quicker() -> None:
+    def widths(seconds: dict[int, float], slopes: dict[int, float] | None = None, context: int = 64) -> list[int]:
+        return [Costs(seconds, slopes or {}).width(n, context) for n in range(1, 9)]
+
+    assert widths({1: 3.0, 2: 3.0, 4: 2.0, 8: 4.0}) == [4, 4, 4, 4, 5, 6, 7, 8]
+    assert widths({1: 1.0, 2: 1.1, 4: 1.2}) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert widths({1: 1.0, 2: 0.99}) == [1, 2, 3, 4, 5, 6, 7, 8]
+    slopes = {1: 0.0, 4: 0.01}
+    assert widths({1: 3.0, 4: 2.0}, slopes)[0] == 4
+    assert widths({1: 3.0, 4: 2.0}, slopes, context=300)[0] == 1  # at a long context the wider pass costs more
+
+
+def test_costs_grow_with_the_context() -> None:
+    costs = Costs({1: 1.0, 4: 1.0}, {1: 0.001, 4: 0.003}, context=64)
+    assert costs.verify(1, 1064) == pytest.approx(2.0)
+    assert costs.verify(4, 1064) == pytest.approx(4.0)
+    assert costs.verify(2, 1064) == pytest.approx(1.0 + 1000 * (0.001 + 0.002 / 3))
+    assert costs.verify(4, 10) == costs.verify(4) == 1.0
+
+
+def test_costs_are_interpolated_between_sizes() -> None:
+    costs = Costs({1: 1.0, 4: 2.5, 8: 3.5})
+    assert costs.verify(2) == pytest.approx(1.5)
+    assert costs.verify(6) == pytest.approx(3.0)
+    assert costs.verify(12) == pytest.approx(4.5)
+
+
+def test_costs_see_what_a_model_takes() -> None:
+    slow = TableModel(torch.full((3, 3), 1 / 3), seconds_per_call=0.004, seconds_per_token=0.002)
+    quick = TableModel(torch.full((3, 3), 1 / 3))
+    costs = measured_costs(slow)
+    assert costs.verify(8) > costs.verify(1) >= 0.006
+    assert measured_costs(quick).verify(1) < costs.verify(1)
+
+
+def test_costs_are_kept_on_disk(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
+    from outrider.costs import kept
+
+    monkeypatch.setattr("outrider.costs.measure.UNSETTLED", float("inf"))  # however busy the machine is
+    model = outrider.load(target_folder)
+    kept._measured.clear()
+    first = measured_costs(model)
+    assert list((cache / "costs").glob("*.json"))
+    kept._measured.clear()
+    assert measured_costs(model) == first
+
+
+def test_a_table_that_real_passes_refute_is_forgotten(
+    target_folder: Path, cache: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("outrider.costs.measure.UNSETTLED", float("inf"))  # however busy the machine is
+    model = outrider.load(target_folder)
+    forget_costs(model)
+    said = measured_costs(model).verify(1, 10)
+    files = len(list((cache / "costs").glob("*.json")))
+    assert not review_costs(model, [(1, 10, 1.5 * said)] * 20)
+    assert not review_costs(model, [(1, 10, said + 1)] * 3)  # too few to tell
+    assert review_costs(model, [(1, 10, said + 1)] * 20, at_once=False)
+    assert measured_costs(model).verify(1, 10) == said  # the same seed, the same tokens, as long as the process lasts
+    assert review_costs(model, [(1, 10, said + 1)] * 20)
+    assert "measured again" in caplog.text
+    assert len(list((cache / "costs").glob("*.json"))) == files - 1
+    assert measured_costs(model).verify(1, 10) < said + 0.5
+
+
+def test_a_table_measured_on_a_busy_machine_is_not_kept(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
+    model = outrider.load(target_folder)
+    forget_costs(model)
+    before = set((cache / "costs").glob("*.json"))
+    found = iter([(Costs({1: 9.0}), 3.0), (Costs({1: 7.0}), 2.0), (Costs({1: 8.0}), 5.0)])
+    monkeypatch.setattr("outrider.costs.measure._measure", lambda model: next(found))
+    assert measured_costs(model).verify_seconds == {1: 7.0}
+    assert set((cache / "costs").glob("*.json")) == before
+    forget_costs(model)
