@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import pytest
-
 import outrider
 from outrider.audit.greedy import first_divergence
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
@@ -54,9 +52,15 @@ def plain() -> list[list[int]]:
     return [result.tokens for result in results]
 
 
-@pytest.mark.parametrize("kind", ["prompt-lookup", "model"])
-def test_twenty_prompts_give_the_tokens_of_plain_decoding(kind: str) -> None:
-    drafter: Drafter = PromptLookupDrafter() if kind == "prompt-lookup" else ModelDrafter(pruned_draft())
+def test_twenty_prompts_give_the_tokens_of_plain_decoding() -> None:
+    """In a batch with two kinds of draft, and alone; in one test, since plain decoding takes long."""
+    for drafter in (PromptLookupDrafter(), ModelDrafter(pruned_draft())):
+        check_batch(drafter)
+    for number in (1, 7, 15):
+        check_alone(number)
+
+
+def check_batch(drafter: Drafter) -> None:
     results = outrider.generate(smollm2(), prompts(), draft=drafter, num_draft_tokens=4, max_new_tokens=NEW_TOKENS, seed=1)
     assert len(results) == 20
     assert sum(result.stats.accepted for result in results) > 100
@@ -75,12 +79,11 @@ def test_twenty_prompts_give_the_tokens_of_plain_decoding(kind: str) -> None:
     assert sum(found is None for found in divergences) >= 18
 
 
-def test_one_prompt_alone_gives_the_tokens_of_the_batch() -> None:
-    for number in (1, 7, 15):
-        result = outrider.generate(smollm2(), prompts()[number], max_new_tokens=64, num_draft_tokens=5)
-        found = first_divergence(smollm2(), prompts()[number], result.tokens, plain()[number])
-        assert found is None or found.near_tie, str(found)
-        assert result.stats.drafted > 0
+def check_alone(number: int) -> None:
+    result = outrider.generate(smollm2(), prompts()[number], max_new_tokens=64, num_draft_tokens=5)
+    found = first_divergence(smollm2(), prompts()[number], result.tokens, plain()[number])
+    assert found is None or found.near_tie, str(found)
+    assert result.stats.drafted > 0
 
 
 def test_acceptance_of_a_real_draft_is_sum_min() -> None:
