@@ -28,24 +28,13 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.tune.configuration import Configuration, read_configuration
-from tests.ragged import score
+from tests.ragged import reference, score, some_tokens
 from tests.test_engine_decode import GREEDY
 from tests.tiny_models import VOCABULARY, module, tiny_encoder_decoder
 
 WIDTHS = (1, 4)
 SINGLE = 1e-4
 LONG = 4 * MIN_CAPACITY
-
-
-def some_tokens(length: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def reference(model: TransformersModel, tokens: list[int]) -> Tensor:
-    """The logits of a forward pass without any cache. [T, V]"""
-    with torch.inference_mode():
-        logits: Tensor = model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits
-    return logits[0]
 
 
 def packed_llama() -> TransformersModel:

@@ -20,7 +20,8 @@ from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights
 from outrider.models.openvino.steady import SteadyWidth
 from outrider.prefill import prefill
-from tests.tiny_models import CONFIGS, VOCABULARY, module
+from tests.ragged import some_tokens
+from tests.tiny_models import CONFIGS, module
 
 CLOSE = 2e-3
 REFUSED = {"Gemma2", "GPTJ", "Mixtral"}
@@ -35,10 +36,6 @@ def opened(architecture: str, weights: Weights = "float32", **overrides: Any) ->
 
     saved = converted(lambda: (make(), None), f"{architecture} {settings}", architecture, weights)
     return OpenVinoModel(saved), make()
-
-
-def some_tokens(length: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def reference(plain: Any, tokens: list[int]) -> Tensor:

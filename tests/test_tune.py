@@ -200,6 +200,9 @@ def test_equivalents_name_the_same_draft_and_length() -> None:
     assert "-md drafty-7b --draft-max 4" in found["llama.cpp"]
     assert json.loads(found["vLLM"].split("'")[1]) == {"model": "drafty-7b", "num_speculative_tokens": 4}
     assert Configuration("t", "ngram:table=x", 4).equivalents() == {}
+    assert Configuration("t", "head", 4).equivalents() == {}
+    own = Configuration("t", "drafty-7b:dtype=int4,num_tokens=9", 4).equivalents()
+    assert own == Configuration("t", "drafty-7b", 4).equivalents(), "our options mean nothing to others"
 
 
 def test_prompts_of_both_kinds(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
     """The drafter for `target` that a name, or a model and its options, mean."""
     if is_named(spec):
         return make_named(spec)
-    name, text = _split_model(spec)
+    name, text = split_model(spec)
     options = _parse(name, text, _MODEL_OPTIONS)
     model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
     return make_model_drafter(model, target, options, lambda inner, model: make_from_spec(inner, load, model))
@@ -136,7 +136,7 @@ def make_model_drafter(
     return ModelDrafter(model, sampling)
 
 
-def _split_model(spec: str) -> tuple[str, str]:
+def split_model(spec: str) -> tuple[str, str]:
     """A model's name and the options after it; a colon inside an existing path belongs to the path."""
     if Path(spec).expanduser().exists():
         return spec, ""

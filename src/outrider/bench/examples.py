@@ -3,9 +3,8 @@
 Prompts are zero-shot. A model with a chat template gets an instruction as a user's turn; a base model gets text to continue:
 an article and "TL;DR:" (Radford et al. 2019), or "English: … German:". Chen et al. 2023 gave Chinchilla one example first
 and Leviathan et al. 2022 fine-tuned T5, so scores are not theirs; what must agree is plain and speculative decoding.
-On HumanEval a model with a chat template is asked for the function in a code block; given the bare code, instruction-tuned
-models take it to be finished, and end (EXPERIMENTS.md). A base model gets the code to continue, cut at the stop sequences of
-Chen et al. 2021 (Codex).
+On HumanEval a model with a chat template is asked for the function in a code block, since some take bare code to be finished
+(EXPERIMENTS.md). A base model gets the code to continue, cut at the stop sequences of Chen et al. 2021 (Codex).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def costs_by(book: CostBook) -> Iterator[CostBook]:
 
 
 def measured_costs(model: LanguageModel) -> Costs:
-    """What passes of this model cost on this machine, from memory, from disk, or measured now (about sixty passes).
+    """What passes of this model cost on this machine, from memory, from disk, or measured now (`measure`).
 
     Also lets the model pad its passes to the widths at which it is quicker, unless they have several rows (`costs_by`).
     """

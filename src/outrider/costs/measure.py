@@ -1,4 +1,6 @@
-"""Measuring what passes of a model cost on this machine: about sixty, again where something else kept it busy."""
+"""Measuring what passes of a model cost on this machine: about sixty, twice as many where a change of width costs something,
+and again where something else kept it busy.
+"""
 
 from __future__ import annotations
 

@@ -177,6 +177,8 @@ class TransformersModel(SlotModel[SlotSequence]):
             out = self._forward(tokens, positions, longest, _kept(lengths, width, logits))
         else:
             out = self._forward_compiled(quick, tokens, positions, longest)
+        if out.shape[-1] < self._vocab_size:  # a head that was cut
+            out = fit_vocabulary(out, self._vocab_size)
         for row, count in zip(rows, lengths, strict=True):
             row.advance(count)
         if logits == "none":
@@ -201,7 +203,7 @@ class TransformersModel(SlotModel[SlotSequence]):
             out: Tensor = self.module(**arguments).logits
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
-        return out if out.shape[-1] >= self._vocab_size else fit_vocabulary(out, self._vocab_size)  # a head that was cut
+        return out
 
     def pass_arguments(self, tokens: Tensor, positions: Tensor, longest: int, cache: Any) -> dict[str, Any]:
         """What the module is called with. tokens, positions: int64 [R, N]; longest: columns of the cache that are read."""
@@ -220,7 +222,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         out, states = quick.run(self._cache.placement.slots[0], tokens, positions, longest)
         if self._cache.states is not None:
             self._cache.states.put(states)
-        return out if out.shape[-1] >= self._vocab_size else fit_vocabulary(out, self._vocab_size)  # a head that was cut
+        return out
 
     @contextmanager
     def _keeping_states(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.draft_specs import split_model
 from outrider.errors import ParameterError
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -60,14 +61,15 @@ class Configuration:
                 "vLLM": f"--speculative-config '{json.dumps(method)}'",
                 "llama.cpp": f"llama-server … --spec-type ngram-simple --draft-max {count}",
             }
-        if kind in ("ngram", "early-exit", "self", "random"):
+        if kind in ("ngram", "early-exit", "head", "self", "random"):
             return {}
-        model = {"model": self.draft, "num_speculative_tokens": count}
+        name, _ = split_model(self.draft)  # its options are ours
+        model = {"model": name, "num_speculative_tokens": count}
         return {
             "transformers": f"draft.generation_config.num_assistant_tokens = {count}; draft.generation_config."
             'num_assistant_tokens_schedule = "constant"; model.generate(…, assistant_model=draft)',
             "vLLM": f"--speculative-config '{json.dumps(model)}'",
-            "llama.cpp": f"llama-server … -md {self.draft} --draft-max {count} --draft-min 0",
+            "llama.cpp": f"llama-server … -md {name} --draft-max {count} --draft-min 0",
         }
 
 

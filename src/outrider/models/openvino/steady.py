@@ -1,13 +1,14 @@
 """Passes kept as wide as the one before: OpenVINO prepares every layer anew when a pass has another width.
 
-That costs the 1.5B model in 4 bits about 13 ms of 55, more than scoring four tokens too many; draft lengths that adapt would
-pay it in most rounds. So a narrower pass is filled up, until what was filled in since the last full one exceeds a budget;
-then the width falls to the widest of these. What is filled in comes last and is taken back: no other token sees it.
+That costs the 1.5B model in 4 bits about 13 ms of 55 (EXPERIMENTS.md), more than scoring four tokens too many; draft lengths
+that adapt would pay it in most rounds. So a narrower pass is filled up, until what was filled in since the last full one
+exceeds a budget; then the width falls to the widest of these. What is filled in comes last and is taken back: no other token
+sees it.
 """
 
 from __future__ import annotations
 
-BUDGET = 8  # tokens filled in
+BUDGET = 8  # tokens filled in; chosen, not tuned
 
 
 class SteadyWidth:
