@@ -20,12 +20,12 @@ from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.errors import ParameterError
 from outrider.forced import betas_along, draft_laws_along, logits_along, target_laws_along
 from outrider.models.table import TableModel
+from outrider.prompt_file import read_prompts
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.tune.chances import Chances, chances
 from outrider.tune.configuration import Configuration, read_configuration
 from outrider.tune.predict import predict
-from outrider.tune.prompts import read_prompts
 from tests.toys import SETTINGS, table
 
 ONE = SamplingSettings(temperature=1.0)

@@ -83,9 +83,9 @@ def tune(positional: str | None, models: ModelChoice, write: Path | None, as_jso
 def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings, list[str]]:
     """Refuse what can't work before a model is loaded; → settings and prompts."""
     from outrider.audit.sources import PROMPTS
+    from outrider.prompt_file import read_prompts
     from outrider.randomness import check_seed
     from outrider.sampling import SamplingSettings
-    from outrider.tune.prompts import read_prompts
 
     sampling = SamplingSettings(**{name: given[name] for name in ("temperature", "top_k", "top_p", "min_p")})
     check_seed(given["seed"])

@@ -6,11 +6,9 @@ et al. 2024, "Magpie"), and then answers it. Batches are decoded side by side wi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from outrider.bench.run_log import RunLog
@@ -61,27 +59,6 @@ def write_texts(target: TextModel, prompts: list[str] | None, settings: TextSett
             log.append({"tokens": prompt + answer, "prompt_tokens": len(prompt), "temperature": temperature})
         done += len(numbers)
         yield done
-
-
-def read_prompts(path: Path) -> list[str]:
-    """A prompt a line: text, or a JSON object with "prompt"."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"prompts {path} can't be read: {' '.join(str(error).split())}") from None
-    prompts = [_prompt(line) for line in lines]
-    if not prompts:
-        raise ParameterError(f"prompts {path} must hold at least one line")
-    return prompts
-
-
-def _prompt(line: str) -> str:
-    if line.startswith("{"):
-        try:
-            return str(json.loads(line)["prompt"])
-        except (ValueError, KeyError):
-            raise ParameterError(f'prompts must have a "prompt" in each JSON object, got {line[:60]!r}') from None
-    return line
 
 
 def _questions(target: TextModel, prompts: list[str] | None, numbers: Many[int], seed: int) -> list[list[int]]:

@@ -40,7 +40,8 @@ def texts(
     from rich.progress import Progress
 
     from outrider.bench.run_log import RunLog
-    from outrider.train.texts import TextSettings, read_prompts, write_texts
+    from outrider.prompt_file import read_prompts
+    from outrider.train.texts import TextSettings, write_texts
 
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
     asked = read_prompts(prompts) if prompts else None
