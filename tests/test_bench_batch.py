@@ -23,9 +23,11 @@ def made(size: int, length: int, seconds: float, block: int = 0) -> BatchRun:
     return BatchRun(size, length, block, 10, 100, seconds, seconds / 10, rounds, drafted, drafted // 2, drafted)
 
 
-def test_a_round_is_wide_where_any_row_drafts() -> None:
-    """Four rows, each drafting in half of its rounds: 15/16 of the passes are wide."""
-    costs = Costs({1: 1.0, 3: 3.0})
+def test_a_round_is_wide_where_any_row_drafts_or_costs_what_its_rows_do() -> None:
+    """Four rows, each drafting in half of its rounds: 15/16 of the padded passes are wide, half of each flat one."""
+    flat = Costs({1: 1.0, 3: 3.0})
+    assert predicted_rate(4, 2, [made(1, 2, 1.0)], flat, 0.5) == pytest.approx(4 * 2 / (0.5 + 0.5 * (2 * 0.5 + 3.0)))
+    costs = Costs({1: 1.0, 3: 3.0}, company=4)
     assert predicted_rate(4, 0, [made(1, 0, 1.0)], costs, 0.5) == 4.0
     wide = 1 - 0.5**4
     assert predicted_rate(4, 2, [made(1, 2, 1.0)], costs, 0.5) == pytest.approx(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -249,3 +250,22 @@ def test_suspended_copies_are_judged_by_what_they_would_have_saved() -> None:
         for place in range(8):
             state.learn(Finding(copy, start, place, accepted=True))
     assert 20 < start <= 30
+
+
+def test_in_padded_batches_a_row_that_seldom_drafts_pays_for_its_company() -> None:
+    """Widening costs 0.3 passes and gains 0.9 tokens: worth it alone and where all eight draft, not for one of eight."""
+    costs = {1: 1.0, 2: 1.3}
+    sure = Prospect("copy", first=0.9, later=0.9, longest=1)
+    nothing = Prospect("copy", longest=0)
+    seldom, always, alone = (AdaptiveLength(Costs(costs, company=company), longest=1).start() for company in (8, 8, 1))
+    for _ in range(200):
+        seldom.plan([nothing], 64, 0)
+        always.plan([sure], 64, 0)
+        alone.plan([nothing], 64, 0)
+    assert [state.plan([sure], 64, 0).limit for state in (seldom, always, alone)] == [0, 1, 1]
+
+
+def test_the_company_of_a_table_outlives_json() -> None:
+    for company in (1, 4):
+        costs = Costs({1: 1.0, 2: 1.5}, company=company)
+        assert Costs.from_dict(json.loads(json.dumps(costs.to_dict()))) == costs

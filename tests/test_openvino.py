@@ -267,10 +267,10 @@ def test_bad_input_is_named(target_folder: Path, cache: Path) -> None:
 def test_a_narrower_pass_is_filled_up_until_that_costs_more_than_another_width() -> None:
     steady = SteadyWidth()
     assert [steady.of(n) for n in (2, 6, 4, 6, 5, 3, 6)] == [2, 6, 6, 6, 6, 6, 6], "what is used in full begins anew"
-    assert [steady.of(n) for n in (4, 4, 4, 4, 4, 4)] == [6, 6, 6, 6, 4, 4], "2 + 2 + 2 + 2 are borne"
-    assert steady.of(17) == 17
-    assert steady.of(8) == 8, "9 at once are too many"
-    assert [steady.of(n) for n in (3, 5, 2)] == [8, 8, 5], "down to the widest since"
+    assert [steady.of(n) for n in (2, 2, 2, 2, 2, 2)] == [6, 6, 6, 6, 2, 2], "4 + 4 + 4 + 4 are borne"
+    assert steady.of(25) == 25
+    assert steady.of(8) == 8, "17 at once are too many"
+    assert [steady.of(n) for n in (3, 5, 2, 4, 2)] == [8, 8, 8, 5, 5], "down to the widest since"
     steady.forget()
     assert steady.of(1) == 1
     steady.on = False
@@ -294,6 +294,31 @@ def test_what_was_filled_in_changes_no_bit_and_stays_within_the_context(weights:
         found = [score(model, [sequence], [part])[0] for part in parts[1:]]
         assert sequence.length == 40
         sequence.close()
+        return found
+
+    for kept, plain in zip(logits_of(True), logits_of(False), strict=True):
+        assert torch.equal(kept, plain)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_what_is_filled_in_beside_other_rows_changes_no_bit(weights: Weights, cache: Path) -> None:
+    """Three rows, each as long as the context in the end: the shortest one has less and less room for what is filled in."""
+    model, _ = opened("Llama", weights, max_position_embeddings=40)
+    counts = [(1, 1, 1), (3, 1, 5), (1, 4, 1), (1, 1, 1), (2, 1, 1), (1, 3, 2), (1, 1, 1)]
+    begins = [40 - sum(part) for part in zip(*counts, strict=True)]
+    texts = [some_tokens(40, 5 + i) for i in range(3)]
+
+    def logits_of(keep: bool) -> list[Tensor]:
+        sequences = [model.open() for _ in texts]
+        prefill(model, sequences, [text[:begin] for text, begin in zip(texts, begins, strict=True)])
+        model.keep_width(keep)
+        found, at = [], list(begins)
+        for part in counts:
+            found += score(model, sequences, [text[i : i + n] for text, i, n in zip(texts, at, part, strict=True)])
+            at = [i + n for i, n in zip(at, part, strict=True)]
+            assert [sequence.length for sequence in sequences] == at
+        for sequence in sequences:
+            sequence.close()
         return found
 
     for kept, plain in zip(logits_of(True), logits_of(False), strict=True):

@@ -5,8 +5,9 @@ slack up already, so the best draft length falls as the batch grows, in the end 
 every (batch size, draft length), the order rotating from block to block, so that the machine's moods meet all of them.
 Prompts are ragged and so are the answers' lengths, fixed beforehand: at temperature 0 all cells write the same tokens.
 
-Prediction, from the tables of passes of B rows: a round with drafts takes K · draft_B + verify_B(K + 1). It is one where any
-row drafts; a row does in a share s of its rounds (measured at K in the smallest batch), so it is 1 - (1 - s)^B of all.
+Prediction, from the tables of passes of B rows: a round with drafts takes K · draft_B + verify_B(K + 1). A row drafts in a
+share s of its rounds (measured at K in the smallest batch). Where a row of a pass costs what its own tokens do, s is the
+share of such rounds; where all rows are made as wide as the widest, it is 1 - (1 - s)^B: one row that drafts is enough.
 Tokens a round are those measured in the smallest batch, since they do not depend on the company.
 """
 
@@ -233,7 +234,7 @@ def predicted_rate(size: int, length: int, alone: Sequence[BatchRun], costs: Cos
     """Tokens a second of `size` rows. alone: runs of this length in the smallest batch; see the top of this module."""
     rounds = sum(run.rounds for run in alone)
     share = min(1.0, sum(run.drafted for run in alone) / (length * rounds)) if length else 0.0
-    wide = 1.0 - (1.0 - share) ** size
+    wide = share if costs.company == 1 else 1.0 - (1.0 - share) ** size
     seconds = (1.0 - wide) * costs.verify(1) + wide * (length * step_seconds + costs.verify(length + 1))
     return size * sum(run.tokens for run in alone) / rounds / seconds
 

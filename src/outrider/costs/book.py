@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.costs.kept import held_or_measured
 from outrider.costs.table import Costs, PadsWidths
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, is_flat
 
 
 @dataclass
@@ -27,7 +27,8 @@ class CostBook:
         """The model's table."""
         name = self.name_of(model)
         if name not in self.tables:
-            self.tables[name] = held_or_measured(model, self.rows)
+            found = held_or_measured(model, self.rows)
+            self.tables[name] = found if is_flat(model) else replace(found, company=self.rows)
         return self.tables[name]
 
     @staticmethod

@@ -23,13 +23,15 @@ class Costs:
     """What a pass of a model takes.
 
     verify_seconds: {new tokens in the pass: seconds} after `context` tokens, 1 included. per_token: {new tokens: further
-    seconds for each further token of context}. padded: passes are scored at a wider width where that is quicker.
+    seconds for each further token of context}. padded: passes are scored at a wider width where that is quicker. company:
+    rows of a pass that are all made as wide as the widest; 1 where a row costs what its own tokens do.
     """
 
     verify_seconds: Mapping[int, float]
     per_token: Mapping[int, float] = field(default_factory=dict)
     context: int = CONTEXT
     padded: bool = False
+    company: int = 1
 
     def verify(self, tokens: int, context: int | None = None) -> float:
         """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them."""
@@ -50,13 +52,14 @@ class Costs:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON, without `padded`; `from_dict` reads it back."""
-        return {"seconds": dict(self.verify_seconds), "per_token": dict(self.per_token), "context": self.context}
+        held = {"seconds": dict(self.verify_seconds), "per_token": dict(self.per_token), "context": self.context}
+        return held if self.company == 1 else {**held, "company": self.company}
 
     @classmethod
     def from_dict(cls, held: Mapping[str, Any]) -> Costs:
         """What `to_dict` gave."""
         seconds, slopes = ({int(n): float(s) for n, s in held[name].items()} for name in ("seconds", "per_token"))
-        return cls(seconds, slopes, int(held["context"]))
+        return cls(seconds, slopes, int(held["context"]), company=int(held.get("company", 1)))
 
 
 def _between(table: Mapping[int, float], size: int) -> float:

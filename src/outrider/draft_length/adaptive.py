@@ -13,6 +13,11 @@ Of a copy it is known what it would propose, so it is learned from the tokens th
 longer; all probes together may cost a small share of the time spent, by the cost tables. What drafts have lost against plain
 decoding is kept account of, too, and bounded (`account`): where every drafted token costs a pass, a few wrong first guesses
 would be a loss.
+
+In a batch whose passes are as wide as their widest row, a row that drafts widens the pass of all. How many others draft with
+it must not matter, or its tokens would depend on its company; so it reckons as if all were like itself. Where a row has
+something to offer in a share s of its rounds, a pass of B rows is wide in 1 - (1 - s)^B of them, and what widening costs
+falls on the s that had a reason: (1 - (1 - s)^B) / s times the difference, from 1 (all draft) to B (one does).
 """
 
 from __future__ import annotations
@@ -108,9 +113,11 @@ class _AdaptiveState(LengthState):
         self._context = 0
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
+        self._offered = Rate(1.0, policy.prior_tests, policy.memory)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         self._context = context
+        self._offered.update(1, int(room > 0 and any(prospect.longest for prospect in prospects)))
         best = self._best(prospects, room)
         chosen = self._probe(prospects, best, room)
         if chosen is not None:
@@ -137,7 +144,7 @@ class _AdaptiveState(LengthState):
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = prospect.start_seconds + k * prospect.step_seconds + self._verify(k + 1)
+                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds)
                 rate = (1.0 + expected(first, later, k)) / seconds
                 if rate > best.rate:
                     best = _Best(rate, i, k)
@@ -153,7 +160,7 @@ class _AdaptiveState(LengthState):
             return None
         i = min(others, key=lambda i: self._tries.get((prospects[i].drafter, prospects[i].kind), 0))
         prospect, verify = prospects[i], self._verify
-        extra = prospect.start_seconds + prospect.step_seconds + max(0.0, verify(2) - verify(1))
+        extra = self._shared(prospect.start_seconds + prospect.step_seconds + max(0.0, verify(2) - verify(1)))
         if best.length:
             extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
         return i if self._afford(extra) else None
@@ -162,7 +169,8 @@ class _AdaptiveState(LengthState):
         """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
         if length >= limit or about.foretold:
             return 0
-        return int(self._afford(about.step_seconds + max(0.0, self._verify(length + 2) - self._verify(length + 1))))
+        wider = max(0.0, self._verify(length + 2) - self._verify(length + 1))
+        return int(self._afford(self._shared(about.step_seconds + wider)))
 
     def _affordable(self, about: Prospect, longest: int) -> int:
         """The longest draft whose loss could be borne, should nothing of it be accepted; 0: drafts are suspended.
@@ -192,7 +200,7 @@ class _AdaptiveState(LengthState):
 
     def _saved(self, accepted: int, drafted: int, drafting: float) -> float:
         """Seconds that a round saves against plain decoding."""
-        return (accepted + 1) * self._verify(1) - self._verify(drafted + 1) - drafting
+        return (accepted + 1) * self._verify(1) - self._round(drafted, drafting)
 
     def pays(self, plan: _GatedPlan, signals: Many[int]) -> bool:
         """Whether some continuation gains more tokens than its seconds would give at the planned rate."""
@@ -202,7 +210,7 @@ class _AdaptiveState(LengthState):
             survival *= self._of_signal(name, signal).value
         later = self._of(plan.about)[1].value
         for k in range(drafted + 1, plan.limit + 1):
-            seconds = (k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1)
+            seconds = self._shared((k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1))
             if survival * expected(later, later, k - drafted) > plan.rate * seconds:
                 return True
         return False
@@ -214,7 +222,7 @@ class _AdaptiveState(LengthState):
             return
         drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
         saved = self._saved(outcome.accepted, outcome.drafted, drafting)
-        self._account.spend(self._verify(outcome.drafted + 1) + drafting, saved)
+        self._account.spend(self._round(outcome.drafted, drafting), saved)
         key = (prospect.drafter, prospect.kind)
         self._tries[key] = self._tries.get(key, 0) + 1
         if not prospect.foretold:
@@ -239,6 +247,21 @@ class _AdaptiveState(LengthState):
 
     def _verify(self, tokens: int) -> float:
         return self._policy.costs.verify(tokens, self._context)
+
+    def _round(self, drafted: int, drafting: float) -> float:
+        """Seconds of a round that drafts so many tokens in so many seconds."""
+        if self._policy.costs.company == 1:
+            return drafting + self._verify(drafted + 1)
+        plain = self._verify(1)
+        return plain + self._shared(drafting + self._verify(drafted + 1) - plain)
+
+    def _shared(self, extra: float) -> float:
+        """What seconds more than a plain round's cost, where all rows of the batch wait for them: see the top."""
+        company = self._policy.costs.company
+        if company == 1 or extra <= 0.0:
+            return extra
+        share = max(self._offered.value, 1e-6)
+        return extra * (1.0 - (1.0 - share) ** company) / share
 
     def _of(self, prospect: Prospect) -> tuple[Rate, Rate]:
         key = (prospect.drafter, prospect.kind)

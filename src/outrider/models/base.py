@@ -114,6 +114,11 @@ def has_encoder(model: object) -> TypeGuard[EncoderDecoder]:
     return getattr(model, "has_encoder", False) is True
 
 
+def is_flat(model: LanguageModel) -> bool:
+    """Whether a row of a pass costs what its own tokens do (`flat` is true), instead of being made as wide as the widest."""
+    return getattr(model, "flat", False) is True
+
+
 def refuse_encoder(target: LanguageModel, what: str) -> None:
     """For what has no use for a source: raise, naming what does."""
     if has_encoder(target):

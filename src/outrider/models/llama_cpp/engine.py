@@ -47,6 +47,8 @@ class LlamaCppModel:
     The logits that `score` returns are overwritten by the next call.
     """
 
+    flat = True
+
     def __init__(self, path: Path, tokenizer: Any = None, threads: int | None = None) -> None:
         self._path = path
         self._weights = Weights(path)

@@ -61,6 +61,8 @@ class OpenVinoModel:
     The logits that `score` returns are overwritten by the next call. num_tokens: rows left of the head (`cut_head`).
     """
 
+    flat = True
+
     def __init__(self, saved: Saved, threads: int | None = None, num_tokens: int | None = None) -> None:
         import openvino as ov
 
@@ -167,26 +169,30 @@ class OpenVinoModel:
         # What is filled in stands behind the last token: it changes none before.
         padded = [part + [0] * (width - len(part)) for part, width in zip(new, widths, strict=True)]
         starts = [row.length for row in rows]
-        out = self._infer(rows, padded, _kept(counts, [len(part) for part in padded], tokens.shape[1], logits))
+        out = self._infer(rows, padded, _kept(counts, widths, logits))
         for row, start, count in zip(rows, starts, counts, strict=True):
             row.truncate(start + count)
         if logits == "none":
             for row in rows:
                 self._publish(row)
             return None
-        return fit_vocabulary(out.view(len(rows), -1, out.shape[-1]), self.vocab_size)
+        return fit_vocabulary(_in_rows(out, counts if logits == "all" else [1] * len(rows)), self.vocab_size)
 
     def _widths(self, rows: list[PagedSequence], counts: list[int], logits: WhichLogits) -> list[int]:
-        """How many tokens wide each row of a pass is made."""
-        least = [max(NARROWEST, count) for count in counts]
-        if len(rows) > 1 or logits == "none":
+        """How many tokens wide each row of a pass is made: what is to be filled in goes to the shortest row."""
+        widths = [max(NARROWEST, count) for count in counts]
+        if logits == "none":
             self._steady.forget()
-            return least
-        width = self._steady.of(least[0])
-        return [width if self.max_length is None else max(least[0], min(width, self.max_length - rows[0].length))]
+            return widths
+        more = self._steady.of(sum(widths)) - sum(widths)
+        shortest = min(range(len(rows)), key=lambda i: rows[i].length + widths[i])
+        if self.max_length is not None:
+            more = max(0, min(more, self.max_length - rows[shortest].length - widths[shortest]))
+        widths[shortest] += more
+        return widths
 
     def keep_width(self, on: bool) -> None:
-        """Whether passes of one row are kept as wide as the one before (the default); see `steady`."""
+        """Whether passes are kept as wide as the one before (the default); see `steady`."""
         self._steady.on = on
         self._steady.forget()
 
@@ -231,6 +237,7 @@ class OpenVinoModel:
             self._blocks.publish(row.blocks[i], before, row.tokens[i * BLOCK : (i + 1) * BLOCK])
 
     def _infer(self, rows: list[PagedSequence], new: list[list[int]], keep: list[int]) -> Tensor:
+        """One flat pass of all rows. → the logits at the positions `keep` of it [len(keep), V]"""
         past = [row.length for row in rows]
         for row, part in zip(rows, new, strict=True):
             self.extend(row, part)
@@ -249,7 +256,8 @@ class OpenVinoModel:
             self._set(name, np.array(values, np.int32))
         self._set(LONGEST, np.array(max(row.length for row in rows), np.int32))
         self._request.infer()
-        return torch.from_numpy(self._request.get_output_tensor(0).data)
+        out = torch.from_numpy(self._request.get_output_tensor(0).data)
+        return out.view(-1, out.shape[-1])
 
     def _set(self, name: str, values: Any) -> None:
         import openvino as ov
@@ -291,14 +299,24 @@ def _begins(lengths: Any) -> list[int]:
     return ends
 
 
-def _kept(counts: Many[int], padded: Many[int], width: int, logits: WhichLogits) -> list[int]:
-    """Positions in the flat pass whose logits are computed: for "all" `width` of each row, its last one repeated.
+def _kept(counts: Many[int], widths: Many[int], logits: WhichLogits) -> list[int]:
+    """Positions in the flat pass whose logits are computed: for "all" every token's, for "last" each row's last one's.
 
-    counts: tokens of each row. padded: with those behind them.
+    counts: tokens of each row. widths: with what is filled in behind them.
     """
-    begins = _begins(padded)
+    begins = _begins(widths)
     if logits == "none":
         return [begins[-1] - 1]
     if logits == "last":
         return [begin + count - 1 for begin, count in zip(begins, counts, strict=False)]
-    return [begin + min(i, count - 1) for begin, count in zip(begins, counts, strict=False) for i in range(width)]
+    return [begin + i for begin, count in zip(begins, counts, strict=False) for i in range(count)]
+
+
+def _in_rows(flat: Tensor, counts: Many[int]) -> Tensor:
+    """[sum of counts, V] → [R, longest, V]; a shorter row's last entry is repeated."""
+    longest = max(counts)
+    if min(counts) < longest:
+        begins = _begins(counts)
+        rows = zip(begins, counts, strict=False)
+        flat = flat[torch.tensor([begin + min(i, count - 1) for begin, count in rows for i in range(longest)])]
+    return flat.view(len(counts), longest, flat.shape[-1])
