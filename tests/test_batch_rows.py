@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,8 +12,9 @@ from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter, SuffixDrafter
 from outrider.randomness import RandomStream
-from outrider.sampling import SamplingSettings
-from tests.toys import table
+from outrider.round import _laws
+from outrider.sampling import Context, SamplingSettings, standardize
+from tests.toys import SETTINGS, table
 
 SAMPLED = SamplingSettings(temperature=1.0)
 COSTS = Costs({1: 1.0, 9: 2.0})
@@ -75,3 +77,20 @@ class Shared(DraftLength):
 def test_a_policy_that_learns_from_all_rows_would_show() -> None:
     lengths = [14, 13, 12, 11, 14, 12]
     assert in_company(lengths, 3, "model", Shared()) != {i: alone(i, n, "model") for i, n in enumerate(lengths)}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_lies_behind_a_rows_draft_is_left_out_and_changes_nothing(name: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(5, 4, 50, generator=generator)
+    drafted = [0, 3, 0, 1, 0]
+    contexts = [
+        Context(torch.randint(0, 50, (6 + j,), generator=generator), 3, "unused" if j > n else "drafted" if j else "certain")
+        for n in drafted
+        for j in range(4)
+    ]
+    whole, own = standardize(logits, SETTINGS[name], contexts), _laws(logits, SETTINGS[name], contexts, drafted)
+    for i, n in enumerate(drafted):
+        assert torch.equal(own[i, : n + 1], whole[i, : n + 1])
+    if not SETTINGS[name].greedy:
+        assert not own[0, 1:].any()

@@ -21,6 +21,8 @@ from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
 
+RAGGED = 0.75  # with fewer positions in use than this share, only they are standardised: copying costs less than that
+
 
 @dataclass(frozen=True)
 class Extras:
@@ -85,7 +87,7 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         width = proposal.tokens.shape[1]
         logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
         contexts = _contexts(rows, proposal, model.device) if scorer.sampling.needs_context else None
-        probs = standardize(logits, scorer.sampling, contexts)
+        probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
         drafted = index(proposal.lengths, model.device)
         lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
         if lossy is None:
@@ -126,6 +128,19 @@ def _from(scored: Tensor, first: list[int], count: int) -> Tensor:
     columns = index(first, scored.device).unsqueeze(-1) + torch.arange(count, device=scored.device)
     rows = torch.arange(len(first), device=scored.device).unsqueeze(-1)
     return scored[rows, columns.clamp(max=scored.shape[1] - 1)]
+
+
+def _laws(logits: Tensor, sampling: SamplingSettings, contexts: list[Context] | None, drafted: list[int]) -> Tensor:
+    """The target's laws, zeros behind a row's own draft where leaving those out saves work. [R, K+1, V] → [R, K+1, V]"""
+    rows, width, vocabulary = logits.shape
+    wanted = sum(drafted) + rows
+    if sampling.greedy or wanted > RAGGED * rows * width:
+        return standardize(logits, sampling, contexts)
+    places = [i * width + j for i, count in enumerate(drafted) for j in range(count + 1)]
+    at = index(places, logits.device)
+    own = None if contexts is None else [contexts[place] for place in places]
+    laws = standardize(logits.reshape(-1, vocabulary)[at], sampling, own)
+    return laws.new_zeros(rows * width, vocabulary).index_copy_(0, at, laws).view(rows, width, vocabulary)
 
 
 def _uniforms(rows: Many[DraftRow], proposal: Proposal, device: torch.device) -> Uniforms:
