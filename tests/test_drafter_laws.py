@@ -24,6 +24,7 @@ from outrider.drafters import (
 )
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
+from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value, run
 from tests.toys import PROMPT, SETTINGS, table
@@ -39,8 +40,17 @@ def speculative(depth: int, inner: int = 2) -> Drafter:
     return drafter
 
 
+def holed() -> TableModel:
+    """A draft model without any law after the token 1."""
+    return TableModel(
+        torch.stack([table(2, V).probs_after([0, a, b]) * (b != 1) for a in range(V) for b in range(V)]).view(V, V, V)
+    )
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "random": RandomDrafter,
+    "model, greedy": lambda: ModelDrafter(table(2, V), SamplingSettings(), 0.3),
+    "model without a law in places": lambda: ModelDrafter(holed(), step_seconds=0.3),
     "model, its own sampling": lambda: ModelDrafter(table(2, V), SamplingSettings(temperature=0.5, top_k=2), 0.3),
     "speculative, depth 2": lambda: speculative(1),
     "speculative, depth 3": lambda: speculative(2),
@@ -231,3 +241,20 @@ def test_a_copy_that_becomes_good_is_taken_up_without_a_probe(copying: Callable[
     seconds = sum(policy.costs.verify(r.drafted + 1) for r in records)
     assert seconds < 0.65 * 400
     assert all(r.drafted for r in records[-10:-1])
+
+
+@pytest.mark.parametrize("settings", [SamplingSettings(), SamplingSettings(temperature=1.0)], ids=["greedy", "sampling"])
+def test_a_draft_ends_where_its_model_has_no_law(settings: SamplingSettings) -> None:
+    request = Request(PROMPT, 200, RandomStream(4))
+    _, (rounds,) = decode(
+        table(1, V), [request], settings, ModelDrafter(holed(), step_seconds=0.3), FixedLength(3), Extras(drafts=True)
+    )
+    last, left, ended = PROMPT[-1], 200, 0
+    for record in rounds:
+        drafts = [last, *(record.drafts or ())]
+        assert 1 not in drafts[:-1]
+        if record.drafted < min(3, left - 1):
+            assert drafts[-1] == 1
+            ended += 1
+        last, left = record.tokens[-1], left - len(record.tokens)
+    assert ended

@@ -117,6 +117,17 @@ def test_plain_rejection_sampling_is_exact_too() -> None:
     assert distance(verify_rejection, target, draft, 3, 3) < EXACT
 
 
+def test_a_token_that_stands_for_no_law_is_not_accepted() -> None:
+    """A draft law of NaN can't be drawn from; the token in its place has no mass in it."""
+    target = torch.tensor([[[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]]])
+    for law in ([0.0, 0.0, torch.nan], [torch.nan] * 3):
+        for uniform in (0.0, 0.3):
+            randomness = Uniforms(torch.tensor([[uniform]]), torch.tensor([uniform]))
+            verdict = verify(target, torch.tensor([[law]]), torch.tensor([[0]]), randomness)
+            assert verdict.num_accepted.tolist() == [0]
+            assert verdict.next_token.tolist() == [0]
+
+
 @pytest.mark.parametrize("vocabulary", [2, 3, 7, 64])
 def test_draw_has_the_law_of_its_weights(vocabulary: int) -> None:
     """Its breakpoints are the cumulative weights, to the last bits."""

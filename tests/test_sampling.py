@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.bench.sampling_cost import realistic_logits
 from outrider.errors import ParameterError
-from outrider.sampling import Context, SamplingSettings, draw, standardize, truncate_device, truncate_host
+from outrider.sampling import Context, SamplingSettings, draw, greedy_tokens, standardize, truncate_device, truncate_host
 
 FOUR = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
 
@@ -25,6 +25,16 @@ def law(probs: Tensor, **settings: object) -> list[float]:
 
 def test_temperature_zero_is_one_hot_at_the_first_maximum() -> None:
     assert law(torch.tensor([0.2, 0.4, 0.4]), temperature=0.0) == [0.0, 1.0, 0.0]
+
+
+def test_greedy_tokens_are_those_of_the_one_hot_law() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 2.0, 1.0], [-torch.inf] * 3, [0.0, -1.0, torch.inf]])
+    for settings in (SamplingSettings(), SamplingSettings(logit_bias={1: -10.0})):
+        law = standardize(logits, settings)
+        tokens = greedy_tokens(logits, settings)
+        assert tokens[:1].tolist() == law[:1].argmax(-1).tolist()
+        assert tokens[1:].tolist() == [-1, -1, 2]
+        assert law[1:].isnan().any(-1).tolist() == [True, True, False]
 
 
 def test_temperature_divides_the_logits() -> None:

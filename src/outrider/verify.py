@@ -78,13 +78,16 @@ def verify(
 
 
 def _accepted(target: Tensor, draft: Tensor | None, tokens: Tensor, uniforms: Tensor) -> Tensor:
-    """U · draft(x) < target(x), which is u < target / draft without the division: never true where target(x) = 0."""
+    """U · draft(x) < target(x), which is u < target / draft without the division: never true where target(x) = 0.
+
+    Nor where draft(x) is 0 or NaN: x was not drawn from that law then, but stands for one that could not be drawn from.
+    """
     index = tokens.unsqueeze(-1)
     target_mass = target[:, :-1].gather(-1, index).squeeze(-1).double()
     if draft is None:
         return uniforms < target_mass
     draft_mass = draft.gather(-1, index).squeeze(-1).double()
-    return uniforms.to(draft_mass) * draft_mass < target_mass
+    return (uniforms.to(draft_mass) * draft_mass < target_mass) & (draft_mass > 0)
 
 
 def _next_on_host(

@@ -16,7 +16,7 @@ from outrider.models.base import LanguageModel, fit_vocabulary, has_encoder, kno
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
-from outrider.sampling import Context, SamplingSettings, draw, standardize
+from outrider.sampling import Context, SamplingSettings, draw, greedy_tokens, standardize
 
 MOST = 64
 
@@ -95,21 +95,27 @@ class ModelDrafter(Drafter):
             with context.clock.phase("draft"):
                 logits = self._advance([rows[i] for i in active], tokens, active)
             with context.clock.phase("sampling"):
-                law = self._law(logits, [rows[i] for i in active], tokens, active, context)
-                noise = to_device([rows[i].stream.take(1)[0] for i in active], law.device, torch.float64)
-                # An invalid law gives -1; clamped so that nothing indexes with it, it is then rejected or reported.
-                token = draw(law, noise).clamp(min=0)
+                drawn, law = self._draw(logits, [rows[i] for i in active], tokens, active, context)
+                # -1 stands for a law that is none. On a CPU that row's draft ends before it, and processors never see it;
+                # elsewhere finding out would cost a synchronisation: clamped, it is then rejected or reported.
+                lost = _without_law(drawn, active)
+                token = drawn.clamp(min=0)
                 if gated:
                     for i, signal in zip(active, token_signals(logits[:, 0], self._own(token)), strict=True):
-                        signals[i].append(signal)
+                        if i not in lost:
+                            signals[i].append(signal)
                 tokens.append(_spread(token, active, len(rows)))
-                probs.append(_spread(law, active, len(rows)))
+                if law is not None:
+                    probs.append(_spread(law, active, len(rows)))
+            active = [i for i in active if i not in lost]
             for i in active:
                 lengths[i] += 1
             active = [i for i in active if lengths[i] < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))]
-        if not tokens:
+        if not any(lengths):
             return empty_proposal(len(rows), context.device)
-        return Proposal(torch.stack(tokens, dim=1), lengths, torch.stack(probs, dim=1), only_gated(signals, plans))
+        longest = max(lengths)
+        laws = torch.stack(probs[:longest], dim=1) if probs else None
+        return Proposal(torch.stack(tokens[:longest], dim=1), lengths, laws, only_gated(signals, plans))
 
     def _own(self, tokens: Tensor) -> Tensor:
         """The target's tokens as the draft model numbers them."""
@@ -132,10 +138,11 @@ class ModelDrafter(Drafter):
         assert logits is not None
         return logits
 
-    def _law(
+    def _draw(
         self, logits: Tensor, rows: list[DraftRow], drafted: list[Tensor], active: list[int], context: DraftContext
-    ) -> Tensor:
-        fitted = self._fit(logits[:, 0], context.vocab_size)
+    ) -> tuple[Tensor, Tensor | None]:
+        """A token a row, -1 where there is no law, and the laws [A, V]; greedy, the tokens are certain: no laws are made."""
+        fitted = fit_vocabulary(logits[:, 0], context.vocab_size)
         sampling = self.sampling or context.sampling
         contexts = None
         if sampling.needs_context:
@@ -143,11 +150,10 @@ class ModelDrafter(Drafter):
                 Context(_context_tokens(row, [t[i] for t in drafted], fitted.device), row.prompt_length)
                 for row, i in zip(rows, active, strict=True)
             ]
-        return standardize(fitted, sampling, contexts)
-
-    def _fit(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """The draft's logits over the target's vocabulary. [A, V'] → [A, V]"""
-        return fit_vocabulary(logits, vocab_size)
+        if sampling.greedy:
+            return greedy_tokens(fitted, sampling, contexts), None
+        law = standardize(fitted, sampling, contexts)
+        return draw(law, to_device([row.stream.take(1)[0] for row in rows], law.device, torch.float64)), law
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""
@@ -167,6 +173,13 @@ class ModelDrafter(Drafter):
 def _context_tokens(row: DraftRow, drafted: list[Tensor], device: torch.device) -> Tensor:
     known = index(row.tokens, device)
     return torch.cat([known, torch.stack(drafted)]) if drafted else known
+
+
+def _without_law(drawn: Tensor, active: list[int]) -> set[int]:
+    """The rows that drew -1, where looking costs nothing."""
+    if drawn.device.type != "cpu":
+        return set()
+    return {i for i, token in zip(active, drawn.tolist(), strict=True) if token < 0}
 
 
 def _spread(values: Tensor, active: list[int], rows: int) -> Tensor:

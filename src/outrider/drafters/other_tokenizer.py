@@ -199,16 +199,21 @@ class IntersectionDrafter(_ForeignDrafter):
                 fitted = self._translate(logits, context.vocab_size)
                 law = self._law(fitted, [rows[i] for i in active], [drafted[i] for i in active], context)
                 noise = to_device([rows[i].stream.take(1)[0] for i in active], law.device, torch.float64)
-                tokens = draw(law, noise).clamp(min=0)
+                tokens = draw(law, noise)
                 gated = any(plans[i].gated for i in active)
-                sure = token_signals(fitted, tokens) if gated else [0] * len(active)
+                sure = token_signals(fitted, tokens.clamp(min=0)) if gated else [0] * len(active)
+            lost = [i for i, token in zip(active, tokens.tolist(), strict=True) if token < 0]
             for j, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
+                if i in lost:  # no law to draw from: this row's draft ends
+                    continue
                 drafted[i].append(token)
                 own[i].append(self._translation.get(token, 0))
                 laws[i].append(law[j : j + 1])
                 signals[i].append(sure[j])
             active = [
-                i for i in active if len(drafted[i]) < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))
+                i
+                for i in active
+                if i not in lost and len(drafted[i]) < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))
             ]
         return padded_proposal(drafted, context.device, laws, only_gated(signals, plans))
 

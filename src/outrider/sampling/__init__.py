@@ -3,6 +3,6 @@
 from outrider.sampling.draw import draw
 from outrider.sampling.penalties import Context
 from outrider.sampling.settings import LogitsProcessor, SamplingSettings
-from outrider.sampling.standardize import standardize
+from outrider.sampling.standardize import greedy_tokens, standardize
 
-__all__ = ["Context", "LogitsProcessor", "SamplingSettings", "draw", "standardize"]
+__all__ = ["Context", "LogitsProcessor", "SamplingSettings", "draw", "greedy_tokens", "standardize"]

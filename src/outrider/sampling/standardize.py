@@ -25,17 +25,30 @@ def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[C
     contexts: one per row in row-major order, needed if `settings.needs_context`.
     A row with NaN or with every token excluded gives NaN, which `draw` reports (as the token -1).
     """
-    shape, vocabulary = logits.shape, logits.shape[-1]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(-1, vocabulary)
+    adjusted = _adjusted(logits, settings, contexts)
+    probs = _one_hot(adjusted) if settings.greedy else _sampled(adjusted, settings)
+    return probs.reshape(logits.shape)
+
+
+def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:
+    """The token that `standardize` gives all mass to at temperature 0, -1 where it gives NaN. [.., V] → int64 [..]"""
+    adjusted = _adjusted(logits, settings, contexts)
+    best = argmax(adjusted)
+    found = adjusted.gather(-1, best.unsqueeze(-1)).squeeze(-1) > -torch.inf
+    return torch.where(found, best, -1).reshape(logits.shape[:-1])
+
+
+def _adjusted(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None) -> Tensor:
+    """Logits with bias, penalties and processors. [.., V] → [N, V]"""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(-1, logits.shape[-1])
     logits = _add_bias(logits, settings)
-    if settings.needs_context:
-        if contexts is None or len(contexts) != len(logits):
-            given = "none" if contexts is None else len(contexts)
-            raise ParameterError(f"contexts must hold one entry for each of the {len(logits)} rows, got {given}")
-        rows = _along(logits, contexts, settings)
-        logits = torch.stack(rows) if rows else logits
-    probs = _one_hot(logits) if settings.greedy else _sampled(logits, settings)
-    return probs.reshape(shape)
+    if not settings.needs_context:
+        return logits
+    if contexts is None or len(contexts) != len(logits):
+        given = "none" if contexts is None else len(contexts)
+        raise ParameterError(f"contexts must hold one entry for each of the {len(logits)} rows, got {given}")
+    rows = _along(logits, contexts, settings)
+    return torch.stack(rows) if rows else logits
 
 
 def _along(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettings) -> list[Tensor]:
