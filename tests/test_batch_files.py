@@ -98,6 +98,28 @@ def test_an_output_cut_anywhere_in_its_last_line_goes_on_behind_the_line_before(
         assert path.read_bytes() == whole
 
 
+def test_an_input_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    lines = [json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(4)]
+    for changed in ([*lines, lines[0]], lines[:3], [*lines[:3], lines[0]]):
+        path.write_text("".join(lines))
+        prompts = check_prompts(path, DEFAULTS)
+        path.write_text("".join(changed))
+        read: list[int] = []
+        with pytest.raises(ParameterError, match="has changed since it was checked"):
+            read.extend(job.index for job in prompts.jobs())
+        assert read == list(range(min(4, len(changed))))
+
+
+def test_an_output_without_its_settings_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with Journal(path, {"seed": 1}, 2) as journal:
+        journal.append({"index": 0, "tokens": [1]})
+    (tmp_path / "out.jsonl.run").write_text("")
+    with pytest.raises(ParameterError, match=r"lacks its \.run file"):
+        Journal(path, {"seed": 2}, 2)
+
+
 def test_an_output_of_another_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with Journal(path, {"seed": 1}, 3) as journal:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from transformers import LogitsProcessor, TextStreamer
+from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteriaList, TextStreamer
 
 import outrider
 from outrider.choices import make_length
@@ -91,6 +91,17 @@ def test_stopping_criteria_and_output_objects(model: Any) -> None:
     got = ours(model, IDS, return_dict_in_generate=True, num_draft_tokens=4, **options)
     assert torch.equal(got.sequences, wanted.sequences)
     assert got.sequences.shape[1] == 10
+
+
+def test_the_callers_own_ends_and_limits_replace_those_of_the_config(model: Any) -> None:
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 20, "eos_token_id": 1}
+    plain = model.generate(IDS, **options)[0].tolist()
+    later = plain[len(IDS[0]) + 6]
+    for criterion in (MaxLengthCriteria(9), EosTokenCriteria(later)):
+        wanted = model.generate(IDS, stopping_criteria=StoppingCriteriaList([criterion]), **options)
+        got = ours(model, IDS, stopping_criteria=StoppingCriteriaList([criterion]), **options)
+        assert got.tolist() == wanted.tolist()
+        assert got.shape[1] < len(plain)
 
 
 def test_a_streamer_gets_the_text(model: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,15 @@ def test_messages_need_a_chat_template(target: TransformersModel) -> None:
     assert result.tokens == outrider.generate(target, PROMPT, max_new_tokens=8).tokens
 
 
+def test_messages_that_a_template_refuses_are_one_line(target: TransformersModel) -> None:
+    target.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    try:
+        with pytest.raises(ParameterError, match=r"don't fit the chat template of .*: roles must alternate"):
+            outrider.generate(target, [{"role": "user", "content": "a"}], max_new_tokens=1)
+    finally:
+        target.tokenizer.chat_template = None
+
+
 def test_seeds_are_reproducible_and_reported(target: TransformersModel, draft: TransformersModel) -> None:
     def sampled(seed: int | None) -> Result:
         return outrider.generate(target, PROMPT, draft=draft, temperature=1.0, top_p=0.9, max_new_tokens=24, seed=seed)

@@ -186,12 +186,16 @@ def _processors(given: Sequence[Any], rows: int, padded: bool) -> tuple[Any, ...
 def _requests(prompts: list[list[int]], input_ids: Tensor, config: Any, criteria: Any) -> list[Request]:
     from transformers import EosTokenCriteria, MaxLengthCriteria
 
-    new_tokens = int(config.max_length) - input_ids.shape[1]
-    eos = config.eos_token_id
-    ends = frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+    # The caller's criteria of these two kinds have replaced those that `generate` makes of its config.
+    given = list(criteria or ())
+    limits = [criterion.max_length for criterion in given if type(criterion) is MaxLengthCriteria]
+    new_tokens = int(min(limits, default=config.max_length)) - input_ids.shape[1]
+    named = [criterion.eos_token_id for criterion in given if type(criterion) is EosTokenCriteria]
+    if not named and config.eos_token_id is not None:
+        named = [torch.as_tensor(config.eos_token_id)]
+    ends = frozenset(int(token) for tokens in named for token in tokens.reshape(-1).tolist())
     seed = int(torch.randint(2**62, ()))  # drawn from torch's global generator, so that torch.manual_seed governs it
-    known = (EosTokenCriteria, MaxLengthCriteria)
-    further = [criterion for criterion in criteria or () if not isinstance(criterion, known)]
+    further = [criterion for criterion in given if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
     return [
         Request(prompt, new_tokens, RandomStream(seed, i), ends, _Criteria(further, prompt) if further else None)
         for i, prompt in enumerate(prompts)

@@ -61,7 +61,11 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     if items and isinstance(items[0], Mapping):
         if not getattr(tokenizer, "chat_template", None):
             raise ParameterError(f"{target.name} has no chat template: give the prompt as text, or --raw")
-        ids = tokenizer.apply_chat_template(items, add_generation_prompt=True, return_dict=False)
+        try:
+            ids = tokenizer.apply_chat_template(items, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # whatever a template, which is the model's own program, may raise
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ParameterError(f"messages don't fit the chat template of {target.name}: {reason}") from error
         return [int(token) for token in ids]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in items):
         raise ParameterError("prompt must be text, token ids or chat messages")

@@ -42,9 +42,17 @@ class Prompts:
     digest: str
 
     def jobs(self) -> Iterator[Job]:
-        """The prompts, read as they are asked for."""
+        """The prompts, read as they are asked for; `ParameterError` if they are no longer those that were checked."""
+        digest, index = hashlib.sha256(), -1
         for number, index, line in _lines(self.path):
+            digest.update(line)
+            if index >= self.count:
+                break
             yield _job(self.path, number, index, line)
+        if index + 1 != self.count or digest.hexdigest() != self.digest:
+            raise ParameterError(
+                f"{self.path} has changed since it was checked: restore it and go on, or begin anew with another --output"
+            )
 
 
 def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:

@@ -35,8 +35,8 @@ class Journal:
         try:
             about = path.with_name(f"{path.name}.run")
             if self._read_on():
-                if not about.exists():
-                    raise ParameterError(f"output {path} was not made by outrider batch: {_REMEDY}")
+                if not (about.exists() and about.stat().st_size):
+                    raise ParameterError(f"output {path} was not made by outrider batch, or lacks its .run file: {_REMEDY}")
             elif about.exists():
                 about.unlink()  # nothing was made with it
             self._about = RunLog(about, settings, _REMEDY)
