@@ -38,7 +38,7 @@ class Moment:
 
 
 def time_moment(target: LanguageModel, draft: Drafter, length: int, context: int) -> Moment:
-    """Time what rounds that draft so many tokens consist of, draft and target in turn and widths not mixed, as in rounds.
+    """Time what rounds that draft so many tokens consist of, in the order of rounds and widths not mixed.
 
     Means, not medians: what is predicted is a sum of passes, the slow ones included.
     """
@@ -54,12 +54,12 @@ def time_moment(target: LanguageModel, draft: Drafter, length: int, context: int
         for size, scored in verify.items():
             for repeat in range(REPEATS + 1):  # the first one warms up: an engine may prepare for another width
                 for name, timer in drafting.items():
-                    took = timer.time(1)
+                    took = [timer.time(1) for _ in range(length if size > 1 else 1)]
                     if repeat:
-                        steps[name].append(took)
-                took = scoring.time(size)
+                        steps[name] += took
+                seconds = scoring.time(size)
                 if repeat:
-                    scored.append(took)
+                    scored.append(seconds)
     return Moment(
         {n: fmean(taken) for n, taken in verify.items()}, {name: fmean(taken) for name, taken in steps.items()}, context
     )
