@@ -142,6 +142,37 @@ def test_committed_pictures_are_of_todays_numbers() -> None:
     assert shown == set(re.findall(r"--figure ([\w-]+)", command.split("## The pictures")[1]))
 
 
+def layers(page: str) -> dict[str, int]:
+    """The level of every part that the table of design.md names, the highest 0."""
+    block = page.split("one exception", 1)[1].split("\n\n", 2)[1]
+    rows = [re.split(r" {3,}", line.strip())[0].split() for line in block.splitlines()]
+    return {part.rstrip("/"): level for level, row in enumerate(rows) for part in row}
+
+
+def upward_imports(level: dict[str, int]) -> set[tuple[str, str]]:
+    """(part, the part that it imports), where the second is above the first."""
+    found = set()
+    for path in (ROOT / "src" / "outrider").rglob("*.py"):
+        part = path.relative_to(ROOT / "src" / "outrider").parts[0].removesuffix(".py")
+        for name in re.findall(r"^ *(?:from|import) outrider(?:\.| import )(\w+)", path.read_text(), re.MULTILINE):
+            if part in level and level.get(name, len(level)) < level[part]:
+                found.add((part, name))
+    return found
+
+
+def test_imports_point_downwards_but_for_the_named_exception() -> None:
+    level = layers((ROOT / "docs" / "design.md").read_text())
+    assert {"cli", "bench", "generation", "decode", "models", "sampling", "theory"} <= set(level)
+    package = ROOT / "src" / "outrider"
+    assert all((package / name).is_dir() or (package / f"{name}.py").is_file() for name in level)
+    assert upward_imports(level) == {("compare", "audit")}
+
+
+def test_an_upward_import_is_seen() -> None:
+    level = layers((ROOT / "docs" / "design.md").read_text())
+    assert ("generation", "decode") in upward_imports({**level, "decode": -1})
+
+
 def test_the_table_of_the_papers_names_tests_and_commands_that_exist() -> None:
     text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     folder = Path(__file__).parent

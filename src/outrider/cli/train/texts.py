@@ -39,7 +39,7 @@ def texts(
     from rich.console import Console
     from rich.progress import Progress
 
-    from outrider.bench.run_log import RunLog
+    from outrider.run_log import RunLog
     from outrider.train.texts import TextSettings, read_prompts, write_texts
 
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
