@@ -89,8 +89,8 @@ _HOW = (
         "--dtype",
         default="auto",
         show_default=True,
-        help="float32, bfloat16, float16 or float64; on a CPU also int8, and int4 (OpenVINO); auto: the checkpoint's, or what "
-        "the device is fast in.",
+        help="float32, bfloat16, float16 or float64; on a CPU also int8, and int4 (OpenVINO); auto: the checkpoint's, or "
+        "what the device is fast in.",
     ),
     click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …"),
     click.option(
