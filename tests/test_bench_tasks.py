@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 import outrider
 from outrider.bench.examples import Source, load_examples
-from outrider.bench.run_log import RunLog
 from outrider.cli.main import cli
 from outrider.errors import ParameterError
+from outrider.run_log import RunLog
 from tests.task_data import write
 
 # The log

@@ -152,6 +152,9 @@ def test_tune_and_bench_work(
     assert all(row["identical"] == 2 for row in swept["sweeps"][0]["rows"] if row["identical"] is not None)
     answered = as_json(capsys, "bench", "tasks", *task, "--draft", str(small_t5), "--temperature", "0")
     assert answered["rows"][-1]["identical"] == 2
+    setups = ["--setup", "float64", "--setup", "float64 + prompt-lookup", "--prompts", "0-1", "--max-new-tokens", "6"]
+    contest = as_json(capsys, "bench", "setups", "--target", str(t5), *setups, "--temperature", "0")
+    assert [row["contender"] for row in contest["rows"]] == ["float64", "float64 + prompt-lookup"]
 
 
 def test_recordings_are_heard(whisper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,20 @@ def test_every_public_name_is_there() -> None:
         assert getattr(outrider, name) is not None
     with pytest.raises(AttributeError, match="nothing"):
         outrider.nothing  # noqa: B018
+
+
+def test_modules_that_users_need_are_there_and_imported_when_first_used() -> None:
+    """In a fresh process: here the tests have imported them all."""
+    program = (
+        "import sys, outrider\n"
+        "assert not {'torch', 'outrider.structured', 'outrider.drafters'} & set(sys.modules)\n"
+        "for name in ('structured.json_schema', 'drafters.ModelDrafter', 'draft_length.OptimalLength',\n"
+        "             'errors.ModelError', 'sampling.SamplingSettings', 'beam.BeamDecoder'):\n"
+        "    module, member = name.split('.')\n"
+        "    assert callable(getattr(getattr(outrider, module), member)), name\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
 
 
 def test_draft_and_lookup_give_the_plain_text(target: TransformersModel, draft: TransformersModel) -> None:

@@ -4,7 +4,8 @@
 >>> target = outrider.load("Qwen/Qwen2.5-Coder-1.5B-Instruct")  # hub name, folder or .gguf
 >>> result = outrider.generate(target, "def fib(n):", max_new_tokens=64)  # doctest: +SKIP
 
-Names are imported when first used, so that `import outrider` and `outrider --help` stay quick.
+Names, and the modules that users need (`outrider.structured`, `outrider.drafters`, …), are imported when first used, so that
+`import outrider` and `outrider --help` stay quick.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ _HOMES = {
     "stream": "generation",
     "transformers_generate": "hf_generate",
 }
+_MODULES = ("beam", "draft_length", "drafters", "errors", "sampling", "structured")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"outrider.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'outrider' has no attribute {name!r}")
     return getattr(import_module(f"outrider.{_HOMES[name]}"), name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.bench.tables import read_table
 from outrider.errors import ParameterError
+from outrider.tables import read_table
 
 
 def read_prompts(path: Path) -> list[str]:

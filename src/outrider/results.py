@@ -34,7 +34,7 @@ class Result:
         return self.lenience < 1.0
 
     def to_dict(self) -> dict[str, object]:
-        """The machine-readable form: see DESIGN, `outrider generate --json`."""
+        """The machine-readable form, which `outrider generate --json` prints."""
         out: dict[str, object] = {
             "text": self.text,
             "tokens": self.tokens,

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from outrider.bench.run_log import RunLog
 from outrider.errors import ParameterError
+from outrider.run_log import RunLog
 
 _REMEDY = "give another --output, or delete this one and the .run file beside it"
 

@@ -18,12 +18,12 @@ import torch
 from outrider.bench.contest import Setting
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
 from outrider.bench.quality import Estimate, Mean, estimate
-from outrider.bench.run_log import RunLog
 from outrider.drafters import Drafter
 from outrider.forced import betas_along
 from outrider.generation import generate
 from outrider.models.base import TextModel
 from outrider.prompts import law_along, prepare
+from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 
 TEXT = ""  # the entry of a log that holds the target's text instead of a draft's betas

@@ -17,12 +17,12 @@ from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens, stops
 from outrider.bench.quality import Answer, Estimate, Metric, difference, estimate
-from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
 from outrider.prompts import prepare
+from outrider.run_log import RunLog
 
 PLAIN = "plain"
 _SAMPLE_STRIDE = 1_000_003

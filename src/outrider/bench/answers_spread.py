@@ -17,9 +17,9 @@ from outrider.bench.answers import AnswerRun, Drafting, Plan, make_run, seed_of
 from outrider.bench.contest import Setting
 from outrider.bench.examples import Example, prompt_tokens, stops
 from outrider.bench.quality import Metric
-from outrider.bench.run_log import RunLog
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
+from outrider.run_log import RunLog
 
 _Asked = tuple[Example, Setting, int]
 

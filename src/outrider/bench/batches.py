@@ -20,7 +20,6 @@ from typing import Any
 
 from outrider.batch import ContinuousBatch, Job, Ready, Setup
 from outrider.bench.contest import in_turn
-from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.tasks import human_eval
 from outrider.choices import make_length
@@ -30,6 +29,7 @@ from outrider.drafters import Drafter
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.randomness import RandomStream
+from outrider.run_log import RunLog
 
 PROBLEMS = 164
 AUTO = -1  # in place of a draft length: adapted

@@ -13,10 +13,10 @@ from outrider.beam.generate import BeamGeneration
 from outrider.beam.settings import BeamSettings
 from outrider.bench.contest import in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
-from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.models.base import TextModel
+from outrider.run_log import RunLog
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 4

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.bench.tasks import Task
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 
 WARM_UP_TOKENS = 16

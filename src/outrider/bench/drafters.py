@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outrider.bench.run_log import RunLog
 from outrider.bench.tasks import Task
 from outrider.costs import measured_costs
 from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.run_log import RunLog
 
 FIXED = (2, 4, 8)
 

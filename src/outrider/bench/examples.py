@@ -17,11 +17,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.tables import Row, column, load_hub, read_table
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, has_encoder
 from outrider.prompts import encode
+from outrider.tables import Row, column, load_hub, read_table
 
 NEED_REFERENCES = ("rouge2", "bleu", "exact")
 CODE_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

@@ -23,7 +23,6 @@ from outrider.audit.text import Text
 from outrider.audit.verdict import judge
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
-from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.forced import draft_laws_along, target_laws_along
@@ -32,6 +31,7 @@ from outrider.lenience import lenient_betas, lenient_law, soft
 from outrider.models.base import TextModel
 from outrider.published import tables
 from outrider.records import Round
+from outrider.run_log import RunLog
 
 PLAIN = 0.0  # in the place of a lenience: plain decoding
 

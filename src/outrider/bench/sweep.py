@@ -15,12 +15,12 @@ from typing import Any
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
 from outrider.bench.moment import mean_moment, time_moment
-from outrider.bench.run_log import RunLog
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
 from outrider.prompts import prepare
 from outrider.records import Round
+from outrider.run_log import RunLog
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import Literal
 
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.contest import WARM_UP_TOKENS
-from outrider.bench.run_log import RunLog
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.costs import measured_costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
@@ -25,6 +24,7 @@ from outrider.generation import generate
 from outrider.models.base import TextModel
 from outrider.prompts import encode
 from outrider.records import Round, summarise
+from outrider.run_log import RunLog
 from outrider.theory import walltime_factor
 
 PROMPT = "Alan Turing theorized that computers would one day become"

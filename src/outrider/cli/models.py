@@ -81,7 +81,7 @@ _DRAFT = click.option(
     default=("prompt-lookup",),
     show_default=True,
     metavar="NAME[:OPTION=VALUE,…]",
-    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, head[:path=FOLDER], early-exit, self, random, or a model; "
+    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, head:path=FOLDER, early-exit, self, random, or a model; "
     "given several times, the best at each point (docs/drafters.md).",
 )
 _HOW = (
@@ -89,8 +89,8 @@ _HOW = (
         "--dtype",
         default="auto",
         show_default=True,
-        help="float32, bfloat16, float16 or float64; int8 or int4 on a CPU with OpenVINO; auto: the checkpoint's, or what "
-        "the device is fast in.",
+        help="float32, bfloat16, float16 or float64; on a CPU also int8, and int4 (OpenVINO); auto: the checkpoint's, or "
+        "what the device is fast in.",
     ),
     click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …"),
     click.option(

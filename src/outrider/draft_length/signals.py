@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.87, 0.95, 0.99)
-# Acceptance assumed for each class at first: EXPERIMENTS.md, "signals".
+# Acceptance assumed for each class at first; what is tested of the class soon outweighs it.
 PRIORS = (0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98)
 
 

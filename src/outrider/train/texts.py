@@ -11,13 +11,13 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.bench.run_log import RunLog
 from outrider.checks import check_count
 from outrider.decode import Request, decode
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.prompts import encode, end_tokens
 from outrider.randomness import RandomStream
+from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 
 _MARK = "\x00"

@@ -92,7 +92,7 @@ def _load_pair(models: ModelChoice, pack: bool) -> Pair:
 
     models = replace(models, compile=models.compile and pack)  # the other one is for transformers itself
     model = models.load_target(pack)
-    refuse_encoder(model, "bench compare")
+    refuse_encoder(model, "bench peers")
     if not isinstance(model, TransformersModel):
         raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {models.dtype!r}")
     drafter = models.load_draft(model, pack)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
     from outrider.bench.quality import Metric
-    from outrider.bench.run_log import RunLog
     from outrider.models.base import TextModel
+    from outrider.run_log import RunLog
 
 
 @click.command()

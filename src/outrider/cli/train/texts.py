@@ -39,8 +39,8 @@ def texts(
     from rich.console import Console
     from rich.progress import Progress
 
-    from outrider.bench.run_log import RunLog
     from outrider.prompt_file import read_prompts
+    from outrider.run_log import RunLog
     from outrider.train.texts import TextSettings, write_texts
 
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
