@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from outrider.batch.ray_pool import Cluster, RayPool, Share, share_of, threads_o
 from outrider.batch.run import run_here
 from outrider.cli.main import run
 from outrider.draft_specs import make_named
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load
 from outrider.sampling import SamplingSettings
 
@@ -75,6 +77,18 @@ def test_two_actors_one_of_them_killed_give_what_one_process_gives(
     assert capsys.readouterr().out == ""  # though Ray tells of the death there
     assert tokens_of(got) == want
     assert kept == [tables]
+
+
+def test_the_end_of_the_cluster_ends_the_run_with_the_reason(target_folder: Path, draft_folder: Path) -> None:
+    """Ray goes on asking for a place for new actors, and waits for ever."""
+    endless = (Job(i, "the quick brown", {"max_new_tokens": 20}) for i in count())
+    records = RayPool(Cluster(None, 1))(setup_of(target_folder, draft_folder), endless, {}, lambda found: None)
+    next(records)
+    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat")]
+    (raylet,) = [one for one in stats if "(raylet)" in one and one.rpartition(")")[2].split()[1] == str(os.getpid())]
+    os.kill(int(raylet.split()[0]), signal.SIGKILL)
+    with pytest.raises(ModelError, match="no machine left that is alive"):
+        deque(records, maxlen=0)
 
 
 def test_the_command_goes_on_with_ray_where_one_process_stopped(

@@ -28,6 +28,7 @@ from outrider.batch.setup import Setup
 from outrider.errors import ModelError, OutriderError, ParameterError
 
 _log = logging.getLogger(__name__)
+PATIENCE = 5.0  # seconds without an answer before the cluster is looked at
 DEATHS = 3  # of actors in a row, with nothing finished between: then it is no accident
 
 
@@ -158,10 +159,17 @@ class _Run:
                 yield from ended
 
     def _finished(self) -> list[Any]:
+        """The calls that have returned; waits for one."""
         import ray
 
-        done, _ = ray.wait(list(self._calls), num_returns=1)
-        return list(done)
+        while True:
+            done, _ = ray.wait(list(self._calls), num_returns=1, timeout=PATIENCE)
+            if done:
+                return list(done)
+            if not any(node["Alive"] for node in ray.nodes()):  # new actors would wait for a place for ever
+                raise ModelError(
+                    "the Ray cluster has no machine left that is alive: the same command goes on, with a new one"
+                )
 
     def _start(self) -> None:
         """A new actor, which loads its models."""
