@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outrider
-from outrider.costs import Costs, forget_costs, measured_costs, review_costs
+from outrider.costs import CostBook, Costs, costs_by, forget_costs, measured_costs, review_costs
 from outrider.models.table import TableModel
 
 
@@ -38,6 +38,16 @@ def test_costs_are_interpolated_between_sizes() -> None:
     assert costs.verify(2) == pytest.approx(1.5)
     assert costs.verify(6) == pytest.approx(3.0)
     assert costs.verify(12) == pytest.approx(4.5)
+
+
+def test_a_batchs_table_knows_whether_rows_wait_for_the_widest() -> None:
+    class Flat(TableModel):
+        flat = True
+
+    for kind, company in ((TableModel, 3), (Flat, 1)):
+        with costs_by(CostBook(3)):
+            assert measured_costs(kind(torch.full((3, 3), 1 / 3))).company == company
+    assert measured_costs(TableModel(torch.full((3, 3), 1 / 3))).company == 1
 
 
 def test_costs_see_what_a_model_takes() -> None:

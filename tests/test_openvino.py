@@ -13,6 +13,7 @@ from torch import Tensor
 import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.models.base import is_flat
 from outrider.models.loading import load_openvino
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.convert import converted
@@ -304,6 +305,7 @@ def test_what_was_filled_in_changes_no_bit_and_stays_within_the_context(weights:
 def test_what_is_filled_in_beside_other_rows_changes_no_bit(weights: Weights, cache: Path) -> None:
     """Three rows, each as long as the context in the end: the shortest one has less and less room for what is filled in."""
     model, _ = opened("Llama", weights, max_position_embeddings=40)
+    assert is_flat(model)
     counts = [(1, 1, 1), (3, 1, 5), (1, 4, 1), (1, 1, 1), (2, 1, 1), (1, 3, 2), (1, 1, 1)]
     begins = [40 - sum(part) for part in zip(*counts, strict=True)]
     texts = [some_tokens(40, 5 + i) for i in range(3)]

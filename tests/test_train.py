@@ -357,7 +357,7 @@ def test_the_target_writes_texts_and_goes_on(
     target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text('the quick\n{"prompt": "def f"}\n')
+    prompts.write_text('{"prompt": "the quick"}\n{"prompt": "def f"}\n')
     shared = ["train", "texts", "--target", target_folder, "--prompts", prompts, "--max-new-tokens", 8, "--batch-size", 2]
     first = call(capsys, *shared, "-o", tmp_path / "whole.jsonl", "--count", 4, "--json")
     assert first["texts"] == 4

@@ -21,7 +21,7 @@ from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
 
-RAGGED = 0.75  # with fewer positions in use than this share, only they are standardised: copying costs less than that
+RAGGED = 0.75  # up to this share of positions in use, top-p is applied to them alone (measured in EXPERIMENTS.md)
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,13 @@ def _from(scored: Tensor, first: list[int], count: int) -> Tensor:
 
 
 def _laws(logits: Tensor, sampling: SamplingSettings, contexts: list[Context] | None, drafted: list[int]) -> Tensor:
-    """The target's laws, zeros behind a row's own draft where leaving those out saves work. [R, K+1, V] → [R, K+1, V]"""
+    """The target's laws, zeros behind a row's own draft where leaving those out saves work. [R, K+1, V] → [R, K+1, V]
+
+    Copying the rest to and fro costs more than a softmax or a top-k of all, and less than a top-p.
+    """
     rows, width, vocabulary = logits.shape
     wanted = sum(drafted) + rows
-    if sampling.greedy or wanted > RAGGED * rows * width:
+    if sampling.greedy or sampling.top_p == 1.0 or logits.device.type != "cpu" or wanted > RAGGED * rows * width:
         return standardize(logits, sampling, contexts)
     places = [i * width + j for i, count in enumerate(drafted) for j in range(count + 1)]
     at = index(places, logits.device)

@@ -167,9 +167,7 @@ class _Run:
             if done:
                 return list(done)
             if not any(node["Alive"] for node in ray.nodes()):  # new actors would wait for a place for ever
-                raise ModelError(
-                    "the Ray cluster has no machine left that is alive: the same command goes on, with a new one"
-                )
+                raise ModelError("the Ray cluster has no machine left that is alive: run the command again, on a new one")
 
     def _start(self) -> None:
         """A new actor, which loads its models."""

@@ -8,7 +8,9 @@ these. What is filled in comes last in its row and is taken back: no other token
 
 from __future__ import annotations
 
-BUDGET = 16  # tokens filled in: what a change costs, in tokens, is between 5 (1.5B, int4) and 12 (SmolLM2, int8)
+BUDGET = (
+    16  # tokens filled in: a simulation in EXPERIMENTS.md; a change costs as much as 5 (1.5B, int4) to 12 (SmolLM2, int8)
+)
 
 
 class SteadyWidth:
