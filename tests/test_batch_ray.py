@@ -138,6 +138,21 @@ def test_tasks_are_answered_as_by_one_process(
     assert len(answers[0]) == 6
 
 
+def test_drafts_are_tuned_on_the_texts_of_one_process(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("the fox\nthe dog\na fox\n")
+    command = ["tune", str(target_folder), "--dtype", "float64", "--prompts", str(prompts), "--max-new-tokens", "40"]
+    found = []
+    for options in ([], ["--ray", "--actors", "1"]):
+        assert run([*command, "--temperature", "1", "--top-p", "0.9", "--seed", "3", "--json", *options]) == 0
+        candidates = json.loads(capsys.readouterr().out)["candidates"]
+        found.append([(one["name"], one["alpha"], one["coverage"]) for one in candidates])
+    assert found[0] == found[1]
+    assert all(0 < alpha < 1 for _, alpha, _ in found[0])
+
+
 def test_errors_of_an_actor_are_one_line_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n')

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from outrider.audit.sources import ROWS, longest_text, plan_group, read_rounds
 from outrider.audit.text import Text
 from outrider.batch import Job, Setup
 from outrider.batch.jobs import LAW
-from outrider.batch.ray_pool import Cluster, RayPool
+from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.sampling import SamplingSettings
@@ -29,8 +28,8 @@ def spread_texts(
     made = 0
     while made < tokens:
         before, jobs = made, _jobs(target, sampling, tokens - made, longest, seed, done)
-        records = RayPool(cluster)(setup, jobs, {}, _forget)
-        for record in _in_order(records, done):
+        records = RayPool(cluster)(setup, jobs, {}, forget_tables)
+        for record in in_order(records, done):
             if "error" in record:
                 raise ModelError(f"text {record['index']} could not be written: {record['error']}")
             prompt = record["metadata"]
@@ -51,18 +50,3 @@ def _jobs(target: TextModel, sampling: SamplingSettings, tokens: int, longest: i
             yield Job(one.number, prompt, options, {"metadata": prompt})
         planned += ROWS * group[0].max_new_tokens
         done += ROWS
-
-
-def _in_order(records: Iterable[dict[str, Any]], first: int) -> Iterator[dict[str, Any]]:
-    """By their index; what comes too early waits, which is little, since the texts are of one length."""
-    early: dict[int, dict[str, Any]] = {}
-    for record in records:
-        early[record["index"]] = record
-        while first in early:
-            yield early.pop(first)
-            first += 1
-
-
-def _forget(tables: object) -> None:
-    """An audit is made in one go: the cost tables are not kept."""
-    del tables

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -224,6 +224,21 @@ class _Run:
 def _spare(batch_size: int) -> int:
     """Prompts that wait beside a batch, so that a place is taken before this process has heard of it."""
     return max(1, batch_size // 4)
+
+
+def in_order(records: Iterable[Record], first: int = 0) -> Iterator[Record]:
+    """By their index, from `first` on. What comes too early waits, which is little where texts are of one length."""
+    early: dict[int, Record] = {}
+    for record in records:
+        early[record["index"]] = record
+        while first in early:
+            yield early.pop(first)
+            first += 1
+
+
+def forget_tables(tables: Mapping[str, Any]) -> None:
+    """For a run that is made in one go, whose cost tables need not be kept."""
+    del tables
 
 
 def share_of(cluster: Cluster, device: str, resources: Mapping[str, float], machines: int) -> Share:

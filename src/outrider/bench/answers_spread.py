@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from outrider.batch import Job, Setup
-from outrider.batch.ray_pool import Cluster, RayPool
+from outrider.batch.ray_pool import Cluster, RayPool, forget_tables
 from outrider.bench.answers import AnswerRun, Drafting, Plan, make_run, seed_of
 from outrider.bench.contest import Setting
 from outrider.bench.examples import Example, prompt_tokens, stops
@@ -69,7 +69,7 @@ def _answers(
             options |= {"seed": seed_of(example, sample), "stop": stops(target, plan.kind, example)}
             yield Job(index, prompt, options, {"metadata": prompt})
 
-    for record in RayPool(cluster)(setup, jobs(), {}, lambda tables: None):  # noqa: ARG005
+    for record in RayPool(cluster)(setup, jobs(), {}, forget_tables):
         example, setting, sample = missing[record["index"]]
         if "error" in record:
             raise ModelError(f"{example.name} could not be answered: {record['error']}")

@@ -238,18 +238,8 @@ def _spread(
     """The same texts as one process would write, by actors that load the models for themselves."""
     from outrider.audit.sources import ROWS
     from outrider.audit.spread import spread_texts
-    from outrider.batch import Setup
 
     assert wanted.cluster is not None
-    models = wanted.models
-    setup = Setup(
-        target=models.target,
-        draft=models.draft or (OWN_DRAFT,),
-        num_draft_tokens=length,
-        batch_size=ROWS,
-        dtype=models.dtype,
-        device=models.device,
-        engine=models.engine,
-        rounds=True,
-    )
+    draft = wanted.models.draft or (OWN_DRAFT,)
+    setup = wanted.models.setup(draft=draft, num_draft_tokens=length, batch_size=ROWS, rounds=True)
     return spread_texts(wanted.cluster, setup, model, sampling, tokens, wanted.seed, done)

@@ -68,21 +68,15 @@ def batch(
 
 def make_setup(models: ModelChoice, given: dict[str, Any]) -> Setup:
     """From the options to what the processes are told."""
-    from outrider.batch import Setup
-
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", *_LAW, "seed", "ignore_eos")
-    return Setup(
-        target=models.target,
+    return models.setup(
         draft=() if given["plain"] else models.draft,
         num_draft_tokens=parse_length(given["num_draft_tokens"]),
         batch_size=given["batch_size"],
         chat=given["chat"],
         defaults={**{name: given[name] for name in names}, "stop": list(given["stop"])},
-        dtype=models.dtype,
-        device=models.device,
-        engine=models.engine,
     )
 
 

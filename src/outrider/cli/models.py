@@ -12,6 +12,7 @@ import click
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
+    from outrider.batch import Setup
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
     from outrider.sharded import Team
@@ -65,6 +66,16 @@ class ModelChoice:
                 return outrider.load(name, device=self.device, pack=pack, **options, compile=quick)
 
         return make_from_spec(spec, load, target)
+
+    def setup(self, **more: Any) -> Setup:
+        """What other processes are told, to load the same target and drafts.
+
+        more: further fields, `compile` among them where a process computes one sequence at a time.
+        """
+        from outrider.batch import Setup
+
+        how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "engine": self.engine}
+        return Setup(**{"target": self.target, "draft": self.draft, **how, **more})
 
     def refuse_compile(self, what: str) -> None:
         """For what is not computed by passes of a few tokens of one sequence: raise if --compile was given."""

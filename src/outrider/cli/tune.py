@@ -12,11 +12,13 @@ import click
 
 from outrider.cli.files import check_parent
 from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.ray import ray_options
 from outrider.cli.sampling import truncation_options
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
+    from outrider.batch.ray_pool import Cluster
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
     from outrider.sampling import SamplingSettings
@@ -61,9 +63,13 @@ class _Found:
 @click.option(
     "--write", type=click.Path(path_type=Path), metavar="FILE.toml", help="Write what was found, for generate --config."
 )
+@ray_options
 @json_option
 def tune(positional: str | None, models: ModelChoice, write: Path | None, as_json: bool, **given: Any) -> None:
-    """Which draft, and how many tokens? Predicted from acceptance and costs on your prompts, then measured."""
+    """Which draft, and how many tokens? Predicted from acceptance and costs on your prompts, then measured.
+
+    With --ray, the target's texts, by which drafts are judged, are written by actors; all times are measured here.
+    """
     from dataclasses import replace
 
     if positional is not None and models.target is not None:
@@ -71,7 +77,7 @@ def tune(positional: str | None, models: ModelChoice, write: Path | None, as_jso
     models = replace(models, target=positional or models.target, draft=models.draft or _CANDIDATES)
     sampling, prompts = _check(given, write)
     model = models.load_target()
-    found = _tune(model, models, sampling, prompts, given["max_new_tokens"], given["seed"])
+    found = _tune(model, models, sampling, prompts, given["max_new_tokens"], given["seed"], given["cluster"])
     if write is not None:
         write.write_text(found.configuration.to_toml(), encoding="utf-8")
     if as_json:
@@ -96,7 +102,13 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
 
 
 def _tune(
-    model: TextModel, models: ModelChoice, sampling: SamplingSettings, texts: list[str], tokens: int, seed: int
+    model: TextModel,
+    models: ModelChoice,
+    sampling: SamplingSettings,
+    texts: list[str],
+    tokens: int,
+    seed: int,
+    cluster: Cluster | None,
 ) -> _Found:
     from outrider.prompts import encode
     from outrider.tune.configuration import Configuration
@@ -104,7 +116,8 @@ def _tune(
 
     drafters = {spec: models.load_one_draft(spec, model) for spec in models.draft}
     prompts = [encode(model, text) for text in texts]
-    candidates = _predict(model, drafters, sampling, prompts, tokens, seed)
+    written = _write(model, models, prompts, sampling, tokens, seed, cluster)
+    candidates = _predict(model, drafters, sampling, written)
     best = max(candidates, key=lambda one: one.best.speedup)
     named: dict[str, tuple[str | None, int | str]] = {"plain": (None, 0)}
     setups: dict[str, Setup] = {"plain": Setup(None, 0)}
@@ -120,17 +133,35 @@ def _tune(
     return _Found(candidates, runs, named, configuration, chosen)
 
 
+def _write(
+    model: TextModel,
+    models: ModelChoice,
+    prompts: list[list[int]],
+    sampling: SamplingSettings,
+    tokens: int,
+    seed: int,
+    cluster: Cluster | None,
+) -> list[tuple[list[int], list[int]]]:
+    """The target's own texts. → prompt and new tokens of each"""
+    from outrider.models.base import refuse_encoder
+    from outrider.tune.writing import own_texts, spread_texts
+
+    if cluster is None:
+        texts = own_texts(model, prompts, sampling, tokens, seed)
+    else:
+        refuse_encoder(model, "tune --ray")
+        texts = spread_texts(cluster, models.setup(compile=models.compile), prompts, sampling, tokens, seed)
+    return list(zip(prompts, _bar(texts, "The target writes", len(prompts)), strict=True))
+
+
 def _predict(
     model: TextModel,
     drafters: dict[str, Drafter],
     sampling: SamplingSettings,
-    prompts: list[list[int]],
-    tokens: int,
-    seed: int,
+    written: list[tuple[list[int], list[int]]],
 ) -> list[Candidate]:
-    """The target writes, every candidate is held beside it, every length is predicted."""
+    """Every candidate is held beside the target's texts, every length is predicted."""
     from outrider.costs import measured_costs
-    from outrider.generation import generate
     from outrider.prompts import law_along, prepare
     from outrider.tune.chances import chances
     from outrider.tune.predict import predict
@@ -139,10 +170,6 @@ def _predict(
     for drafter in drafters.values():
         drafter.bind(model)
         drafter.measure()
-    written = []
-    for number, prompt in _bar(list(enumerate(prompts)), "The target writes"):
-        options = {**sampling.options(), "max_new_tokens": tokens, "ignore_eos": True, "seed": seed + number}
-        written.append((prompt, generate(model, prompt, draft=None, **options).tokens))
     pairs = [(name, prompt, new) for name in drafters for prompt, new in written]
     measured: dict[str, list[Any]] = {name: [] for name in drafters}
     law = law_along(model, sampling)

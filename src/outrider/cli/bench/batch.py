@@ -47,7 +47,6 @@ def batch(
     as_json: bool,
 ) -> None:
     """Tokens a second against the size of the batch, by draft length: where the best one falls to 0, and where it should."""
-    from outrider.batch import Setup
     from outrider.bench.batches import Bench, best_length, jobs_from, measure, ragged_prompts, summarise
     from outrider.bench.machine import machine
 
@@ -58,13 +57,7 @@ def batch(
     if write_prompts is not None:
         write_prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         return click.echo(f"outrider: {prompts} prompts written to {write_prompts}", err=True)
-    setup = Setup(
-        draft=models.draft,
-        defaults={"seed": 0, "temperature": temperature},
-        dtype=models.dtype,
-        device=models.device,
-        engine=models.engine,
-    )
+    setup = models.setup(defaults={"seed": 0, "temperature": temperature})
     models.refuse_compile("a batch")
     target = models.load_target()
     about: dict[str, object] = {

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -107,11 +107,9 @@ def _spread(
     metric: Metric | None,
     kept: RunLog,
 ) -> Iterator[AnswerRun]:
-    from outrider.batch import Setup
     from outrider.bench.answers_spread import measure_spread
 
-    how: dict[str, Any] = {"dtype": models.dtype, "device": models.device, "engine": models.engine}
-    setup = Setup(models.target, **how, compile=models.compile)
+    setup = models.setup(draft=(), compile=models.compile)
     return measure_spread(cluster, setup, target, draftings, plan, metric, kept)
 
 

@@ -1,0 +1,40 @@
+"""What the target writes on the user's prompts, without a draft: by this process, or by the actors of a Ray cluster.
+
+A prompt's text follows from its number and the seed, wherever it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from outrider.batch import Job, Setup
+from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
+from outrider.errors import ModelError
+from outrider.generation import generate
+from outrider.models.base import TextModel
+from outrider.sampling import SamplingSettings
+
+
+def own_texts(
+    target: TextModel, prompts: Many[Many[int]], sampling: SamplingSettings, tokens: int, seed: int
+) -> Iterator[list[int]]:
+    """The new tokens of every prompt, in order; ends of text are ignored."""
+    for number, prompt in enumerate(prompts):
+        options = {**sampling.options(), "max_new_tokens": tokens, "ignore_eos": True, "seed": seed + number}
+        yield list(generate(target, list(prompt), draft=None, **options).tokens)
+
+
+def spread_texts(
+    cluster: Cluster, setup: Setup, prompts: Many[Many[int]], sampling: SamplingSettings, tokens: int, seed: int
+) -> Iterator[list[int]]:
+    """The same by actors, each with one prompt at a time, as one process has. setup: the target's; its draft is left out."""
+    options = {name: value for name, value in sampling.options().items() if name != "processors"}
+    options |= {"max_new_tokens": tokens, "ignore_eos": True, "seed": seed}
+    alone = replace(setup, draft=(), num_draft_tokens=0, batch_size=1, chat=False, defaults=options)
+    jobs = (Job(number, list(prompt), {"seed": seed + number}) for number, prompt in enumerate(prompts))
+    for record in in_order(RayPool(cluster)(alone, jobs, {}, forget_tables)):
+        if "error" in record:
+            raise ModelError(f"prompt {record['index']} could not be written on: {record['error']}")
+        yield record["tokens"]
