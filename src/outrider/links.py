@@ -8,13 +8,17 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Link:
     """Between `ranks` ranks. latency: seconds of a sum over the ranks of next to nothing. bandwidth: bytes of the summed
-    tensor that each further second sums. command: seconds until rank 0 has told the others what to do.
+    tensor that each further second sums. command: seconds until rank 0 has told the others what to do. reading: bytes of
+    weights a second that a process by itself multiplies by, 0 if that was not measured. company: how much longer that takes
+    while all ranks do it; 1 where each has a memory and processors of its own.
     """
 
     ranks: int
     latency: float
     bandwidth: float
     command: float
+    reading: float = 0.0
+    company: float = 1.0
 
     def sum_seconds(self, size: float) -> float:
         """Of a sum over the ranks of a tensor of `size` bytes."""

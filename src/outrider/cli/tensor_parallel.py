@@ -113,5 +113,7 @@ def show_shares(shares: list[Share]) -> None:
             click.echo("  one process: not measured with as many threads (outrider calibrate measures it)", err=True)
         else:
             click.echo(
-                f"  one process: {share.alone:.2f} ms a pass, from which {share.foretold:.2f} ms are foretold", err=True
+                f"  one process: {share.alone:.2f} ms a pass, from which {share.foretold:.2f} ms are foretold "
+                f"({share.fixed:.2f} ms of it not shared; weights take {share.company:.2f} times as long while all ranks read)",
+                err=True,
             )
