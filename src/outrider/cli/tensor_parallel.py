@@ -114,6 +114,6 @@ def show_shares(shares: list[Share]) -> None:
         else:
             click.echo(
                 f"  one process: {share.alone:.2f} ms a pass, from which {share.foretold:.2f} ms are foretold "
-                f"({share.fixed:.2f} ms of it not shared; weights take {share.company:.2f} times as long while all ranks read)",
+                f"({share.fixed:.2f} ms of it not shared; weights {share.company:.2f} times as long while all ranks read)",
                 err=True,
             )
