@@ -1,8 +1,7 @@
 """Texts from a server that speaks OpenAI's completions: any engine, live.
 
 The answer must name token ids, as vLLM (`return_token_ids`), llama.cpp (ids in `logprobs.content`) and others do, or
-token strings in `logprobs.tokens`, which are then looked up in the target's vocabulary. Every sampling setting is sent,
-those that are off as well, since servers have defaults of their own.
+token strings in `logprobs.tokens`, which are then looked up in the target's vocabulary.
 
 Texts may end. An end that the server keeps to itself (it says that it stopped, and names no such token) is put back as the
 tokenizer's end-of-sequence token, without which the sample would be one of texts that go on.
@@ -16,18 +15,13 @@ from typing import Any
 
 from outrider.audit.sources import PROMPTS, TOKENS_PER_TEXT, text_seed, token_ids
 from outrider.audit.text import Text
-from outrider.errors import OutriderError, ParameterError
+from outrider.endpoint import EndpointError, post, request_body
+from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
 from outrider.sampling import SamplingSettings
 
-SECONDS = 600.0
 MOST_EMPTY = 8  # answers in a row
-
-
-class EndpointError(OutriderError):
-    """The server can't be reached, or its answer can't be used."""
-
-    exit_code = 2
+NAME_TOKENS = {"logprobs": 1, "return_token_ids": True, "return_tokens": True}  # as llama.cpp, vLLM and others have it
 
 
 def endpoint_texts(
@@ -48,7 +42,11 @@ def endpoint_texts(
     made = empty = 0
     while made < tokens:
         ids = [int(token) for token in target.tokenizer.encode(prompts[done % len(prompts)])]
-        body = {**request_body(ids, sampling, text_seed(seed, done) % 2**31), **(extra or {})}
+        body = {
+            **request_body(ids, sampling, TOKENS_PER_TEXT, text_seed(seed, done) % 2**31),
+            **NAME_TOKENS,
+            **(extra or {}),
+        }
         new = _generated(post(f"{url.rstrip('/')}/completions", body), target)
         done += 1
         empty = 0 if new else empty + 1
@@ -57,41 +55,6 @@ def endpoint_texts(
         if new:
             made += len(new)
             yield Text((*ids, *new), len(ids))
-
-
-def request_body(prompt: list[int], sampling: SamplingSettings, seed: int) -> dict[str, Any]:
-    """What is sent: the settings in the names of OpenAI, llama.cpp and vLLM."""
-    return {
-        "prompt": prompt,
-        "max_tokens": TOKENS_PER_TEXT,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "seed": seed,
-        "logprobs": 1,
-        "return_token_ids": True,
-        "return_tokens": True,
-    }
-
-
-def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The server's answer to a request."""
-    import requests
-
-    try:
-        response = requests.post(url, json=body, timeout=SECONDS)
-        response.raise_for_status()
-        found = response.json()
-    except requests.RequestException as error:
-        answer = getattr(error, "response", None)
-        said = f": {answer.text[:120]!r}" if answer is not None and answer.text else ""
-        raise EndpointError(f"endpoint {url} gave no answer ({type(error).__name__}{said}): check the address") from None
-    except json.JSONDecodeError:
-        raise EndpointError(f"endpoint {url} did not answer in JSON: check the address") from None
-    if not isinstance(found, dict):
-        raise EndpointError(f"endpoint {url} gave {str(found)[:80]!r}: is it OpenAI's completions?")
-    return found
 
 
 def _generated(answer: dict[str, Any], target: TextModel) -> list[int]:

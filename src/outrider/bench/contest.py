@@ -7,9 +7,8 @@ the prompt included, since other projects do not tell them apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from outrider.bench.statistics import Spread, paired_ratios, spread
@@ -91,10 +90,9 @@ def measure(
     tasks: Sequence[Task],
     settings: Sequence[Setting],
     max_new_tokens: int,
-    log: Path | None,
+    kept: RunLog,
 ) -> Iterator[Run]:
-    """Run everything that `log` (JSON lines, if any) does not hold yet, append it there, and yield all runs."""
-    kept = RunLog(log)
+    """Run everything that the log does not hold yet, append it there, and yield all runs."""
     done = {(run.contender, run.setting, run.task): run for run in (Run(**entry) for entry in kept.entries)}
     entries = list(contenders.items())
     warm: set[str] = set()
@@ -157,3 +155,30 @@ def summarise(runs: Sequence[Run], pairs: Mapping[str, Sequence[str]]) -> list[R
                 )
             )
     return rows
+
+
+@dataclass(frozen=True)
+class Best:
+    """The quickest of ours against the quickest of the others at one setting, by median rate. ratio: prompt by prompt."""
+
+    setting: str
+    own: str
+    peer: str
+    ratio: Spread
+
+
+def best(runs: Sequence[Run], own: Collection[str]) -> list[Best]:
+    """own: the names of our contenders. Nothing where one side is empty."""
+    found = []
+    for setting in dict.fromkeys(run.setting for run in runs):
+        rates: dict[str, dict[str, float]] = {}
+        for run in runs:
+            if run.setting == setting:
+                rates.setdefault(run.contender, {})[run.task] = run.rate
+        order = sorted(rates, key=lambda name: spread(list(rates[name].values())).median, reverse=True)
+        mine, theirs = ([name for name in order if (name in own) is side] for side in (True, False))
+        if mine and theirs:
+            first, second = rates[mine[0]], rates[theirs[0]]
+            ratio = paired_ratios([first[task] for task in first], [second[task] for task in first])
+            found.append(Best(setting, mine[0], theirs[0], ratio))
+    return found

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from outrider.ngram.table import ARRAYS, context_hashes, write_table
 CHUNK = 2_000_000  # tokens counted at once: some 150 MB
 LONGEST = 8  # tokens of an n-gram at most
 MERGED = 4_000_000  # counts merged at once
+Piece = TypeVar("Piece")
 _RUN = np.dtype([("key", "<u8"), ("token", "<u4"), ("count", "<u4")])
 
 
@@ -84,8 +85,8 @@ class _Counter:
 
 
 def train(
-    texts: Iterable[Iterable[str]],
-    encode: Callable[[list[str]], list[list[int]]],
+    texts: Iterable[Iterable[Piece]],
+    encode: Callable[[list[Piece]], list[list[int]]],
     vocab_size: int,
     tokenizer: str,
     path: Path,
@@ -93,7 +94,8 @@ def train(
 ) -> int:
     """Count the n-grams of some documents and write the table. → the number of tokens
 
-    texts: the documents, each in pieces. encode: pieces → token ids of each. tokenizer: its fingerprint.
+    texts: the documents, each in pieces, of text or whatever `encode` takes. encode: pieces → token ids of each.
+    tokenizer: its fingerprint.
     """
     settings = settings or Settings()
     try:
@@ -111,7 +113,7 @@ def train(
         raise CacheFolderError(f"n-gram table {path} can't be written ({error.strerror}): name another file") from None
 
 
-def _chunks(texts: Iterable[Iterable[str]], encode: Callable[[list[str]], list[list[int]]]) -> Iterator[list[_Part]]:
+def _chunks(texts: Iterable[Iterable[Piece]], encode: Callable[[list[Piece]], list[list[int]]]) -> Iterator[list[_Part]]:
     """Documents, or parts of long ones, until `CHUNK` tokens are together."""
     chunk: list[_Part] = []
     held = 0

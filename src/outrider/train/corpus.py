@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from outrider.errors import ParameterError
 HELD_OUT_EVERY = 50
 LONGEST_DOCUMENT = 1 << 20  # characters read of one file
 DATASET = "dataset:"
+Document = TypeVar("Document")
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,26 @@ def parse_source(text: str) -> Source:
 def windows(sources: Iterable[Source], tokenizer: Any, length: int, held_out: bool | None) -> Iterator[NDArray[np.uint32]]:
     """Windows of `length` tokens. held_out: only the documents kept apart, only the others, or (None) all of them."""
     for source in sources:
-        rest: list[int] = []
-        taken = 0
-        for document, apart in marked(documents(source.name, tokenizer)):
-            if held_out is not None and apart is not held_out:
-                continue
-            rest += document
-            while len(rest) >= length and (source.limit is None or taken + length <= source.limit):
-                yield np.array(rest[:length], dtype=np.uint32)
-                rest, taken = rest[length:], taken + length
-            if source.limit is not None and taken + length > source.limit:
-                break
+        every = marked(documents(source.name, tokenizer))
+        yield from cut((one for one, apart in every if held_out in (None, apart)), length, source.limit)
 
 
-def marked(every: Iterable[list[int]]) -> Iterator[tuple[list[int], bool]]:
+def cut(every: Iterable[list[int]], length: int, limit: int | None) -> Iterator[NDArray[np.uint32]]:
+    """Documents laid end to end, as windows; of `limit` tokens at most."""
+    rest: list[int] = []
+    taken = 0
+    for document in every:
+        rest += document
+        while len(rest) >= length and (limit is None or taken + length <= limit):
+            yield np.array(rest[:length], dtype=np.uint32)
+            rest, taken = rest[length:], taken + length
+        if limit is not None and taken + length > limit:
+            return
+
+
+def marked(every: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
     """Each document, and whether it is kept apart. Of a single one nothing is."""
-    waiting: list[int] | None = None  # until it is known whether it is the last
+    waiting: Document | None = None  # until it is known whether it is the last
     number = 0
     for document in every:
         if waiting is not None:
@@ -71,15 +76,17 @@ def marked(every: Iterable[list[int]]) -> Iterator[tuple[list[int], bool]]:
 
 def documents(name: str, tokenizer: Any) -> Iterator[list[int]]:
     """The token ids of each document of a source."""
-    texts: Iterator[str | list[int]]
-    if name.startswith(DATASET):
-        texts = _dataset(name.removeprefix(DATASET))
-    else:
-        texts = (document for file in files_of(name) for document in _of_file(file))
-    for text in texts:
+    for text in texts_of(name):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
         if ids:
             yield ids
+
+
+def texts_of(name: str) -> Iterator[str | list[int]]:
+    """The documents of a source, as text or as the token ids that the target wrote."""
+    if name.startswith(DATASET):
+        return _dataset(name.removeprefix(DATASET))
+    return (document for file in files_of(name) for document in _of_file(file))
 
 
 def files_of(name: str) -> list[Path]:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import torch
-from torch import Tensor
-
 from outrider.errors import ParameterError
 
 Loss = Literal["kl", "tv", "mix"]
@@ -25,16 +22,3 @@ def check_loss(name: str) -> Loss:
         if loss == name:
             return loss
     raise ParameterError(f"loss must be {', '.join(LOSSES[:-1])} or {LOSSES[-1]}, got {name!r}")
-
-
-def divergence(target_probs: Tensor, draft_logits: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """The loss and alpha = sum min(target, draft) at temperature 1. [.., T] twice → [..] twice
-
-    target_probs may sum to less than 1: what is missing lies outside the vocabulary.
-    """
-    log_draft = draft_logits.float().log_softmax(-1)
-    cross_entropy = -(target_probs * log_draft).sum(-1) if loss != "tv" else torch.zeros(())
-    alpha = torch.minimum(target_probs, log_draft.exp()).sum(-1)
-    if loss == "kl":
-        return cross_entropy, alpha
-    return cross_entropy + (1.0 - alpha), alpha

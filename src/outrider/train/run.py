@@ -1,25 +1,28 @@
 """Training with transformers' `Trainer`: steps, checkpoints, resume, several devices by their launchers.
 
-What is added to it: alpha on held-out text, domain by domain, at every evaluation, and an end by the clock.
+What is added to it: alpha (of a language model, its loss) on held-out text, domain by domain, at every evaluation, and an
+end by the clock.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.train.checkpoints import check_settings, keep_settings, last_checkpoint
-from outrider.train.trainee import Trainee
 
 Windows = Dataset[dict[str, torch.Tensor]]
 
@@ -50,7 +53,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run came to. held_out: by domain, {"alpha": [by depth], "match": [by depth], "positions": n}."""
+    """What a run came to. held_out: by domain, what `measure` gives: {"alpha": [by depth], …, "positions": n}."""
 
     steps: int
     finished: bool
@@ -104,7 +107,7 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         del args, control
         if state.is_world_process_zero and logs:
-            shown = {k.removeprefix("eval_"): v for k, v in logs.items() if k == "loss" or "_alpha_" in k}
+            shown = {k.removeprefix("eval_"): v for k, v in logs.items() if k == "loss" or "_alpha_" in k or "_nats_" in k}
             figures = "  ".join(f"{name} {float(value):.3f}" for name, value in shown.items())
             if figures:
                 self._bar.console.print(f"step {state.global_step}: {figures}", highlight=False, soft_wrap=True)
@@ -114,8 +117,8 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
         self._bar.stop()
 
 
-class _DraftTrainer(Trainer):  # type: ignore[misc]
-    """Evaluates alpha instead of a loss."""
+class _Trainer(Trainer):  # type: ignore[misc]
+    """Evaluates by `measure`."""
 
     held_out: Mapping[str, Windows]
 
@@ -127,11 +130,10 @@ class _DraftTrainer(Trainer):  # type: ignore[misc]
         results = {name: measure(self.model, windows, self.args.train_batch_size) for name, windows in self.held_out.items()}
         flat: dict[str, float] = {}
         for name, result in results.items():
-            for depth, (alpha, match) in enumerate(zip(result["alpha"], result["match"], strict=True)):
-                flat |= {
-                    f"eval_{name}_alpha_{depth + 1}": round(alpha, 4),
-                    f"eval_{name}_match_{depth + 1}": round(match, 4),
-                }
+            rates = {what: rate for what, rate in result.items() if what != "positions"}
+            flat |= {
+                f"eval_{name}_{what}_{i}": round(one, 4) for what, rate in rates.items() for i, one in enumerate(rate, 1)
+            }
         self.log(flat)
         return flat
 
@@ -143,24 +145,37 @@ def processes() -> Any:
     return PartialState(cpu=not torch.cuda.is_available())
 
 
-@torch.no_grad()
-def measure(trainee: Trainee, windows: Windows, batch_size: int) -> dict[str, Any]:
-    """Alpha = mean of sum min(target, draft) at temperature 1, and how often both would say the same at 0, by depth.
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """How float32 matrices are multiplied: "medium" lets factors be rounded to bfloat16 where that is quicker."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
-    Teacher-forced: at depth s the s - 1 tokens before are the text's own. positions: of the first depth.
+
+@torch.no_grad()
+def measure(trainee: nn.Module, windows: Windows, batch_size: int) -> dict[str, Any]:
+    """What a trainee counts on held-out text, a position, by depth; and the positions of the first depth.
+
+    Of drafts: alpha, the mean of sum min(target, draft) at temperature 1, and match, how often both would say the same at 0.
+    Teacher-forced: at depth s the s - 1 tokens before are the text's own. Of a language model: nats.
     """
     was_training = trainee.training
     trainee.eval()
     sums: list[dict[str, float]] = []
-    device = trainee.get_buffer("rows").device
+    device = next(trainee.parameters()).device
     for batch in DataLoader(windows, batch_size=batch_size):
-        counts = trainee(**{name: value.to(device) for name, value in batch.items()})["counts"]
+        with products("highest"):
+            counts = trainee(**{name: value.to(device) for name, value in batch.items()})["counts"]
         sums = sums or [dict.fromkeys(count, 0.0) for count in counts]
         for total, count in zip(sums, counts, strict=True):
             for name, value in count.items():
                 total[name] += float(value)
     trainee.train(was_training)
-    rates = {name: [total[name] / total["positions"] for total in sums] for name in ("alpha", "match")}
+    rates = {name: [total[name] / total["positions"] for total in sums] for name in sums[0] if name != "positions"}
     return {**rates, "positions": int(sums[0]["positions"])}
 
 
@@ -174,6 +189,12 @@ def _begin(folder: Path, settings: RunSettings, about: Mapping[str, object]) -> 
     elif processes().is_main_process:
         keep_settings(folder, mine)
     return last
+
+
+def _steps_of(checkpoint: str) -> int:
+    """Steps that a checkpoint was made after."""
+    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+    return int(state["global_step"])
 
 
 def _arguments(folder: Path, held_out: bool, settings: RunSettings) -> TrainingArguments:
@@ -203,7 +224,7 @@ def _arguments(folder: Path, held_out: bool, settings: RunSettings) -> TrainingA
 
 
 def train(
-    trainee: Trainee,
+    trainee: nn.Module,
     windows: Windows,
     held_out: Mapping[str, Windows],
     folder: Path,
@@ -218,9 +239,7 @@ def train(
     logging.getLogger("transformers.trainer").setLevel(logging.WARNING)
     arguments = _arguments(folder, bool(held_out), settings)
     clock = ByTheClock(settings.hours)
-    trainer = _DraftTrainer(
-        model=trainee, args=arguments, train_dataset=windows, eval_dataset=dict(held_out), callbacks=[clock]
-    )
+    trainer = _Trainer(model=trainee, args=arguments, train_dataset=windows, eval_dataset=dict(held_out), callbacks=[clock])
     trainer.held_out = held_out
     progress = _Progress()
     for shown in (ProgressCallback, PrinterCallback):
@@ -228,9 +247,14 @@ def train(
     trainer.add_callback(progress)
     started = time.monotonic()
     try:
-        trainer.train(resume_from_checkpoint=last)
+        with products("medium"):
+            if last is not None and _steps_of(last) >= settings.steps:
+                trainer._load_from_checkpoint(last)  # `train` would take one step more
+                steps = _steps_of(last)
+            else:
+                trainer.train(resume_from_checkpoint=last)
+                steps = int(trainer.state.global_step)
     finally:
         progress.stop()
-    steps = int(trainer.state.global_step)
     results = {name: measure(trainee, part, settings.batch_size) for name, part in held_out.items()}
     return Report(steps, steps >= settings.steps, time.monotonic() - started, results)

@@ -25,6 +25,7 @@ from outrider.errors import CacheFolderError, ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
 
 SHARD = 256  # windows
+POSITIONS = 32  # whose laws over the whole vocabulary are in memory at once in float32
 _BY_WINDOW = ("tokens", "states", "normalisers")
 TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
 
@@ -125,14 +126,24 @@ def states_of(target: TransformersModel, tokens: Tensor) -> Shard:
     try:
         logits = target.score(sequences, tokens.to(target.device), [tokens.shape[1]] * len(tokens), "all")
         assert logits is not None
-        normalisers = torch.stack([row.float().logsumexp(-1) for row in logits])
-        mass = sum((row.float().softmax(-1).sum(0) for row in logits), torch.zeros((), device=logits.device))
+        normalisers, mass = _normalisers(logits.flatten(0, 1))
+        normalisers = normalisers.view(tokens.shape)
         states = torch.stack([target.states(sequence, 0, tokens.shape[1]) for sequence in sequences])
         check_rows(target, states[0, :8], logits[0, :8])
         return Shard(tokens, states.cpu().clone(), normalisers.cpu(), mass.cpu())
     finally:
         for sequence in sequences:
             sequence.close()
+
+
+def _normalisers(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the laws at some positions [N, V], few of them at a time, while they are in the cache. → [N], the laws' sum [V]"""
+    found, mass = [], torch.zeros(logits.shape[-1], device=logits.device)
+    for part in torch.split(logits, POSITIONS):
+        exact = part.float()
+        found.append(exact.logsumexp(-1))
+        mass += (exact - found[-1].unsqueeze(-1)).exp_().sum(0)
+    return torch.cat(found), mass
 
 
 def check_rows(target: TransformersModel, states: Tensor, logits: Tensor) -> None:

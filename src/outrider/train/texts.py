@@ -1,32 +1,34 @@
 """Texts by the target itself, to train drafts on what it will really say (sequence-level distillation).
 
 Prompts come from a file, or from the target: given the opening of a user's turn, a chat model goes on with a question (Xu
-et al. 2024, "Magpie"), and then answers it. Batches are decoded side by side without a draft.
+et al. 2024, "Magpie"), and then answers it. They are written side by side without a draft: a place that is free is taken by
+the next one, and only the ends of blocks leave places empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.batch import ContinuousBatch, Job, Ready, Setup
 from outrider.checks import check_count
-from outrider.decode import Request, decode
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.prompts import encode, end_tokens
-from outrider.randomness import RandomStream
 from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 
 _MARK = "\x00"
 LONGEST_QUESTION = 96  # tokens
+BLOCK = 8  # texts for each place of the batch that are written at one temperature before the next one's turn
+QUESTIONS, ANSWERS = 0, 1
 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """count: texts. temperatures: of the answers, in turn. batch_size: texts side by side."""
+    """count: texts. temperatures: of the answers, in turn, a batch each. batch_size: texts side by side."""
 
     count: int
     temperatures: tuple[float, ...] = (1.0, 0.0)
@@ -44,33 +46,41 @@ class TextSettings:
 
 
 def write_texts(target: TextModel, prompts: list[str] | None, settings: TextSettings, log: RunLog) -> Iterator[int]:
-    """Write what `log` does not hold yet, {"tokens": …, "prompt_tokens": n, "temperature": t} a text
-    and yield how many there are.
+    """Write what `log` does not hold yet, {"number", "tokens", "prompt_tokens", "temperature"} a text, in the order in which
+    they end, and yield how many there are.
 
     prompts: the users' turns, in turn; None has the target ask itself.
     """
-    done = len(log.entries)
-    while done < settings.count:
-        numbers = range(done, min(done + settings.batch_size, settings.count))
-        temperature = settings.temperatures[done // settings.batch_size % len(settings.temperatures)]
-        asked = _questions(target, prompts, numbers, settings.seed)
-        answers = _go_on(target, asked, temperature, settings.max_new_tokens, [settings.seed, *numbers], 1)
-        for prompt, answer in zip(asked, answers, strict=True):
-            log.append({"tokens": prompt + answer, "prompt_tokens": len(prompt), "temperature": temperature})
-        done += len(numbers)
-        yield done
+    setup = Setup(draft=(), num_draft_tokens=0, batch_size=settings.batch_size, chat=False, defaults={"seed": settings.seed})
+    ready = setup.use(target)
+    done = {int(entry.get("number", i)) for i, entry in enumerate(log.entries)}
+    rows, turns = settings.batch_size, len(settings.temperatures)
+    block = BLOCK * turns * rows
+    for start in range(0, settings.count, block):
+        missing = [n for n in range(start, min(start + block, settings.count)) if n not in done]
+        for turn, temperature in enumerate(settings.temperatures):
+            numbers = [n for n in missing if n // rows % turns == turn]
+            asked = dict(zip(numbers, _questions(ready, prompts, numbers, settings), strict=True))
+            for number, answer in _go_on(ready, asked, temperature, settings.max_new_tokens, ANSWERS, rows):
+                prompt = asked[number]
+                entry = {"number": number, "tokens": prompt + answer, "prompt_tokens": len(prompt)}
+                log.append({**entry, "temperature": temperature})
+                done.add(number)
+                yield len(done)
 
 
-def _questions(target: TextModel, prompts: list[str] | None, numbers: Many[int], seed: int) -> list[list[int]]:
+def _questions(ready: Ready, prompts: list[str] | None, numbers: Many[int], settings: TextSettings) -> list[list[int]]:
     """Prompts as token ids, up to where the answer begins."""
+    target = ready.target
     if prompts is not None:
         chat = bool(getattr(target.tokenizer, "chat_template", None))
         chosen = [prompts[number % len(prompts)] for number in numbers]
         return [encode(target, [{"role": "user", "content": text}] if chat else text) for text in chosen]
     before, after = _around(target)
-    asked = _go_on(target, [before] * len(numbers), 1.0, LONGEST_QUESTION, [seed, *numbers], 0)
+    begun = dict.fromkeys(numbers, before)
+    asked = dict(_go_on(ready, begun, 1.0, LONGEST_QUESTION, QUESTIONS, settings.batch_size))
     ends = end_tokens(target)
-    return [before + [token for token in question if token not in ends] + after for question in asked]
+    return [before + [token for token in asked[number] if token not in ends] + after for number in numbers]
 
 
 def _around(target: TextModel) -> tuple[list[int], list[int]]:
@@ -86,13 +96,14 @@ def _around(target: TextModel) -> tuple[list[int], list[int]]:
 
 
 def _go_on(
-    target: TextModel, prompts: list[list[int]], temperature: float, longest: int, key: list[int], part: int
-) -> list[list[int]]:
-    """key: the seed and the numbers of the rows. part: what is written, so that no two draws share their numbers."""
-    seed, *numbers = key
-    ends = end_tokens(target)
-    requests = [
-        Request(prompt, longest, RandomStream(seed, 2 * number + part), ends)
-        for prompt, number in zip(prompts, numbers, strict=True)
-    ]
-    return decode(target, requests, SamplingSettings(temperature=temperature))[0]
+    ready: Ready, prompts: Mapping[int, list[int]], temperature: float, longest: int, part: int, batch_size: int
+) -> Iterator[tuple[int, list[int]]]:
+    """What follows each prompt, by its number, as it ends. part: of the text, so that no two draws share their numbers."""
+    options = {"temperature": temperature, "max_new_tokens": longest}
+    with ContinuousBatch(ready, batch_size) as batch:
+        batch.put(Job(2 * number + part, prompt, options) for number, prompt in prompts.items())
+        while batch.load:
+            for record in batch.advance():
+                if "error" in record:
+                    raise ModelError(f"text {record['index'] // 2} could not be written: {record['error']}")
+                yield record["index"] // 2, record["tokens"]

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads
 from outrider.heads.target_parts import output_rows
 from outrider.models.transformers_model import TransformersModel
-from outrider.train.losses import Loss, divergence
-from outrider.train.unroll import blocks, chains
+from outrider.train.fused import Sums, TargetLaws, summed
+from outrider.train.losses import Loss
+from outrider.train.unroll import blocks, chains, shifted
 
 DECAY = 0.8  # the weight of a depth relative to the one before: later tokens count only if earlier ones are accepted
 
@@ -29,22 +30,11 @@ class Trainee(nn.Module):
         self.register_buffer("offset", None if rows.bias is None else rows.bias.float(), persistent=False)
         self.loss: Loss = loss
 
-    def logits(self, states: Tensor) -> Tensor:
-        """[.., W] → [.., T]"""
-        return nn.functional.linear(states, self.get_buffer("rows"), self._buffers["offset"])
-
-    def target_probs(self, states: Tensor, normalisers: Tensor) -> Tensor:
-        """The target's probabilities of the tokens that are drafted; they sum to less than 1 by those that are not."""
-        with torch.no_grad():
-            return (self.logits(states.float()) - normalisers.unsqueeze(-1)).exp()
-
-    def compare(self, probs: Tensor, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss, and the counts that alpha and the greedy match are made of."""
-        losses, alphas = divergence(probs, logits, self.loss)
-        same = probs.argmax(-1) == logits.argmax(-1)
-        same = same & (probs.amax(-1) >= 1.0 - probs.sum(-1))  # else a token that is not drafted may be the best
-        counts = {"alpha": alphas.detach().sum(), "match": same.sum(), "positions": torch.tensor(alphas.numel())}
-        return losses.mean(), counts
+    def laws(self, states: Tensor, normalisers: Tensor) -> TargetLaws:
+        """What the target says. [.., W], [..]"""
+        return TargetLaws(
+            states.float().flatten(0, -2), normalisers.flatten(), self.get_buffer("rows"), self._buffers["offset"]
+        )
 
 
 class HeadTrainee(Trainee):
@@ -60,20 +50,21 @@ class HeadTrainee(Trainee):
 
     def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor) -> dict[str, Any]:
         """Tokens int64 [B, L], states [B, L, W], normalisers [B, L]"""
-        probs = self.target_probs(states, normalisers)
         embedded = self.get_buffer("embedding")[tokens].float()
-        total, weights, counts = torch.zeros((), device=probs.device), 0.0, []
-        autoregressive = isinstance(self.network, AutoregressiveHead)
-        unroll: Any = chains if autoregressive else blocks
-        for s, predicted in enumerate(unroll(self.network, embedded, states.float(), self.depth)):
-            # A chain's law is of the token after its position; a block's stands s positions ahead of it.
-            ours, theirs = (
-                (predicted[:, s:], probs[:, s:]) if autoregressive else (predicted[:, : len(probs[0]) - s], probs[:, s:])
-            )
-            loss, count = self.compare(theirs, self.logits(ours))
-            total, weights = total + DECAY**s * loss, weights + DECAY**s
-            counts.append(count)
-        return {"loss": total / weights, "counts": counts}
+        if isinstance(self.network, AutoregressiveHead):
+            predicted = chains(self.network, embedded, states.float(), self.depth)
+        else:  # a block's law stands s positions ahead of it
+            predicted = [shifted(one, s) for s, one in enumerate(blocks(self.network, embedded, states.float(), self.depth))]
+        batch, length = tokens.shape
+        positions = [max(0, length - s) * batch for s in range(self.depth)]
+        shares = [DECAY**s / max(1, count) for s, count in enumerate(positions)]
+        counted = torch.arange(length, device=tokens.device) >= torch.arange(self.depth, device=tokens.device).unsqueeze(-1)
+        weights = (
+            counted * torch.tensor(shares, device=tokens.device).unsqueeze(-1) / sum(DECAY**s for s in range(self.depth))
+        )
+        rows = weights.unsqueeze(1).expand(-1, batch, -1).flatten(1)
+        sums = summed(torch.stack(predicted).flatten(1, 2), self.laws(states, normalisers), rows, self.loss)
+        return {"loss": sums.loss, "counts": _counts(sums, positions)}
 
 
 class StudentTrainee(Trainee):
@@ -85,8 +76,16 @@ class StudentTrainee(Trainee):
 
     def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor) -> dict[str, Any]:
         """As `HeadTrainee.forward`, one depth."""
-        loss, count = self.compare(self.target_probs(states, normalisers), self.network(input_ids=tokens).logits)
-        return {"loss": loss, "counts": [count]}
+        student = self.network.get_decoder()(input_ids=tokens).last_hidden_state
+        weights = torch.full((1, tokens.numel()), 1.0 / tokens.numel(), device=tokens.device)
+        sums = summed(student.flatten(0, 1).unsqueeze(0), self.laws(states, normalisers), weights, self.loss)
+        return {"loss": sums.loss, "counts": _counts(sums, [tokens.numel()])}
+
+
+def _counts(sums: Sums, positions: list[int]) -> list[dict[str, Tensor]]:
+    """What alpha and the greedy match are made of, by depth."""
+    every = zip(sums.alpha, sums.match, positions, strict=True)
+    return [{"alpha": alpha, "match": match, "positions": torch.tensor(count)} for alpha, match, count in every]
 
 
 @torch.inference_mode()

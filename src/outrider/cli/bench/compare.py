@@ -1,16 +1,18 @@
-"""Contests of speed: against transformers, and of Outrider's own set-ups."""
+"""Contests of speed: against other projects, and of Outrider's own set-ups."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.bench.choices import json_line_option, make_settings, track
+from outrider.cli.bench.choices import json_line_option, make_settings, open_log, track
+from outrider.cli.files import check_parent
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.shared_options import Command, add_options, log_option
 from outrider.errors import ParameterError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from outrider.bench.contest import Contender, Row, Run
     from outrider.bench.peers import Pair
     from outrider.bench.tasks import Task
+    from outrider.models.base import TextModel
 
 _TASKS = (
     click.option("--texts", type=click.Choice(["humaneval", "kinds"]), default="humaneval", show_default=True),
@@ -28,6 +31,7 @@ _TASKS = (
     click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True),
     click.option("--top-p", default=0.95, show_default=True, help="Where the temperature is not 0."),
     log_option,
+    click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the rates."),
     json_line_option,
 )
 
@@ -47,17 +51,101 @@ def _tasks(tokenizer: Any, given: dict[str, Any]) -> list[Task]:
     return (kinds(tokenizer) if given["texts"] == "kinds" else human_eval(first, last))[:: given["every"]]
 
 
+_SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]"
+
+
 @click.command()
 @model_options
+@click.option("--setup", multiple=True, metavar="DTYPE[@ENGINE][ + DRAFT]", help=f"{_SETUP}; beside transformers' own.")
+@click.option(
+    "--server", multiple=True, metavar="NAME=URL", help="One with OpenAI's completions: any engine (docs/engines.md)."
+)
+@click.option(
+    "--generate/--no-generate",
+    default=True,
+    show_default=True,
+    help="transformers' generate with and without drafts, and Outrider on the same weights and dtype.",
+)
 @task_options
-def peers(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
-    """Against transformers' generate: plain, with a draft model (--draft), with prompt lookup."""
-    from outrider.bench.peers import PAIRS, contenders
+def peers(
+    models: ModelChoice,
+    setup: tuple[str, ...],
+    server: tuple[str, ...],
+    generate: bool,
+    log: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Against other projects: transformers' generate (plain, assisted by --draft, with prompt lookup) and servers.
 
-    ours, theirs = (_load_pair(models, pack) for pack in (True, False))
-    names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
-    about = {"bench": "peers", **names, "dtype": ours.target.dtype_name}
-    _contest(about, contenders(ours, theirs), ours.target.tokenizer, PAIRS, given, log, as_json)
+    Everything answers the same prompts in one run, in turn. Ours: on the weights that generate has, and every --setup.
+    """
+    from outrider.bench import peers as transformers_peers
+    from outrider.bench.servers import parse_server, served
+
+    named = [parse_server(text) for text in server]
+    servers = dict(named)
+    if not generate and not (setup and servers):
+        raise click.UsageError("--no-generate leaves nothing to compare: give --setup and --server, too")
+    _check_used(generate, setup)
+    _check_plot(plot)
+    field = _Field({}, {}, set())
+    about: dict[str, object] = {"bench": "peers"}
+    if generate:
+        ours, theirs = (_load_pair(models, pack) for pack in (True, False))
+        names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
+        about |= {**names, "dtype": ours.target.dtype_name}
+        found = transformers_peers.contenders(ours, theirs)
+        field.add(found, {name: (*peers, *servers) for name, peers in transformers_peers.PAIRS.items()})
+        tokenizer = ours.target.tokenizer
+    if setup:
+        made, first = _setups(models, setup)
+        tokenizer = first.tokenizer
+        about.setdefault("target", first.name)
+        field.add(made, dict.fromkeys(made, ("generate", *servers)))
+    names_given = [*field.contenders, *(name for name, _ in named)]
+    twice = next((name for name in names_given if names_given.count(name) > 1), None)
+    if twice is not None:
+        raise ParameterError(f"server must have a name of its own, got {twice} twice: choose another")
+    field.contenders.update({name: served(url) for name, url in servers.items()})
+    _contest(about, field, tokenizer, given, log, plot, as_json)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """contenders: by name, all. pairs: whom each of ours is compared with. own: the names of ours."""
+
+    contenders: dict[str, Contender]
+    pairs: dict[str, Sequence[str]]
+    own: set[str]
+
+    def add(self, contenders: Mapping[str, Contender], pairs: Mapping[str, Sequence[str]]) -> None:
+        """pairs: of those that are ours."""
+        self.contenders.update(contenders)
+        self.pairs.update(pairs)
+        self.own.update(pairs.keys() & contenders.keys())
+
+
+def _check_used(generate: bool, setup: Sequence[str]) -> None:
+    """Refuse options that would do nothing."""
+    from click.core import ParameterSource
+
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in ("draft", "dtype", "engine", "compile") if source(name) == ParameterSource.COMMANDLINE]
+    if not generate and given:
+        raise click.UsageError(f"--{given[0]} is for what --generate compares: leave it out, and say it in --setup")
+    if setup and "compile" in given:
+        raise click.UsageError("--compile is for what --generate compares: leave out either it or --setup")
+
+
+def _check_plot(path: Path | None) -> None:
+    """Refuse a picture that can't be drawn, before hours of measuring."""
+    check_parent(path)
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
+    if path is not None and path.suffix not in (".svg", ".png", ".pdf"):
+        raise ParameterError(f"plot must be a .svg, .png or .pdf file, got {path}")
 
 
 @click.command()
@@ -68,20 +156,27 @@ def peers(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) ->
     default=("auto", "int8", "int4", "int8 + prompt-lookup", "int4 + prompt-lookup"),
     show_default=True,
     metavar="DTYPE[@ENGINE][ + DRAFT]",
-    help="Outrider in one way; the first one is what the others are compared with.",
+    help=f"{_SETUP}; the first one is what the others are compared with.",
 )
 @task_options
-def setups(target: str | None, setup: tuple[str, ...], log: Path | None, as_json: bool, **given: Any) -> None:
+def setups(
+    target: str | None, setup: tuple[str, ...], log: Path | None, plot: Path | None, as_json: bool, **given: Any
+) -> None:
     """Outrider in several set-ups (engine, dtype, draft) beside each other."""
+    _check_plot(plot)
+    made, first = _setups(ModelChoice(target), setup)
+    names = list(made)
+    field = _Field(made, dict.fromkeys(names[1:], (names[0],)), set(names))
+    _contest({"bench": "setups", "target": first.name}, field, first.tokenizer, given, log, plot, as_json)
+
+
+def _setups(models: ModelChoice, texts: Sequence[str]) -> tuple[dict[str, Contender], TextModel]:
+    """A contender per set-up of the target on the device, and one of the targets."""
     from outrider.bench.setups import contenders, parse_setup
 
-    parsed = [parse_setup(text) for text in setup]
-    choices = {one: ModelChoice(target, (one.draft or "",), one.dtype, engine=one.engine) for one in parsed}
-    made, first = contenders(
-        parsed, lambda one: choices[one].load_target(), lambda one, model: choices[one].load_draft(model)
-    )
-    pairs = {name: (parsed[0].name,) for name in made if name != parsed[0].name}
-    _contest({"bench": "setups", "target": first.name}, made, first.tokenizer, pairs, given, log, as_json)
+    parsed = [parse_setup(text) for text in texts]
+    choices = {one: ModelChoice(models.target, (one.draft or "",), one.dtype, models.device, one.engine) for one in parsed}
+    return contenders(parsed, lambda one: choices[one].load_target(), lambda one, model: choices[one].load_draft(model))
 
 
 def _load_pair(models: ModelChoice, pack: bool) -> Pair:
@@ -102,27 +197,34 @@ def _load_pair(models: ModelChoice, pack: bool) -> Pair:
 
 def _contest(
     about: Mapping[str, object],
-    contenders: Mapping[str, Contender],
+    field: _Field,
     tokenizer: Any,
-    pairs: Mapping[str, Sequence[str]],
     given: dict[str, Any],
     log: Path | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Run them on the prompts that were asked for, print the tables, end in one JSON line. pairs: who is compared."""
-    from outrider.bench.contest import measure, summarise
+    """Run them on the prompts that were asked for, print the tables, end in one JSON line."""
+    from outrider.bench.contest import best, measure, summarise
+    from outrider.bench.contest_plot import plot_rates
     from outrider.bench.machine import machine
 
     tasks, settings = _tasks(tokenizer, given), make_settings(given["temperature"], given["top_p"])
-    steps = measure(contenders, tokenizer.encode, tasks, settings, given["max_new_tokens"], log)
-    runs = track(steps, "Running", len(tasks) * len(settings) * len(contenders))
-    rows = summarise(runs, pairs)
+    kept = open_log(log, {**about, "max_new_tokens": given["max_new_tokens"]})
+    steps = measure(field.contenders, tokenizer.encode, tasks, settings, given["max_new_tokens"], kept)
+    runs = track(steps, "Running", len(tasks) * len(settings) * len(field.contenders))
+    rows, winners = summarise(runs, field.pairs), best(runs, field.own)
     if not as_json:
         _print(rows)
+        for one in winners:
+            click.echo(f"{one.setting}: {one.own}, the best of ours, is {one.ratio}× {one.peer}, the best of the others")
         if given["texts"] == "kinds":
             _print_by_text(runs)
-    found = {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"], "rows": [asdict(row) for row in rows]}
+    found: dict[str, object] = {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"]}
+    found |= {"rows": [asdict(row) for row in rows], "best": [asdict(one) for one in winners]}
     click.echo(json.dumps({**about, **found, **machine()}))
+    if plot is not None:
+        plot_rates(rows, field.own, plot)
 
 
 def _print(rows: list[Row]) -> None:

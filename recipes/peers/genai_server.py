@@ -1,0 +1,39 @@
+"""OpenVINO GenAI behind completions: genai_server.py PORT TARGET THREADS [DRAFT [LENGTH]]
+
+TARGET, DRAFT: folders of OpenVINO models or .gguf files, which it reads itself. LENGTH: tokens of every draft (5).
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai
+from completions import serve
+
+
+def main(port: int, target: str, threads: int, draft: str | None = None, length: str = "5") -> None:
+    """Load, and answer until killed."""
+    settings = {"INFERENCE_NUM_THREADS": threads}
+    more = {} if draft is None else {"draft_model": openvino_genai.draft_model(draft, "CPU", **settings)}
+    pipeline = openvino_genai.LLMPipeline(target, "CPU", **settings, **more)
+
+    def answer(body: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = body["max_tokens"]
+        config.do_sample = body["temperature"] > 0
+        if config.do_sample:
+            config.temperature, config.top_p, config.rng_seed = body["temperature"], body["top_p"], body["seed"]
+            if body["top_k"]:
+                config.top_k = body["top_k"]
+        if draft is not None:
+            config.num_assistant_tokens = int(length)
+        ids = np.array([body["prompt"]], dtype=np.int64)
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+        return list(pipeline.generate(inputs, config).tokens[0]), {}
+
+    serve(port, answer)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

@@ -1,0 +1,36 @@
+"""The picture of a contest: a bar for each contender, with its quartiles."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from outrider.bench.contest import Row
+from outrider.errors import ParameterError
+
+OWN, OTHERS = "#0072b2", "#999999"  # told apart without colour by the names, too
+
+
+def plot_rates(rows: Sequence[Row], own: Collection[str], path: Path) -> None:
+    """Tokens a second, a panel for each setting. own: the names of our contenders."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ParameterError("plots need matplotlib: run `pip install matplotlib`") from None
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    names = list(dict.fromkeys(row.contender for row in rows))
+    figure = Figure(figsize=(5.2 * len(settings), 1.2 + 0.34 * len(names)), layout="constrained")
+    axes = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
+    for axis, setting in zip(axes, settings, strict=True):
+        shown = {row.contender: row.rate for row in rows if row.setting == setting}
+        for place, name in enumerate(reversed(names)):
+            if name in shown:
+                rate = shown[name]
+                spread = [[rate.median - rate.low], [rate.high - rate.median]]
+                axis.barh(place, rate.median, color=OWN if name in own else OTHERS, xerr=spread, ecolor="#333333", capsize=2)
+        axis.set(title=setting, xlabel="tokens a second: median over prompts, quartiles")
+    axes[0].set_yticks(range(len(names)), list(reversed(names)))
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"plot {path} can't be written ({error}): name a .svg or .png file") from None

@@ -1,0 +1,52 @@
+"""A server that speaks OpenAI's completions: what it is asked, and its answer.
+
+Every sampling setting is sent, those that are off as well, since servers have defaults of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outrider.errors import OutriderError
+from outrider.sampling import SamplingSettings
+
+SECONDS = 600.0
+
+
+class EndpointError(OutriderError):
+    """The server can't be reached, or its answer can't be used."""
+
+    exit_code = 2
+
+
+def request_body(prompt: list[int], sampling: SamplingSettings, max_tokens: int, seed: int) -> dict[str, Any]:
+    """What is sent: the settings in the names of OpenAI, llama.cpp and vLLM."""
+    return {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": seed,
+    }
+
+
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The server's answer to a request. url: with the version and /completions."""
+    import requests
+
+    try:
+        response = requests.post(url, json=body, timeout=SECONDS)
+        response.raise_for_status()
+        found = response.json()
+    except requests.RequestException as error:
+        answer = getattr(error, "response", None)
+        said = f": {answer.text[:120]!r}" if answer is not None and answer.text else ""
+        raise EndpointError(f"endpoint {url} gave no answer ({type(error).__name__}{said}): check the address") from None
+    except json.JSONDecodeError:
+        raise EndpointError(f"endpoint {url} did not answer in JSON: check the address") from None
+    if not isinstance(found, dict):
+        raise EndpointError(f"endpoint {url} gave {str(found)[:80]!r}: is it OpenAI's completions?")
+    return found
