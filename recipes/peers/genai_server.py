@@ -1,6 +1,6 @@
 """OpenVINO GenAI behind completions: genai_server.py PORT TARGET THREADS [DRAFT [LENGTH]]
 
-TARGET, DRAFT: folders of OpenVINO models or .gguf files, which it reads itself. LENGTH: tokens of every draft (5).
+TARGET, DRAFT: folders of OpenVINO models. LENGTH: tokens of every draft (5).
 """
 
 import sys

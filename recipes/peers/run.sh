@@ -3,7 +3,9 @@
 #
 #     recipes/peers/run.sh TARGET.gguf DRAFT.gguf OUTPUT [options of `outrider bench peers`]
 #
-# With TARGET_FOLDER and DRAFT_FOLDER in the environment, the same models as transformers loads them, FlashSpec takes part.
+# With TARGET_FOLDER and DRAFT_FOLDER in the environment, the same models as transformers loads them, FlashSpec takes part;
+# with GENAI_TARGET and GENAI_DRAFT, folders made by `optimum-cli export openvino`, OpenVINO GenAI, which did not take a .gguf
+# file here (2026.4.1).
 # Makes the environments under OUTPUT/env (once), starts the servers, runs, and stops them. Leaves OUTPUT/runs.jsonl (from
 # which it goes on), OUTPUT/rates.svg and OUTPUT/result.json.
 set -eu
@@ -15,6 +17,7 @@ outrider=${OUTRIDER:-$root/.venv/bin/outrider}
 python=$(dirname -- "$outrider")/python
 threads=${THREADS:-$(nproc)}
 if [ -n "${TARGET_FOLDER:-}" ]; then : "${DRAFT_FOLDER:?is needed with TARGET_FOLDER}"; fi
+if [ -n "${GENAI_TARGET:-}" ]; then : "${GENAI_DRAFT:?is needed with GENAI_TARGET}"; fi
 mkdir -p "$out/env"
 
 environment() { # NAME PACKAGES…
@@ -53,11 +56,14 @@ start() { # PORT ENVIRONMENT SCRIPT ARGUMENTS…
     done
 }
 environment llama xllamacpp
-environment genai openvino-genai numpy
 start 8101 llama llama_server.py "$target" "$threads"
 start 8102 llama llama_server.py "$target" "$threads" "$draft"
-start 8103 genai genai_server.py "$target" "$threads"
-start 8104 genai genai_server.py "$target" "$threads" "$draft"
+if [ -n "${GENAI_TARGET:-}" ]; then
+    environment genai openvino-genai numpy
+    start 8103 genai genai_server.py "$GENAI_TARGET" "$threads"
+    start 8104 genai genai_server.py "$GENAI_TARGET" "$threads" "$GENAI_DRAFT"
+    set -- --server "GenAI=http://127.0.0.1:8103/v1" --server "GenAI + draft=http://127.0.0.1:8104/v1" "$@"
+fi
 if [ -n "${TARGET_FOLDER:-}" ]; then
     environment flashspec torch flashspec
     start 8105 flashspec flashspec_server.py "$TARGET_FOLDER" "$threads" "$DRAFT_FOLDER"
@@ -66,7 +72,6 @@ fi
 
 "$outrider" bench peers --target "$target" --draft "$draft" \
     --server "llama.cpp=http://127.0.0.1:8101/v1" --server "llama.cpp + draft=http://127.0.0.1:8102/v1" \
-    --server "GenAI=http://127.0.0.1:8103/v1" --server "GenAI + draft=http://127.0.0.1:8104/v1" \
     --setup int4 --setup "int4 + $draft:num_tokens=32000" --setup "int4 + prompt-lookup" --setup int8 \
     --setup "int8 + $draft:dtype=int4,num_tokens=32000" --setup "auto@llama.cpp" --setup "auto@llama.cpp + prompt-lookup" \
     --log "$out/runs.jsonl" --plot "$out/rates.svg" "$@" >"$out/result.txt.new"
