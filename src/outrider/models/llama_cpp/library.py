@@ -57,6 +57,18 @@ def _reason() -> str:
     return " ".join(" ".join(_messages).split())[-200:] or "it gave no reason"
 
 
+def has_tiles() -> bool:
+    """Whether the processor has Intel's matrix tiles (AMX). llama.cpp's own kernels for them end the process.
+
+    The compiler drops their tile configuration from the stack, so that the first pass is a segmentation fault
+    (ggml-org/llama.cpp issue 20824, pull request 26954; seen with llama-cpp-python 0.3.36 built by gcc 12). Without its
+    repacked weights, of which the tiles' are one kind, llama.cpp takes its AVX-512 kernels.
+    """
+    import torch
+
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
 class Weights:
     """An opened GGUF file. Freed with the object."""
 
@@ -64,6 +76,7 @@ class Weights:
         self._c = require_library()
         parameters = self._c.llama_model_default_params()
         parameters.n_gpu_layers = 0
+        parameters.use_extra_bufts = not has_tiles()
         _messages.clear()
         self.pointer = self._c.llama_model_load_from_file(str(path).encode(), parameters)
         if not self.pointer:
