@@ -160,7 +160,8 @@ PATHS = pytest.mark.parametrize("path", [truncate_host, truncate_device], ids=["
     st.sampled_from([0, 1, 5, 40, 499, 500, 900]),
     st.sampled_from([0.01, 0.3, 0.8, 0.95, 0.999, 1.0]),
     st.sampled_from([0.0, 0.02, 0.5, 1.0]),
-    st.floats(0.0, 12.0),
+    # Nearly flat rows add up to top_p or not by their last bits (5 tokens of 500 and 0.01, say): both cuts are right.
+    st.just(0.0) | st.floats(1e-3, 12.0),
 )
 def test_truncation_finds_what_sorting_finds(
     path: ModuleType, seed: int, top_k: int, top_p: float, min_p: float, sharpness: float
