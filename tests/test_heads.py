@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,10 +27,10 @@ from outrider.drafters import (
 )
 from outrider.errors import ModelError, ParameterError
 from outrider.forced import betas_along
-from outrider.heads.config import HeadConfig, Kind, load_head, save_head
+from outrider.heads.config import HeadConfig, load_head, save_head
 from outrider.heads.engine import HeadSequence, open_head
 from outrider.heads.layers import make_network
-from outrider.models.transformers_model import TransformersModel
+from outrider.models.transformers_model import LAST, TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import Round
@@ -40,12 +40,13 @@ from tests.test_engine_decode import GREEDY, PROMPTS, WARM, requests
 from tests.tiny_models import VOCABULARY, module, tiny
 from tests.toys import PROMPT, SETTINGS, table
 
-KINDS: list[Kind] = ["autoregressive", "blockwise"]
+Shape = Literal["autoregressive", "layered", "blockwise"]  # layered: autoregressive, reading a layer's states, too
+KINDS: list[Shape] = ["autoregressive", "layered", "blockwise"]
 COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
 
 
 def write_head(
-    folder: Path, kind: Kind, vocabulary: int = VOCABULARY, tokens: list[int] | None = None, **options: Any
+    folder: Path, kind: Shape, vocabulary: int = VOCABULARY, tokens: list[int] | None = None, **options: Any
 ) -> Path:
     """A head with random weights for the tiny targets, in float64."""
     ids = torch.tensor(tokens if tokens is not None else range(vocabulary))
@@ -57,7 +58,9 @@ def write_head(
         "window": 7,
         **options,
     }
-    config = HeadConfig(kind, "tiny", 32, vocabulary, len(ids), **shape)
+    if kind == "layered":
+        shape["layers"] = (1,)
+    config = HeadConfig("blockwise" if kind == "blockwise" else "autoregressive", "tiny", 32, vocabulary, len(ids), **shape)
     torch.manual_seed(3)
     network = make_network(config)
     with torch.no_grad():
@@ -97,7 +100,7 @@ def sample(
     ("tokens", "setting"), [(None, "greedy"), (None, "temperature 1"), ([0, 2], "temperature 1"), ([0, 2], "all")]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_heads_follow_the_targets_law(kind: Kind, tokens: list[int] | None, setting: str, tmp_path: Path) -> None:
+def test_heads_follow_the_targets_law(kind: Shape, tokens: list[int] | None, setting: str, tmp_path: Path) -> None:
     target = small_target()
     drafter = HeadDrafter(write_head(tmp_path, kind, V, tokens), step_seconds=0.1)
     written, rounds = sample(target, drafter, SETTINGS[setting], FixedLength(3))
@@ -108,7 +111,7 @@ def test_heads_follow_the_targets_law(kind: Kind, tokens: list[int] | None, sett
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_adaptive_lengths_keep_the_law(kind: Kind, tmp_path: Path) -> None:
+def test_adaptive_lengths_keep_the_law(kind: Shape, tmp_path: Path) -> None:
     target, settings = small_target(), SETTINGS["temperature 1"]
     drafter = HeadDrafter(write_head(tmp_path, kind, V), step_seconds=0.05)
     written, rounds = sample(target, drafter, settings, AdaptiveLength(COSTS, longest=4))
@@ -135,7 +138,7 @@ def test_a_head_that_claims_another_law_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["Llama", "GPT2", "GPTNeoX", "Gemma3", "OPT"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_output_is_that_of_plain_decoding(kind: Kind, architecture: str, tmp_path: Path) -> None:
+def test_output_is_that_of_plain_decoding(kind: Shape, architecture: str, tmp_path: Path) -> None:
     target = tiny(architecture)
     drafter = HeadDrafter(write_head(tmp_path, kind, tokens=[1, 5, *range(8, 40)]), step_seconds=0.1)
     tokens, rounds = decode(target, requests(), GREEDY, drafter, FixedLength(3))
@@ -145,7 +148,7 @@ def test_output_is_that_of_plain_decoding(kind: Kind, architecture: str, tmp_pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_single_rows_when_sampling_too(kind: Kind, tmp_path: Path) -> None:
+def test_batches_are_single_rows_when_sampling_too(kind: Shape, tmp_path: Path) -> None:
     target, path = tiny("Llama"), write_head(tmp_path, kind)
     batch, _ = decode(target, requests(), WARM, HeadDrafter(path, 0.1), FixedLength(3))
     for i, request in enumerate(requests()):
@@ -155,25 +158,30 @@ def test_batches_are_single_rows_when_sampling_too(kind: Kind, tmp_path: Path) -
 def test_kept_states_are_what_the_head_of_the_model_reads() -> None:
     """After ragged passes, a roll-back, and a slot that moved."""
     target = TransformersModel(module("Llama", 1))
-    target.keep_states()
+    target.keep_states((1,))
     first, second = target.open(), target.open()
     target.score([second, first], torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]]), [4, 2])
     second.truncate(2)
     target.score([second], torch.tensor([[11, 12]]), [2])
     first.close()
     with torch.inference_mode():
-        wanted = target.module.model(input_ids=torch.tensor([[5, 6, 11, 12]])).last_hidden_state[0]
+        out = target.module.model(input_ids=torch.tensor([[5, 6, 11, 12]]), output_hidden_states=True)
+    wanted = out.last_hidden_state[0]
+    both = torch.cat([wanted, out.hidden_states[1][0]], dim=-1)
+    torch.testing.assert_close(target.states(second, 1, 4, (1,)), both[1:], atol=1e-12, rtol=0)
     torch.testing.assert_close(target.states(second, 0, 4), wanted, atol=1e-12, rtol=0)
     torch.testing.assert_close(target.states(second, 1, 3), wanted[1:3], atol=1e-12, rtol=0)
     with pytest.raises(ParameterError, match=r"states must be of positions in 0 … 4, got 0 … 5"):
         target.states(second, 0, 5)
+    with pytest.raises(ParameterError, match=r"layers must be in 1 … 1, those of .* before the last, got 2"):
+        target.keep_states((2,))
     second.close()
 
 
 def test_no_states_are_kept_unless_somebody_asks() -> None:
     target = TransformersModel(module("Llama", 1))
     decode(target, requests(), GREEDY, EarlyExitDrafter(1), FixedLength(2))
-    assert target._cache.states is None
+    assert not target._cache.states
     with pytest.raises(ParameterError, match=r"call keep_states\(\) first"):
         target.states(target.open(), 0, 0)
 
@@ -202,7 +210,7 @@ def propose(drafter: HeadDrafter, target: TransformersModel, row: DraftRow, coun
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_a_rejection_the_head_says_what_it_would_have_said_of_the_text_alone(kind: Kind, tmp_path: Path) -> None:
+def test_after_a_rejection_the_head_says_what_it_would_have_said_of_the_text_alone(kind: Shape, tmp_path: Path) -> None:
     """No key, value or state of a token that was taken back is ever read again: equal to a row that never drafted."""
     path = write_head(tmp_path, kind)
     target, drafter, row, _ = drafted_laws(path, [5, 6, 7, 8, 9], 3)
@@ -219,13 +227,13 @@ def test_after_a_rejection_the_head_says_what_it_would_have_said_of_the_text_alo
 
 def test_a_head_reads_no_state_of_an_uncertain_token(tmp_path: Path) -> None:
     """What the target's cache holds beyond its length must not matter: it is spoiled here."""
-    path = write_head(tmp_path, "autoregressive")
+    path = write_head(tmp_path, "layered")
     target, _, row, laws = drafted_laws(path, [5, 6, 7, 8, 9], 3)
-    kept = target._cache.states
-    assert kept is not None
-    assert kept.keys is not None
-    with torch.inference_mode():
-        kept.keys[:, :, row.sequence.length :] = torch.nan
+    assert target._cache.states.keys() == {LAST, 1}
+    for kept in target._cache.states.values():
+        assert kept.keys is not None
+        with torch.inference_mode():
+            kept.keys[:, :, row.sequence.length :] = torch.nan
     fresh = HeadDrafter(path, 0.1)
     fresh.bind(target)
     other = DraftRow(list(row.tokens), 5, RandomStream(1), row.sequence)
@@ -233,7 +241,7 @@ def test_a_head_reads_no_state_of_an_uncertain_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_laws_along_a_text_are_those_of_first_drafts(kind: Kind, tmp_path: Path) -> None:
+def test_laws_along_a_text_are_those_of_first_drafts(kind: Shape, tmp_path: Path) -> None:
     """`forced` reads target and head together; a decoding run reads them round by round."""
     path, settings = write_head(tmp_path, kind), SamplingSettings(temperature=1.0)
     target = tiny("Llama")

@@ -18,7 +18,7 @@ from outrider.drafters import HeadDrafter
 from outrider.drafters.base import DraftContext
 from outrider.errors import ModelError, ParameterError
 from outrider.forced import betas_along
-from outrider.heads.config import HeadConfig, Kind, load_head, save_head
+from outrider.heads.config import HeadConfig, load_head
 from outrider.heads.engine import open_head
 from outrider.heads.layers import AutoregressiveHead, make_network
 from outrider.models.loading import load_transformers
@@ -26,23 +26,20 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
-from outrider.train import fused
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.card import foretold
 from outrider.train.corpus import HELD_OUT_EVERY, Source, marked, parse_source, stamp, windows
-from outrider.train.fused import TargetLaws, summed
-from outrider.train.losses import Loss
 from outrider.train.run import measure
 from outrider.train.start import start_from_target, weight_of
 from outrider.train.states import SHARD, StateFolder, StateWindows, check_states, frequent_tokens, keep_states, states_of
 from outrider.train.student import make_student
 from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
+from tests.commands import call
 from tests.conftest import make_tokenizer
-from tests.test_heads import write_head
+from tests.test_heads import KINDS, Shape, write_head
 from tests.tiny_models import VOCABULARY, module, tiny
 
-LOSSES_BY_NAME: tuple[Loss, ...] = ("tv", "kl", "mix")
 TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
 
 
@@ -63,35 +60,36 @@ def first_laws(path: Path, target: TransformersModel, known: int, count: int) ->
     return torch.stack([one[0, 0].clone() for one in logits if one is not None])
 
 
-@pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
-def test_what_is_trained_is_what_drafts(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_trained_is_what_drafts(kind: Shape, tmp_path: Path) -> None:
     """Chains and blocks over a whole text at once against the engine, round by round, at every depth; window of 7."""
     target, path = tiny("Llama"), write_head(tmp_path, kind, blocks=3)
     model = open_head(target, path)
     tokens = torch.tensor([TEXT])
-    embeddings, states = target.module.get_input_embeddings()(tokens), states_of(target, tokens).states
+    embeddings, states = target.module.get_input_embeddings()(tokens), states_of(target, tokens, model.config.layers).states
     network: Any = make_network(model.config).double()
     network.load_state_dict(load_head(path)[2])
     with torch.no_grad():
-        depths = (chains if kind == "autoregressive" else blocks)(network, embeddings, states, 3)
+        depths = (blocks if kind == "blockwise" else chains)(network, embeddings, states, 3)
         laws = torch.stack([target.module.lm_head(depth)[0] for depth in depths])
     for known in (3, 8, 12):
         drafted = first_laws(path, target, known, 3)
-        at = [known - 1 + (s if kind == "autoregressive" else 0) for s in range(3)]
+        at = [known - 1 + (0 if kind == "blockwise" else s) for s in range(3)]
         torch.testing.assert_close(drafted, torch.stack([laws[s, j] for s, j in enumerate(at)]), atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
-def test_the_alpha_of_training_is_that_of_drafting(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_alpha_of_training_is_that_of_drafting(kind: Shape, tmp_path: Path) -> None:
     """On held-out windows, with a cut vocabulary: equal to sum min(target, draft) along the text by the drafter itself."""
     made = module("Llama", 0, torch.float32)
     target = TransformersModel(made)
     ids = torch.tensor([2, 3, *range(5, 40)])
-    config = HeadConfig(kind, "tiny", 32, VOCABULARY, len(ids), 24, 4, 2, 8)
+    write_head(tmp_path, kind, tokens=ids.tolist(), window=512)
+    config, _, weights = load_head(tmp_path)
     network = make_network(config)
-    save_head(tmp_path, config, ids, network.state_dict(), torch.float32)
+    network.load_state_dict(weights)
     folder = StateFolder(tmp_path / "states", {})
-    list(keep_states(target, iter([np.array(TEXT, dtype=np.uint32)]), folder))
+    list(keep_states(target, iter([np.array(TEXT, dtype=np.uint32)]), folder, config.layers))
     trainee = HeadTrainee(network, target, ids, "mix", depth=2)
     result = measure(trainee, StateWindows(folder.paths), 1)
     drafter = HeadDrafter(tmp_path, 0.1)
@@ -109,83 +107,6 @@ def _last_alpha(trainee: HeadTrainee, folder: StateFolder) -> float:
     whole = trainee(**{k: v.unsqueeze(0) for k, v in part.items()})["counts"][0]["alpha"]
     shorter = trainee(**{k: v[:-1].unsqueeze(0) for k, v in part.items()})["counts"][0]["alpha"]
     return float(whole - shorter)
-
-
-def divergence(target_probs: torch.Tensor, draft_logits: torch.Tensor, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss and alpha of each row, as the formulas say. [.., T] twice → [..] twice"""
-    log_draft = draft_logits.log_softmax(-1)
-    cross_entropy = -(target_probs * log_draft).sum(-1)
-    alpha = torch.minimum(target_probs, log_draft.exp()).sum(-1)
-    return {"kl": cross_entropy, "tv": 1.0 - alpha, "mix": cross_entropy + (1.0 - alpha)}[loss], alpha
-
-
-def test_losses_are_what_they_are_called() -> None:
-    target = torch.tensor([[0.5, 0.3, 0.1]])  # a tenth lies outside the vocabulary
-    laws, one = TargetLaws(target.log(), torch.zeros(1), torch.eye(3), None), torch.ones(1, 1)
-    drafted = torch.tensor([[[0.6, 0.2, 0.2]]]).log()
-    tv, kl, mix = (summed(drafted, laws, one, loss) for loss in LOSSES_BY_NAME)
-    assert float(tv.alpha) == pytest.approx(0.5 + 0.2 + 0.1)
-    assert float(tv.loss) == pytest.approx(0.2)
-    assert float(kl.loss) == pytest.approx(-(0.5 * np.log(0.6) + 0.3 * np.log(0.2) + 0.1 * np.log(0.2)))
-    assert float(mix.loss) == pytest.approx(float(tv.loss + kl.loss))
-    best = (target / target.sum()).log().unsqueeze(0).requires_grad_()
-    (gradient,) = torch.autograd.grad(summed(best, laws, one, "kl").loss, best)
-    assert gradient.abs().max() < 1e-7
-
-
-@pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
-@torch.no_grad()
-def test_every_depth_counts_where_it_has_a_law_to_meet(kind: Kind) -> None:
-    """The loss of a head from the chains and blocks themselves: depth s is a mean over its positions, weighted by 0.8^s."""
-    torch.manual_seed(0)
-    target = TransformersModel(module("Llama", 0, torch.float32))
-    config = HeadConfig(kind, "tiny", 32, VOCABULARY, VOCABULARY, 24, 4, 2, 8, blocks=3)
-    network: Any = make_network(config)
-    trainee = HeadTrainee(network, target, torch.arange(VOCABULARY), "mix", depth=3)
-    tokens = torch.tensor([TEXT, TEXT[::-1]])
-    target.keep_states()
-    shards = [states_of(target, row.unsqueeze(0)) for row in tokens]
-    states, normalisers = (torch.cat([getattr(shard, name) for shard in shards]) for name in ("states", "normalisers"))
-    embedded = target.module.get_input_embeddings()(tokens)
-    probs = (target.module.lm_head(states) - normalisers.unsqueeze(-1)).exp()
-    total = 0.0
-    for s, predicted in enumerate((chains if kind == "autoregressive" else blocks)(network, embedded, states, 3)):
-        length = tokens.shape[1]
-        ours = predicted[:, s:] if kind == "autoregressive" else predicted[:, : length - s]
-        losses, alphas = divergence(probs[:, s:], target.module.lm_head(ours), "mix")
-        total += 0.8**s * float(losses.mean())
-        found = trainee(tokens, states, normalisers)["counts"][s]
-        assert float(found["alpha"]) == pytest.approx(float(alphas.sum()), rel=1e-4)
-        assert int(found["positions"]) == losses.numel()
-    assert float(trainee(tokens, states, normalisers)["loss"]) == pytest.approx(total / (1 + 0.8 + 0.64), rel=1e-4)
-
-
-@pytest.mark.parametrize("loss", ["kl", "tv", "mix"])
-@pytest.mark.parametrize("offset", [True, False])
-def test_losses_summed_part_by_part_are_the_formulas(loss: Loss, offset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Value, alpha, match and gradient, for rows in parts of several sizes; some do not count."""
-    torch.manual_seed(0)
-    rows, states = torch.randn(9, 5, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
-    shift = torch.randn(9, dtype=torch.float64) if offset else None
-    whole = torch.nn.functional.linear(states, rows, shift)
-    laws = TargetLaws(states, whole.logsumexp(-1) + 0.2, rows, shift)  # a fifth lies outside
-    predicted = (states + 0.4 * torch.randn(2, 7, 5, dtype=torch.float64)).requires_grad_()
-    weights = torch.rand(2, 7, dtype=torch.float64)
-    weights[1, 0] = 0.0
-    probs, logits = laws.probs(slice(None)), laws.logits(predicted)
-    losses, alphas = divergence(probs, logits, loss)
-    best, sure = probs.max(-1), probs.amax(-1) >= 1 - probs.sum(-1)
-    same = (logits.argmax(-1) == best.indices) & sure & (weights > 0)
-    (wanted,) = torch.autograd.grad((losses * weights).sum(), predicted)
-    for size in (1, 2 * 9, 1000):
-        monkeypatch.setattr(fused, "AT_ONCE", size)
-        found = summed(predicted, laws, weights, loss)
-        (gradient,) = torch.autograd.grad(found.loss, predicted)
-        torch.testing.assert_close(found.loss, (losses * weights).sum())
-        torch.testing.assert_close(found.alpha, (alphas * (weights > 0)).sum(-1))
-        assert found.match.tolist() == same.sum(-1).tolist()
-        torch.testing.assert_close(gradient, wanted)
-    assert 0 < int(same.sum()) < same.numel()
 
 
 def test_windows_are_cut_from_other_documents_than_those_held_out(tmp_path: Path) -> None:
@@ -368,14 +289,6 @@ def corpus(tmp_path: Path) -> Path:
     lines = ["the quick brown fox jumps over the lazy dog 0123456789 ", "def f(x): return x + 1 "] * 60
     path.write_text("\n".join(json.dumps({"text": line * 3}) for line in lines))
     return path
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    code = run([str(argument) for argument in arguments])
-    out = capsys.readouterr()
-    assert code == 0, out.err
-    found: dict[str, Any] = json.loads(out.out)
-    return found
 
 
 @pytest.mark.parametrize("command", ["head", "blocks"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from outrider.cli.main import run
 from outrider.train.pair import Shape, make_decoder
+from tests.commands import call
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "it", "sleeps"]
 
@@ -31,23 +31,15 @@ def options(data: Path, output: Path, *more: object) -> list[str]:
     return [str(one) for one in ("train", "pair", "-o", output, "--data", data, *shape, *speed, *more)]
 
 
-def call(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> dict[str, Any]:
-    code = run(arguments)
-    out = capsys.readouterr()
-    assert code == 0, out.err
-    found: dict[str, Any] = json.loads(out.out)
-    return found
-
-
 @pytest.mark.usefixtures("cache")
 def test_a_pair_is_trained_goes_on_and_drafts(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "pair"
-    stopped = call(capsys, options(data, output, "--hours", 1e-9, "--json"))
+    stopped = call(capsys, *options(data, output, "--hours", 1e-9, "--json"))
     assert stopped["target"]["steps"] == stopped["draft"]["steps"] == 1
-    made = call(capsys, options(data, output, "--resume", "--json"))
+    made = call(capsys, *options(data, output, "--resume", "--json"))
     assert made["target"]["steps"] == made["draft"]["steps"] == 40
     assert made["target"]["held_out_nats"] < 0.5 * stopped["target"]["held_out_nats"] < math.log(300)
-    again = call(capsys, options(data, output, "--resume", "--json"))
+    again = call(capsys, *options(data, output, "--resume", "--json"))
     steps = [one["steps"] for one in (again["target"], again["draft"])]
     assert (steps, again["target"]["held_out_nats"]) == ([40, 40], made["target"]["held_out_nats"])
     assert run(options(data, output, "--resume", "--vocabulary", 301)) == 2
@@ -57,7 +49,7 @@ def test_a_pair_is_trained_goes_on_and_drafts(data: Path, tmp_path: Path, capsys
     table = f"ngram:table={output}/ngrams"
     drafts = [f"{output}/draft", f"{table},order=2", f"{table},order=1"]
     asked = ["bench", "alpha", "--target", f"{output}/target", "--task", "lm1b", "--prompts", "4", "--temperature", "1"]
-    found = call(capsys, [*asked, "--max-new-tokens", "24", *(o for draft in drafts for o in ("--draft", draft)), "--json"])
+    found = call(capsys, *asked, "--max-new-tokens", "24", *(o for draft in drafts for o in ("--draft", draft)), "--json")
     alphas = [row["alpha"]["value"] for row in found["rows"]]
     assert all(0 < alpha <= 1 for alpha in alphas)
     assert alphas[2] < alphas[1]  # a word says which is next, and the most frequent one does not

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,8 @@ from outrider.cli.main import run
 from outrider.cli.train.made import as_head, as_model
 from outrider.draft_specs import is_named
 from outrider.errors import ParameterError
+from outrider.heads.config import load_head
+from tests.commands import call
 
 ROOT = Path(__file__).parent.parent
 LINES = ["the quick brown fox jumps over the lazy dog 0123456789 ", "def f(x): return x + 1 "] * 20
@@ -31,14 +32,6 @@ def data(tmp_path: Path) -> Path:
 def options(command: str, target: Path, data: Path, *more: object) -> list[str]:
     shared = ["train", command, "--target", target, "--data", data, "--length", 16, "--batch-size", 2, "--every", 1]
     return [str(argument) for argument in (*shared, "--steps", 2, "--json", *more)]
-
-
-def call(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> dict[str, Any]:
-    code = run(arguments)
-    out = capsys.readouterr()
-    assert code == 0, out.err
-    found: dict[str, Any] = json.loads(out.out)
-    return found
 
 
 def refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -79,7 +72,7 @@ def test_a_run_goes_on_only_as_it_was(
 ) -> None:
     shared = options("head", target_folder, data, "-o", tmp_path / "head", "--vocabulary", 100)
     assert "resume needs a checkpoint, and none is in" in refusal(capsys, [*shared, "--resume"])
-    made = call(capsys, [*shared, "--hours", "1e-9"])
+    made = call(capsys, *shared, "--hours", "1e-9")
     assert made["match_is_lower_bound"]
     assert "a lower bound" in (tmp_path / "head" / "README.md").read_text()
     for other, differs in (
@@ -100,7 +93,7 @@ def test_a_run_goes_on_only_as_it_was(
     settings.unlink()
     assert "settings.json is missing there" in refusal(capsys, [*shared, "--resume"])
     settings.write_text(kept)
-    whole_run = call(capsys, [*shared, "--resume", "--steps", "3"])
+    whole_run = call(capsys, *shared, "--resume", "--steps", "3")
     assert (whole_run["steps"], whole_run["finished"]) == (3, True)
 
 
@@ -110,14 +103,34 @@ def test_a_start_keeps_its_own_shape(
 ) -> None:
     """And the card of blockwise heads foretells no more than they have."""
     first = options("blocks", target_folder, data, "-o", tmp_path / "first", "--blocks", 2, "--vocabulary", 90)
-    assert all(one["length"] <= 2 for one in call(capsys, first)["foretold"].values())
+    assert all(one["length"] <= 2 for one in call(capsys, *first)["foretold"].values())
     again = options("blocks", target_folder, data, "-o", tmp_path / "again", "--start", tmp_path / "first")
-    said = refusal(capsys, [*again, "--vocabulary", "8192", "--blocks", "2"])
-    assert "start has its own shape and vocabulary: leave out --vocabulary, --blocks" in said
-    assert call(capsys, again)["what"] == "2 blockwise heads over 90 tokens"
+    assert "start has its own shape: leave out --blocks" in refusal(capsys, [*again, "--blocks", "2"])
+    assert call(capsys, *again)["what"] == "2 blockwise heads over 90 tokens"
     assert "for all 2 drafted tokens" in (tmp_path / "again" / "README.md").read_text()
     head = options("head", target_folder, data, "-o", tmp_path / "head", "--start", tmp_path / "first", "--window", 9)
     assert "leave out --window" in refusal(capsys, head)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_head_goes_on_with_its_layers_and_another_vocabulary(
+    target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = options("head", target_folder, data, "-o", tmp_path / "first", "--vocabulary", 90, "--state-layers", "1")
+    assert call(capsys, *first)["what"] == "An autoregressive head over 90 tokens"
+    again = options("head", target_folder, data, "-o", tmp_path / "again", "--start", tmp_path / "first")
+    assert call(capsys, *again, "--vocabulary", 120)["what"] == "An autoregressive head over 120 tokens"
+    (config, tokens, weights), (before, fewer, _) = (load_head(tmp_path / name) for name in ("again", "first"))
+    assert (config.layers, config.num_tokens, before.num_tokens) == ((1,), 120, 90)
+    assert set(fewer.tolist()) < set(tokens.tolist())
+    assert weights["mix.join.weight"].shape[1] == 3 * config.width
+    generate = ["generate", "the quick", "--target", target_folder, "--max-new-tokens", 8, "--temperature", 0, "--json"]
+    plain = call(capsys, *generate)["tokens"]
+    assert call(capsys, *generate, "--draft", f"head:path={tmp_path / 'again'}")["tokens"] == plain
+    for text in ("0", "2", "1,1"):
+        wrong = options("head", target_folder, data, "-o", tmp_path / "wrong", "--state-layers", text)
+        assert "layers must be" in refusal(capsys, wrong)
+    assert "state-layers must be numbers" in refusal(capsys, [*wrong[:-1], "x"])
 
 
 @pytest.mark.usefixtures("cache")
@@ -126,13 +139,13 @@ def test_a_student_is_used_by_its_path(
 ) -> None:
     """Though its folder is called as a drafter is."""
     monkeypatch.chdir(tmp_path)
-    made = call(capsys, options("student", target_folder, data, "-o", "random", "--layers", 1))
+    made = call(capsys, *options("student", target_folder, data, "-o", "random", "--layers", 1))
     assert made["use"] == "./random"
     assert not made["match_is_lower_bound"]
     assert made["step_seconds"] > 0.0  # the random drafter's is 0
     assert "a lower bound" not in (tmp_path / "random" / "README.md").read_text()
     generate = ["generate", "the quick", "--target", str(target_folder), "--max-new-tokens", "4", "--json"]
-    assert len(call(capsys, [*generate, "--draft", made["use"]])["tokens"]) == 4
+    assert len(call(capsys, *generate, "--draft", made["use"])["tokens"]) == 4
 
 
 def test_names_that_can_not_be_drafts_are_refused_at_once(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """Between `ranks` ranks. latency: seconds of a sum over the ranks of next to nothing. bandwidth: bytes of the summed
-    tensor that each further second sums. command: seconds until rank 0 has told the others what to do. reading: bytes of
-    weights a second that a process by itself multiplies by, 0 if that was not measured. company: how much longer that takes
-    while all ranks do it; 1 where each has a memory and processors of its own.
+    """Between `ranks` ranks. latency: seconds of a sum over them of next to nothing, on CPUs measured between two pieces of
+    work. bandwidth: bytes of the summed tensor that each further second sums. command: seconds until rank 0 has told
+    the others what to do. reading: bytes of weights a second that a process by itself multiplies by, 0 if not measured.
+    company: how much longer that takes while all ranks do it; 1 where each has a memory and processors of its own.
     """
 
     ranks: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.files import check_parent
+from outrider.cli.files import check_parent, check_plot
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import truncation_options
@@ -137,10 +136,8 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
         raise ParameterError(f"rounding must be in [0, 100), got {wanted.rounding}: it is a difference of logits")
     if plot is not None and all(one.greedy for one in settings):
         raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
     check_parent(wanted.save)
-    check_parent(plot)
+    check_plot(plot)
     parse_length(wanted.length)
     check_seed(wanted.seed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import os
 import tempfile
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from outrider.errors import ParameterError
+
+PICTURES = (".svg", ".png", ".pdf")
 
 
 def write(path: Path, text: str) -> None:
@@ -49,6 +52,15 @@ def check_parent(path: Path | None) -> None:
     """Raise unless the folder is there in which a file is to be written."""
     if path is not None and not path.resolve().parent.is_dir():
         raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise unless a picture can be drawn there: known before hours of measuring."""
+    check_parent(path)
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
+    if path is not None and path.suffix not in PICTURES:
+        raise ParameterError(f"plot must be a {', '.join(PICTURES[:-1])} or {PICTURES[-1]} file, got {path}")
 
 
 def check_html(path: Path | None) -> None:

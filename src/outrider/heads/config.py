@@ -26,7 +26,8 @@ class HeadConfig:
 
     target: the name of the model that it was made for. width: of the target's hidden state. vocab_size: the target's;
     num_tokens: of the head's own vocabulary. num_heads … qkv_bias: of its one layer (autoregressive). window: positions
-    that it attends to at most. blocks: heads, one a position (blockwise).
+    that it attends to at most. blocks: heads, one a position (blockwise). layers: of the target, counted from 1, whose
+    states are read beside the last one (autoregressive).
     """
 
     kind: Kind
@@ -43,8 +44,10 @@ class HeadConfig:
     qkv_bias: bool = False
     window: int = 512
     blocks: int = 4
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))  # JSON has lists
         if self.kind not in ("autoregressive", "blockwise"):
             raise ParameterError(f"kind must be autoregressive or blockwise, got {self.kind!r}")
         for name in ("width", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "window", "blocks"):
@@ -53,6 +56,15 @@ class HeadConfig:
             raise ParameterError(f"num_tokens must be in 1 … {self.vocab_size}, got {self.num_tokens}")
         if self.num_heads % self.num_kv_heads or self.head_size % 2:
             raise ParameterError("num_heads must be a multiple of num_kv_heads, and head_size even")
+        if self.layers and self.kind != "autoregressive":
+            raise ParameterError(f"layers must not be given for {self.kind} heads: they read the last state alone")
+        if list(self.layers) != sorted({layer for layer in self.layers if layer >= 1}):
+            raise ParameterError(f"layers must be different ones from 1 on, ascending, got {list(self.layers)}")
+
+    @property
+    def states_width(self) -> int:
+        """Of the target's states that are read at a position, side by side, the last one first."""
+        return self.width * (1 + len(self.layers))
 
 
 def save_head(folder: Path, config: HeadConfig, tokens: Tensor, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:

@@ -55,7 +55,7 @@ class HeadModel(SlotModel[HeadSequence]):
     def __init__(self, target: TransformersModel, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor]) -> None:
         check_fits(target, config)
         super().__init__(num_layers=1)
-        target.keep_states()
+        target.keep_states(config.layers)
         self.target = target
         self.config = config
         dtype, device = target.dtype, target.device
@@ -108,11 +108,12 @@ class HeadModel(SlotModel[HeadSequence]):
         return self._enter(HeadSequence(self, len(self._open), base), reserve)
 
     def _states_before(self, rows: list[HeadSequence], lengths: Many[int], width: int) -> Tensor:
-        """The state of the position before each new one: the target's, else the head's own. → [R, width, W]"""
+        """The states of the position before each new one: the target's, else the head's own. → [R, width, states_width]"""
         parts = [self._before(row, count) for row, count in zip(rows, lengths, strict=True)]
         if len(parts) == 1 and len(parts[0]) == width:
             return parts[0].unsqueeze(0)
-        return torch.stack([F.pad(part, (0, 0, 0, width - len(part))) for part in parts])
+        wide = max(part.shape[-1] for part in parts)
+        return torch.stack([F.pad(part, (0, wide - part.shape[-1], 0, width - len(part))) for part in parts])
 
     def _before(self, row: HeadSequence, count: int) -> Tensor:
         start, stop = row.length - 1, row.length + count - 1
@@ -122,10 +123,13 @@ class HeadModel(SlotModel[HeadSequence]):
         if start < 0:
             parts.append(self._zeros(1))  # nothing comes before the first token
         if known and row.base is not None:
-            parts.append(self.target.states(row.base, max(start, 0), max(start, 0) + known))
+            parts.append(self.target.states(row.base, max(start, 0), max(start, 0) + known, self.config.layers))
         missing = count - known - len(parts[:1] if start < 0 else ())
         if missing and not known and start >= 0 and row.last is not None:
-            parts.append(row.last.unsqueeze(0))
+            own = row.last.unsqueeze(0)
+            if not parts and missing == 1:
+                return own  # the common case: what further layers would say is zeros, and need not be said
+            parts.append(F.pad(own, (0, self.config.states_width - self.config.width)))
             missing -= 1
         if missing:
             if row.base is not None:
@@ -134,7 +138,7 @@ class HeadModel(SlotModel[HeadSequence]):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, self.config.width, dtype=self.target.dtype, device=self.device)
+        return torch.zeros(count, self.config.states_width, dtype=self.target.dtype, device=self.device)
 
     def _logits(self, states: Tensor) -> Tensor:
         """[.., W] → [.., V]"""

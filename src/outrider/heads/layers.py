@@ -31,16 +31,26 @@ class Norm(nn.Module):
 
 
 class Mix(nn.Module):
-    """A target's state and the embedding of the token after it → one vector. Both normed: their scales differ by far."""
+    """A target's states and the embedding of the token after them → one vector. Each is normed: their scales differ by far.
+
+    The last state may come without those of further layers: they count as zeros, which the norm leaves zeros.
+    """
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.token_norm = Norm(config.width, config.norm_eps)
         self.state_norm = Norm(config.width, config.norm_eps)
-        self.join = nn.Linear(2 * config.width, config.width, bias=False)
+        self.layer_norms = nn.ModuleList(Norm(config.width, config.norm_eps) for _ in config.layers)
+        self.join = nn.Linear(config.width + config.states_width, config.width, bias=False)
 
     def forward(self, embeddings: Tensor, states: Tensor) -> Tensor:
-        out: Tensor = self.join(torch.cat([self.token_norm(embeddings), self.state_norm(states)], dim=-1))
+        """[.., width], [.., width or states_width] → [.., width]"""
+        norms = [self.state_norm, *self.layer_norms]
+        every = torch.split(states, embeddings.shape[-1], dim=-1)
+        parts = [self.token_norm(embeddings), *(norm(one) for norm, one in zip(norms, every, strict=False))]
+        joined = torch.cat(parts, dim=-1)
+        missing = self.join.in_features - joined.shape[-1]
+        out: Tensor = self.join(F.pad(joined, (0, missing)) if missing else joined)
         return out
 
 
@@ -88,7 +98,9 @@ class AutoregressiveHead(nn.Module):
         self.norm = Norm(config.width, config.norm_eps)
 
     def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The token at each position and the state before it. [R, N, width], int64 [R, N] → predicted states, same shape"""
+        """The token at each position [R, N, width] and the target's states before it [R, N, states_width], or the state that
+        was predicted [R, N, width]; positions int64 [R, N] → predicted states [R, N, width]
+        """
         out: Tensor = self.norm(self.layer(self.mix(embeddings, states), positions, attend))
         return out
 

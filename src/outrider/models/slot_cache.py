@@ -90,7 +90,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class StateLayer(SlotLayer):
-    """The last hidden state of each position, [slots, 1, capacity, width], rolled back with the keys and values."""
+    """A hidden state of each position, [slots, 1, capacity, width], rolled back with the keys and values."""
 
     def put(self, states: Tensor) -> None:
         """Store the [R, N, width] states of the pass at the placement."""
@@ -137,7 +137,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = MIN_CAPACITY
         self._placement: Placement | None = None
         self._used: dict[int, int] = {}  # how far each slot was ever written
-        self.states: StateLayer | None = None  # no layer of the model's own: it never sees it
+        self.states: dict[int, StateLayer] = {}  # by the layer they come from; the model never sees them
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
     @property
@@ -152,13 +152,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         for slot, start in zip(value.slots, value.starts, strict=True):
             self._used[slot] = max(self._used.get(slot, 0), start + value.positions.shape[1])
 
-    def keep_states(self) -> None:
-        """Hold the last hidden states, too, from now on."""
-        self.states = self.states or StateLayer(self)
+    def keep_states(self, layer: int) -> None:
+        """Hold the hidden states after that layer, too, from now on."""
+        self.states.setdefault(layer, StateLayer(self))
 
     @property
     def _held(self) -> list[SlotLayer]:
-        return self.layers if self.states is None else [*self.layers, self.states]
+        return [*self.layers, *self.states.values()]
 
     @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
     def reserve(self, slots: int, capacity: int) -> None:

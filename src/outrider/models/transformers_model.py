@@ -21,9 +21,10 @@ from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe
 from outrider.models.rollback import refuse_without_rollback
-from outrider.models.slot_cache import Placement
+from outrider.models.slot_cache import Placement, StateLayer
 from outrider.models.slots import SlotModel, SlotSequence
 
+LAST = 0  # the key of the states after the whole body, norm included
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
 
@@ -113,24 +114,53 @@ class TransformersModel(SlotModel[SlotSequence]):
         """Width of the states that its head reads."""
         return int(self.module.config.get_text_config().hidden_size)
 
-    def keep_states(self) -> None:
-        """From now on every pass keeps what the model's head reads: each position's last hidden state, after the final norm.
+    def keep_states(self, layers: Many[int] = ()) -> None:
+        """From now on every pass keeps what the model's head reads: each position's last hidden state, after the final norm;
+        and the states after some of its layers, counted from 1.
 
-        No pass of its own, and rolled back with the sequence. `state_size` numbers a position: a few per cent of the keys
-        and values. For draft heads (`heads.engine`).
+        No pass of its own, and rolled back with the sequence. `state_size` numbers a position for each: a few per cent of
+        the keys and values. For draft heads (`heads.engine`). Raises `ParameterError` for layers that it does not have, or
+        can't hand out.
         """
-        self._cache.keep_states()
+        self._check_layers(layers)
+        for layer in (LAST, *layers):
+            self._cache.keep_states(layer)
 
-    def states(self, sequence: Sequence, start: int, stop: int) -> Tensor:
-        """Of the positions start ≤ i < stop ≤ length. → [stop - start, state_size], overwritten by later passes"""
-        kept = self._cache.states
-        if kept is None or kept.keys is None or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
+    def _check_layers(self, layers: Many[int]) -> None:
+        if not layers:
+            return
+        if self.body_layers is None:
+            raise ParameterError(f"states of single layers can't be read from {self._name}: its layers are no list")
+        before = len(self.body_layers) - 1
+        if not all(1 <= layer <= before for layer in layers):
+            raise ParameterError(
+                f"layers must be in 1 … {before}, those of {self._name} before the last, got {', '.join(map(str, layers))}"
+            )
+        if self.compiled is not None:
+            raise ParameterError(_no_further_states(layers))
+
+    @property
+    def body_layers(self) -> torch.nn.ModuleList | None:
+        """The layers of a decoder-only model, None if they are in no list."""
+        count = self._num_layers(self.module.config.get_text_config())
+        lists = (child for child in self.module.get_decoder().children() if isinstance(child, torch.nn.ModuleList))
+        return next((found for found in lists if len(found) == count), None)
+
+    def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
+        """Of the positions start ≤ i < stop ≤ length: the last ones, beside them those of `layers`.
+
+        → [stop - start, (1 + layers) · state_size], overwritten by later passes where no layers are named
+        """
+        every = [self._cache.states.get(layer) for layer in (LAST, *layers)]
+        kept = [one.keys for one in every if one is not None and one.keys is not None]
+        if len(kept) < len(every) or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
             raise ParameterError(
                 f"states must be of an open sequence of {self._name} that were kept: call keep_states() first"
             )
         if not 0 <= start <= stop <= sequence.length:
             raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
-        return kept.keys[sequence.slot, 0, start:stop]
+        found = [one[sequence.slot, 0, start:stop] for one in kept]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
         """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""
@@ -149,6 +179,9 @@ class TransformersModel(SlotModel[SlotSequence]):
         Takes a minute or more the first time. `ParameterError` for 8-bit models and encoder-decoders; a warning for what
         can't be compiled or gains nothing, and then the model is as it was.
         """
+        further = [layer for layer in self._cache.states if layer != LAST]
+        if further:
+            raise ParameterError(_no_further_states(further))
         self.compiled = compile_passes(self)
 
     def cache_row(self, slot: int) -> list[Tensor]:
@@ -220,25 +253,30 @@ class TransformersModel(SlotModel[SlotSequence]):
     def _forward_compiled(self, quick: CompiledPasses, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         """All logits of one row, by a compiled pass of its width."""
         out, states = quick.run(self._cache.placement.slots[0], tokens, positions, longest)
-        if self._cache.states is not None:
-            self._cache.states.put(states)
+        if self._cache.states:
+            self._cache.states[LAST].put(states)
         return out
 
     @contextmanager
     def _keeping_states(self) -> Iterator[None]:
-        """Catch what the module's body hands to its head, if anybody asked for it.
+        """Catch what the module's body hands to its head, and what its layers hand on, if anybody asked for it.
 
         A hook for the time of the pass: a lasting one would also be run by views of the model (`first_layers`).
         """
-        kept = self._cache.states
-        if kept is None:
-            yield
-            return
-        handle = self.module.get_decoder().register_forward_hook(lambda _m, _a, out: kept.put(out.last_hidden_state))
+        handles = [self._catch(layer, kept) for layer, kept in self._cache.states.items()]
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
+
+    def _catch(self, layer: int, kept: StateLayer) -> Any:
+        """Have what comes out of a layer, or of the whole body, kept. → the hook, to be removed"""
+        if layer == LAST or self.body_layers is None:
+            return self.module.get_decoder().register_forward_hook(lambda _m, _a, out: kept.put(out.last_hidden_state))
+        return self.body_layers[layer - 1].register_forward_hook(
+            lambda _m, _a, out: kept.put(out if isinstance(out, Tensor) else out[0])
+        )
 
 
 def _as_it_is(tokens: int, context: int) -> int:
@@ -253,3 +291,10 @@ def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int] | No
     if logits == "all" or width <= NARROW:
         return None
     return sorted({count - 1 for count in lengths})
+
+
+def _no_further_states(layers: Many[int]) -> str:
+    return (
+        f"--compile can't be used with a draft that reads states of layers {', '.join(map(str, layers))}: compiled passes "
+        "hand out the last ones alone; leave out either"
+    )

@@ -8,7 +8,7 @@ output                 the draft itself, its card
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from outrider.train.start import head_config, start_from_target
 from outrider.train.states import StateFolder, StateWindows, check_states, digest, frequent_tokens, keep_states
 from outrider.train.trainee import HeadTrainee, StudentTrainee
 
+VOCABULARY = 8192
 SAMPLE = 16  # windows that the start is fitted on
 Network = AutoregressiveHead | BlockwiseHeads
 Bar = Callable[[Iterable[int], str], None]
@@ -37,7 +38,7 @@ Bar = Callable[[Iterable[int], str], None]
 @dataclass(frozen=True)
 class DataSettings:
     """length: of a window. held_out: domain → a file or folder that is never trained on; without any, documents of the
-    data are kept apart. cache: where states are kept.
+    data are kept apart. cache: where states are kept. layers: of the target, whose states are kept beside the last ones.
     """
 
     sources: tuple[Source, ...]
@@ -45,6 +46,7 @@ class DataSettings:
     cache: Path
     length: int = 256
     held_out_tokens: int = 6144
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -114,11 +116,11 @@ def _states(
     """The shards of one source, in a folder of its own, so that other runs with the same source find them."""
     about = _about(target, source, held_out, settings)
     folder = StateFolder(settings.cache / f"states-{digest(about)}", about)
-    check_states(target, folder)
+    check_states(target, folder, settings.layers)
     done = folder.folder / "done"
     if not done.exists():
         cut = windows([source], target.tokenizer, settings.length, held_out)
-        bar(keep_states(target, cut, folder), f"States of {source.name}")
+        bar(keep_states(target, cut, folder, settings.layers), f"States of {source.name}")
         done.touch()
     return folder.paths
 
@@ -130,6 +132,7 @@ def _about(target: TransformersModel, source: Source, held_out: bool | None, set
         "length": settings.length,
         "held_out": held_out,
         "kept": "states, normalisers, mass",
+        "layers": settings.layers,
         "source": source.name,
         "limit": source.limit,
         "stamp": stamp(source.name),
@@ -139,22 +142,26 @@ def _about(target: TransformersModel, source: Source, held_out: bool | None, set
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """vocabulary: tokens that the head drafts. depth: of the chains trained on. intermediate_size: None for the target's.
+    """vocabulary: tokens that the head drafts, None for 8192 or those of `start`. depth: of the chains trained on.
+    intermediate_size: None for the target's. layers: of the target, whose states are read beside the last ones; the data must
+    have them.
 
-    start: a head to go on from, with its shape and vocabulary instead of these.
+    start: a head to go on from, with its shape instead of this one. Its vocabulary may be another: what a head predicts are
+    states, and their logits over any tokens are the target's.
     """
 
     kind: Kind
-    vocabulary: int = 8192
+    vocabulary: int | None = None
     depth: int = 3
     blocks: int = 4
     intermediate_size: int | None = None
     window: int = 512
+    layers: tuple[int, ...] = ()
     loss: Loss = "mix"
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.vocabulary < 1:
+        if self.vocabulary is not None and self.vocabulary < 1:
             raise ParameterError(f"vocabulary must be 1 or more, got {self.vocabulary}")
         if not 1 <= self.depth <= 8:
             raise ParameterError(f"depth must be in 1 … 8, got {self.depth}")
@@ -165,7 +172,8 @@ def train_head(
 ) -> tuple[HeadConfig, Report]:
     """Train a head and write it to `output`."""
     torch.manual_seed(run.seed)
-    config, tokens, network = _begin(target, data, head) if head.start is None else _begin_from(target, head, head.start)
+    begun = _begin(target, data, head) if head.start is None else _begin_from(target, data, head, head.start)
+    config, tokens, network = begun
     trainee = HeadTrainee(network, target, tokens, head.loss, head.depth)
     shape = {**asdict(head), "start": None if head.start is None else str(head.start)}
     report = train(trainee, data.train, data.held_out, output / CHECKPOINTS, run, {**data.about, **shape})
@@ -175,12 +183,9 @@ def train_head(
 
 
 def _begin(target: TransformersModel, data: Data, head: HeadSettings) -> tuple[HeadConfig, Tensor, Network]:
-    """A new head over the tokens that the target would say most often along the data."""
-    count = min(head.vocabulary, target.vocab_size)
-    special = frozenset(t for t in getattr(target.tokenizer, "all_special_ids", None) or () if t < target.vocab_size)
-    always = end_tokens(target) | special if count > 256 else frozenset()
-    tokens = frequent_tokens(data.paths, count, target.vocab_size, always)
-    config = head_config(target, head.kind, count, head.intermediate_size, head.blocks, head.window)
+    """A new head."""
+    tokens = _drafted(target, data, VOCABULARY if head.vocabulary is None else head.vocabulary)
+    config = head_config(target, head.kind, len(tokens), head.intermediate_size, head.blocks, head.window, head.layers)
     network = make_network(config)
     if isinstance(network, AutoregressiveHead):
         sample = [data.train[i * len(data.train) // SAMPLE]["tokens"] for i in range(SAMPLE)]
@@ -188,13 +193,28 @@ def _begin(target: TransformersModel, data: Data, head: HeadSettings) -> tuple[H
     return config, tokens, network
 
 
-def _begin_from(target: TransformersModel, head: HeadSettings, start: Path) -> tuple[HeadConfig, Tensor, Network]:
+def _drafted(target: TransformersModel, data: Data, most: int) -> Tensor:
+    """The tokens that the target would say most often along the data, and those that end texts or have a special meaning."""
+    count = min(most, target.vocab_size)
+    special = frozenset(t for t in getattr(target.tokenizer, "all_special_ids", None) or () if t < target.vocab_size)
+    always = end_tokens(target) | special if count > 256 else frozenset()
+    return frequent_tokens(data.paths, count, target.vocab_size, always)
+
+
+def _begin_from(
+    target: TransformersModel, data: Data, head: HeadSettings, start: Path
+) -> tuple[HeadConfig, Tensor, Network]:
     config, tokens, weights = load_head(start)
     check_fits(target, config)
     if config.kind != head.kind:
         raise ParameterError(f"start must be a head of the same kind, got {start}: it is {config.kind}")
+    if config.layers != head.layers:
+        raise ParameterError(f"layers must be those that {start} reads, {list(config.layers)}, got {list(head.layers)}")
     network = make_network(config)
     network.load_state_dict({name: value.float() for name, value in weights.items()})
+    if head.vocabulary is not None:
+        tokens = _drafted(target, data, head.vocabulary)
+        config = replace(config, num_tokens=len(tokens))
     return config, tokens, network
 
 

@@ -23,7 +23,13 @@ _NETWORK = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 def head_config(
-    target: TransformersModel, kind: Kind, num_tokens: int, intermediate_size: int | None, blocks: int, window: int
+    target: TransformersModel,
+    kind: Kind,
+    num_tokens: int,
+    intermediate_size: int | None,
+    blocks: int,
+    window: int,
+    layers: tuple[int, ...] = (),
 ) -> HeadConfig:
     """A head's shape for a target: its last layer's, where it has one of Llama's kind."""
     config = target.module.config.get_text_config()
@@ -48,6 +54,7 @@ def head_config(
         qkv_bias=last is not None and last.self_attn.q_proj.bias is not None,
         window=window,
         blocks=blocks,
+        layers=layers,
     )
 
 
@@ -97,16 +104,18 @@ def weight_of(layer: Any, width: int) -> Tensor:
 
 
 def _fit_mix(network: AutoregressiveHead, target: TransformersModel, tokens: Tensor) -> None:
-    """Least squares from the normed (token, state before) to the last layer's input."""
-    width = network.config.width
-    gram = torch.zeros(2 * width, 2 * width, dtype=torch.float64)
-    cross = torch.zeros(2 * width, width, dtype=torch.float64)
+    """Least squares from the normed (token, states before) to the last layer's input."""
+    config = network.config
+    width, inputs = config.width, config.width + config.states_width
+    gram = torch.zeros(inputs, inputs, dtype=torch.float64)
+    cross = torch.zeros(inputs, width, dtype=torch.float64)
     embed = target.module.get_input_embeddings()
     for row in tokens:
         window = row.unsqueeze(0)
         out = target.module(input_ids=window.to(target.device), output_hidden_states=True, use_cache=False)
-        states, wanted = out.hidden_states[-1][0], out.hidden_states[-2][0]
-        parts = [embed(window.to(target.device))[0], shifted(states, 1)]
+        wanted = out.hidden_states[-2][0]
+        before = [out.hidden_states[layer][0] for layer in (-1, *config.layers)]
+        parts = [embed(window.to(target.device))[0], *(shifted(states, 1) for states in before)]
         x = (
             torch.cat([F.rms_norm(part.float(), (width,), eps=network.config.norm_eps) for part in parts], dim=-1)
             .cpu()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,7 +33,8 @@ TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
 
 @dataclass(frozen=True)
 class Shard:
-    """tokens int64 [n, L]; states [n, L, W] as the target computed them; normalisers [n, L]: log of the sum of exp.
+    """tokens int64 [n, L]; states [n, L, (1 + layers) W] as the target computed them, the last ones first; normalisers
+    [n, L]: log of the sum of exp.
 
     mass: [V], the target's probabilities added up over all positions: how often it would say each token.
     """
@@ -100,18 +102,24 @@ class StateWindows(Dataset[dict[str, Tensor]]):
 
 
 def keep_states(
-    target: TransformersModel, windows: Iterator[NDArray[np.uint32]], folder: StateFolder, batch_size: int = 4
+    target: TransformersModel,
+    windows: Iterator[NDArray[np.uint32]],
+    folder: StateFolder,
+    layers: Many[int] = (),
+    batch_size: int = 4,
 ) -> Iterator[int]:
-    """Compute the states of all windows that the folder does not hold yet; yields the windows done so far."""
+    """Compute the states of all windows that the folder does not hold yet, the last ones and those of `layers`; yields the
+    windows done so far.
+    """
     done = len(folder.paths)
     for _ in islice(windows, done * SHARD):
         pass
-    target.keep_states()
+    target.keep_states(layers)
     total = done * SHARD
     while block := list(islice(windows, SHARD)):
         parts = []
         for first in range(0, len(block), batch_size):
-            parts.append(states_of(target, torch.from_numpy(np.stack(block[first : first + batch_size])).long()))
+            parts.append(states_of(target, torch.from_numpy(np.stack(block[first : first + batch_size])).long(), layers))
             yield total + min(first + batch_size, len(block))
         tokens, states, normalisers = (torch.cat([getattr(p, name) for p in parts]) for name in _BY_WINDOW)
         shard = Shard(tokens, states, normalisers, torch.stack([part.mass for part in parts]).sum(0))
@@ -120,7 +128,7 @@ def keep_states(
 
 
 @torch.inference_mode()
-def states_of(target: TransformersModel, tokens: Tensor) -> Shard:
+def states_of(target: TransformersModel, tokens: Tensor, layers: Many[int] = ()) -> Shard:
     """Teacher-forced states of some windows, through the engine that will draft. int64 [n, L]"""
     sequences = [target.open(tokens.shape[1]) for _ in tokens]
     try:
@@ -128,8 +136,8 @@ def states_of(target: TransformersModel, tokens: Tensor) -> Shard:
         assert logits is not None
         normalisers, mass = _normalisers(logits.flatten(0, 1))
         normalisers = normalisers.view(tokens.shape)
-        states = torch.stack([target.states(sequence, 0, tokens.shape[1]) for sequence in sequences])
-        check_rows(target, states[0, :8], logits[0, :8])
+        states = torch.stack([target.states(sequence, 0, tokens.shape[1], layers) for sequence in sequences])
+        check_rows(target, states[0, :8, : target.state_size], logits[0, :8])
         return Shard(tokens, states.cpu().clone(), normalisers.cpu(), mass.cpu())
     finally:
         for sequence in sequences:
@@ -157,17 +165,17 @@ def check_rows(target: TransformersModel, states: Tensor, logits: Tensor) -> Non
         )
 
 
-def check_states(target: TransformersModel, folder: StateFolder) -> None:
+def check_states(target: TransformersModel, folder: StateFolder, layers: Many[int] = ()) -> None:
     """Raise `ParameterError` if the states that a folder holds already are of other weights of the same shape.
 
     By computing those of its first window again: two targets fine-tuned from one have the same configuration.
     """
     if not folder.paths:
         return
-    target.keep_states()
+    target.keep_states(layers)
     first = StateWindows(folder.paths[:1])[0]
     kept = first["states"].float()
-    off = float((states_of(target, first["tokens"].unsqueeze(0)).states[0].float() - kept).norm() / kept.norm())
+    off = float((states_of(target, first["tokens"].unsqueeze(0), layers).states[0].float() - kept).norm() / kept.norm())
     if not off <= TOLERANCE:
         raise ParameterError(
             f"states in {folder.folder} were made with other weights of {target.name} (off by {off:.2g} of their size): "

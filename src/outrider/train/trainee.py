@@ -31,9 +31,10 @@ class Trainee(nn.Module):
         self.loss: Loss = loss
 
     def laws(self, states: Tensor, normalisers: Tensor) -> TargetLaws:
-        """What the target says. [.., W], [..]"""
+        """What the target says. States whose first W are the last ones [.., ≥ W], [..]"""
+        rows = self.get_buffer("rows")
         return TargetLaws(
-            states.float().flatten(0, -2), normalisers.flatten(), self.get_buffer("rows"), self._buffers["offset"]
+            states[..., : rows.shape[1]].float().flatten(0, -2), normalisers.flatten(), rows, self._buffers["offset"]
         )
 
 
@@ -49,7 +50,7 @@ class HeadTrainee(Trainee):
         self.register_buffer("embedding", embedding_table(target), persistent=False)
 
     def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor) -> dict[str, Any]:
-        """Tokens int64 [B, L], states [B, L, W], normalisers [B, L]"""
+        """Tokens int64 [B, L], states [B, L, states_width], normalisers [B, L]"""
         embedded = self.get_buffer("embedding")[tokens].float()
         if isinstance(self.network, AutoregressiveHead):
             predicted = chains(self.network, embedded, states.float(), self.depth)

@@ -23,7 +23,10 @@ def shifted(x: Tensor, by: int) -> Tensor:
 
 
 def chains(network: AutoregressiveHead, embeddings: Tensor, states: Tensor, depth: int) -> list[Tensor]:
-    """The states that the head predicts. [B, L, W] twice → `depth` times [B, L, W], the s-th from position s."""
+    """The states that the head predicts, the s-th from position s. [B, L, W], [B, L, states_width] → `depth` times [B, L, W]
+
+    After the first token a chain knows the state that it predicted, and none of the target's further layers.
+    """
     positions = torch.arange(embeddings.shape[1], device=embeddings.device).expand(embeddings.shape[:2])
     attention = _Attention(network)
     before, out = shifted(states, 1), []

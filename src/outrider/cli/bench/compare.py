@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.bench.choices import json_line_option, make_settings, open_log, track
-from outrider.cli.files import check_parent
+from outrider.cli.files import check_plot
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.shared_options import Command, add_options, log_option
 from outrider.errors import ParameterError
@@ -89,7 +88,7 @@ def peers(
     if not generate and not (setup and servers):
         raise click.UsageError("--no-generate leaves nothing to compare: give --setup and --server, too")
     _check_used(generate, setup)
-    _check_plot(plot)
+    check_plot(plot)
     field = _Field({}, {}, set())
     about: dict[str, object] = {"bench": "peers"}
     if generate:
@@ -139,15 +138,6 @@ def _check_used(generate: bool, setup: Sequence[str]) -> None:
         raise click.UsageError("--compile is for what --generate compares: leave out either it or --setup")
 
 
-def _check_plot(path: Path | None) -> None:
-    """Refuse a picture that can't be drawn, before hours of measuring."""
-    check_parent(path)
-    if path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
-    if path is not None and path.suffix not in (".svg", ".png", ".pdf"):
-        raise ParameterError(f"plot must be a .svg, .png or .pdf file, got {path}")
-
-
 @click.command()
 @click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]")
 @click.option(
@@ -163,7 +153,7 @@ def setups(
     target: str | None, setup: tuple[str, ...], log: Path | None, plot: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Outrider in several set-ups (engine, dtype, draft) beside each other."""
-    _check_plot(plot)
+    check_plot(plot)
     made, first = _setups(ModelChoice(target), setup)
     names = list(made)
     field = _Field(made, dict.fromkeys(names[1:], (names[0],)), set(names))

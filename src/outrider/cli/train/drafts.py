@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,12 +62,12 @@ def _training_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _VOCABULARY = click.option(
-    "--vocabulary", default=8192, show_default=True, help="Tokens that are drafted: the target's most probable."
+    "--vocabulary",
+    type=int,
+    help="Tokens that are drafted: the target's most probable  [default: 8192, or those of --start]",
 )
-_START = click.option(
-    "--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape and vocabulary."
-)
-_SHAPE = ("vocabulary", "blocks", "intermediate_size", "window")
+_START = click.option("--start", type=click.Path(path_type=Path), help="A head to go on from, with its shape.")
+_SHAPE = ("blocks", "intermediate_size", "window", "state_layers")
 
 
 @click.command()
@@ -76,8 +77,13 @@ _SHAPE = ("vocabulary", "blocks", "intermediate_size", "window")
 @_START
 @click.option("--intermediate-size", type=int, help="Of its network  [default: the target's]")
 @click.option("--window", default=512, show_default=True, help="Positions that it attends to at most.")
+@click.option(
+    "--state-layers",
+    metavar="I,J,…",
+    help="Of the target, counted from 1, whose states are read beside the last one, say 2,15,27  [default: none]",
+)
 def head(models: ModelChoice, given: dict[str, Any], **settings: Any) -> None:
-    """An autoregressive head: one layer on the target's last hidden state and the next token."""
+    """An autoregressive head: one layer on the target's hidden states and the next token."""
     _head(models, given, "autoregressive", settings)
 
 
@@ -114,7 +120,7 @@ def _no_shape_with_start(start: Path | None) -> None:
     explicit = [name for name in _SHAPE if name in context.params and source(name) is not default]
     if start is not None and explicit:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in explicit)
-        raise ParameterError(f"start has its own shape and vocabulary: leave out {options}, or --start {start}")
+        raise ParameterError(f"start has its own shape: leave out {options}, or --start {start}")
 
 
 def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict[str, Any]) -> None:
@@ -122,8 +128,9 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict
     from outrider.train.make import HeadSettings, train_head
 
     _no_shape_with_start(settings["start"])
-    wanted, use = HeadSettings(kind, loss=check_loss(given["loss"]), **settings), as_head(given["output"])
-    target, data, run = _prepared(models, given, pack=True)
+    layers = _layers(settings.pop("state_layers", None), settings["start"])
+    wanted, use = HeadSettings(kind, layers=layers, loss=check_loss(given["loss"]), **settings), as_head(given["output"])
+    target, data, run = _prepared(models, given, pack=True, layers=layers)
     config, report = train_head(target, data, wanted, run, given["output"])
     what = (
         f"An {kind} head over {config.num_tokens} tokens"
@@ -134,7 +141,21 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict
     finish(target, data, given, report, Made(use, what, config.num_tokens, blocks))
 
 
-def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[TransformersModel, Data, RunSettings]:
+def _layers(text: str | None, start: Path | None) -> tuple[int, ...]:
+    """Those that were asked for, or that the head reads which is gone on from."""
+    if start is not None:
+        from outrider.heads.config import load_head
+
+        return load_head(start)[0].layers
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ParameterError(f"state-layers must be numbers of layers with commas between them, got {text!r}") from None
+
+
+def _prepared(
+    models: ModelChoice, given: dict[str, Any], pack: bool, layers: tuple[int, ...] = ()
+) -> tuple[TransformersModel, Data, RunSettings]:
     if importlib.util.find_spec("accelerate") is None:
         raise ParameterError("training needs the package accelerate: run `pip install accelerate`")
     from outrider.models.transformers_model import TransformersModel
@@ -144,7 +165,7 @@ def _prepared(models: ModelChoice, given: dict[str, Any], pack: bool) -> tuple[T
 
     names = ("steps", "batch_size", "learning_rate", "every", "hours", "seed", "resume")
     run = RunSettings(**{name: given[name] for name in names})
-    settings = _data(given)
+    settings = replace(_data(given), layers=layers)
     last_checkpoint(given["output"] / CHECKPOINTS, run.resume)  # before anything is loaded
     models.refuse_compile("training")
     target = models.load_target(pack)

@@ -8,9 +8,8 @@ these. What is filled in comes last in its row and is taken back: no other token
 
 from __future__ import annotations
 
-BUDGET = (
-    16  # tokens filled in: a simulation in EXPERIMENTS.md; a change costs as much as 5 (1.5B, int4) to 12 (SmolLM2, int8)
-)
+# Tokens filled in, by a simulation in EXPERIMENTS.md; a change costs as much as 5 (1.5B, int4) to 12 (SmolLM2, int8).
+BUDGET = 16
 
 
 class SteadyWidth:
