@@ -9,7 +9,7 @@
 # under permissive licences (corpus/licences.json names them). Held out, and not in the data: its answers to the twenty
 # requests of `bench tasks --task chat`, to twenty problems of HumanEval, and prose about twenty other things.
 set -eu
-out=$1 texts=${2:-1200} steps=${3:-10000}
+out=$1 texts=${2:-1600} steps=${3:-6000}
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 outrider=${OUTRIDER:-$here/../.venv/bin/outrider}
 python=$(dirname -- "$outrider")/python
@@ -43,5 +43,5 @@ train() { # FOLDER OPTIONS…
         $resume "$@"
 }
 # Chains of depth 1 take a third of the time of depth 3, and what is learnt there holds for the later ones.
-train first --vocabulary 8192 --depth 1 --steps "$steps"
-train head --start "$out/first" --depth 3 --learning-rate 2e-4 --steps $((steps / 8))
+train first --vocabulary 8192 --state-layers 2,15,27 --depth 1 --learning-rate 1.2e-3 --steps "$steps"
+train head --start "$out/first" --depth 3 --learning-rate 5e-4 --steps $((steps / 3))

@@ -349,6 +349,12 @@ def test_the_target_writes_texts_and_goes_on(
     call(capsys, *shared, "-o", tmp_path / "torn.jsonl", "--count", 4, "--json")
     torn = (tmp_path / "torn.jsonl").read_text().splitlines()
     assert sorted(torn) == sorted(whole)
+    moved = prompts.rename(tmp_path / "moved.jsonl")
+    shared[shared.index(prompts)] = moved
+    assert call(capsys, *shared, "-o", tmp_path / "torn.jsonl", "--count", 4, "--json")["texts"] == 4
+    moved.write_text('{"prompt": "the slow"}\n')
+    assert run([*map(str, shared), "-o", str(tmp_path / "torn.jsonl"), "--count", "4"]) == 2
+    assert "was made with other settings (prompts:" in capsys.readouterr().err
     assert run(["train", "texts", "--target", str(target_folder), "-o", str(tmp_path / "x")]) == 2
     assert "has no chat template to ask itself questions by: give --prompts FILE" in capsys.readouterr().err
 

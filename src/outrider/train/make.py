@@ -143,8 +143,8 @@ def _about(target: TransformersModel, source: Source, held_out: bool | None, set
 @dataclass(frozen=True)
 class HeadSettings:
     """vocabulary: tokens that the head drafts, None for 8192 or those of `start`. depth: of the chains trained on.
-    intermediate_size: None for the target's. layers: of the target, whose states are read beside the last ones; the data must
-    have them.
+    intermediate_size: None for the target's. layers: of the target, whose states are read beside the last ones; the data
+    must have them.
 
     start: a head to go on from, with its shape instead of this one. Its vocabulary may be another: what a head predicts are
     states, and their logits over any tokens are the target's.

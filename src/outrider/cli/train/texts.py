@@ -41,6 +41,7 @@ def texts(
 
     from outrider.prompt_file import read_prompts
     from outrider.run_log import RunLog
+    from outrider.train.states import digest
     from outrider.train.texts import TextSettings, write_texts
 
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
@@ -48,7 +49,7 @@ def texts(
     models.refuse_compile("writing texts")
     target = models.load_target()
     about = {"texts by": target.name, "dtype": target.dtype_name, "temperatures": list(temperature), "seed": seed}
-    about |= {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "prompts": str(prompts) if prompts else None}
+    about |= {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "prompts": digest(asked) if asked else None}
     output.parent.mkdir(parents=True, exist_ok=True)
     log = RunLog(output, about)
     with Progress(console=Console(stderr=True)) as progress:
