@@ -30,7 +30,8 @@ from outrider.forced import betas_along
 from outrider.heads.config import HeadConfig, load_head, save_head
 from outrider.heads.engine import HeadSequence, open_head
 from outrider.heads.layers import make_network
-from outrider.models.transformers_model import LAST, TransformersModel
+from outrider.models.base import LAST, LanguageModel
+from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import Round
@@ -178,6 +179,21 @@ def test_kept_states_are_what_the_head_of_the_model_reads() -> None:
     second.close()
 
 
+def test_states_are_asked_for_at_any_time() -> None:
+    """Of positions that were scored before, zeros are known; early exit on the same target leaves them alone."""
+    target = TransformersModel(module("Llama", 1, num_hidden_layers=4))
+    sequence = target.open()
+    target.score([sequence], torch.tensor([[5, 6, 7]]), [3])
+    target.keep_states((1, 3))
+    assert not target.states(sequence, 0, 3, (1, 3)).any()
+    target.score([sequence], torch.tensor([[8]]), [1])
+    kept = target.states(sequence, 0, 4, (1, 3)).clone()
+    assert (kept.any(-1) == torch.tensor([False, False, False, True])).all()
+    plain, _ = decode(target, requests(), GREEDY)
+    assert decode(target, requests(), GREEDY, EarlyExitDrafter(2), FixedLength(3))[0] == plain
+    torch.testing.assert_close(target.states(sequence, 0, 4, (1, 3)), kept, atol=0, rtol=0)
+
+
 def test_no_states_are_kept_unless_somebody_asks() -> None:
     target = TransformersModel(module("Llama", 1))
     decode(target, requests(), GREEDY, EarlyExitDrafter(1), FixedLength(2))
@@ -189,15 +205,22 @@ def test_no_states_are_kept_unless_somebody_asks() -> None:
 def drafted_laws(path: Path, tokens: list[int], count: int) -> tuple[TransformersModel, HeadDrafter, DraftRow, torch.Tensor]:
     """A row just after the prompt, and the laws of a first draft from there."""
     target = TransformersModel(module("Llama", 1))
+    return target, *first_draft(target, path, tokens, count)
+
+
+def first_draft(
+    target: LanguageModel, path: Path, tokens: list[int], count: int
+) -> tuple[HeadDrafter, DraftRow, torch.Tensor]:
+    """The same for any target."""
     drafter = HeadDrafter(path, 0.1)
     drafter.bind(target)
     sequence = target.open()
     target.score([sequence], torch.tensor([tokens[:-1]]), [len(tokens) - 1], "none")
     row = DraftRow(list(tokens), len(tokens), RandomStream(1), sequence)
-    return target, drafter, row, propose(drafter, target, row, count, fresh=True)
+    return drafter, row, propose(drafter, target, row, count, fresh=True)
 
 
-def propose(drafter: HeadDrafter, target: TransformersModel, row: DraftRow, count: int, fresh: bool = False) -> torch.Tensor:
+def propose(drafter: HeadDrafter, target: LanguageModel, row: DraftRow, count: int, fresh: bool = False) -> torch.Tensor:
     from outrider.drafters.base import DraftContext
 
     context = DraftContext(SamplingSettings(temperature=1.0), target, VOCABULARY)
@@ -292,12 +315,12 @@ def test_output_rows_are_found_whatever_the_layer_is_made_of() -> None:
     x = torch.randn(2, 32)
     wanted = made.lm_head(x)[:, ids]
     pack_linears(made)
-    torch.testing.assert_close(output_rows(made, ids, 32)(x), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output_rows(TransformersModel(made), ids)(x), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_what_can_not_be_used_is_refused_in_a_line(tmp_path: Path) -> None:
     path = write_head(tmp_path / "head", "autoregressive")
-    with pytest.raises(ModelError, match=r"it reads hidden states.*use --engine transformers"):
+    with pytest.raises(ModelError, match=r"it reads hidden states.*use one of these"):
         HeadDrafter(path).bind(table(1, VOCABULARY))
     with pytest.raises(ModelError, match="was made for states of 32 and 61 tokens, not 32 and 3"):
         HeadDrafter(path).bind(small_target())

@@ -227,6 +227,21 @@ def test_states_of_other_weights_are_refused(tmp_path: Path) -> None:
         check_states(theirs, folder)
 
 
+def test_states_of_other_weights_are_seen_beside_enormous_ones(tmp_path: Path) -> None:
+    """Real models have a position or two whose states are of another size than all others'."""
+    ours, theirs = (module("Llama", 0, torch.float32) for _ in range(2))
+    with torch.no_grad():
+        for made in (ours, theirs):
+            made.model.embed_tokens.weight[TEXT[0]] *= 1000.0
+        theirs.model.layers[1].mlp.down_proj.weight.neg_()
+    folder = StateFolder(tmp_path / "states", {})
+    target = TransformersModel(ours)
+    list(keep_states(target, iter([np.array(TEXT, dtype=np.uint32)] * 5), folder, (1,)))
+    check_states(target, folder, (1,))
+    with pytest.raises(ParameterError, match="were made with other weights"):
+        check_states(TransformersModel(theirs), folder, (1,))
+
+
 def test_a_target_with_capped_logits_is_refused(tmp_path: Path) -> None:
     target = TransformersModel(module("Gemma2", 0, torch.float32, final_logit_softcapping=1.0))
     target.keep_states()

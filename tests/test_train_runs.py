@@ -130,7 +130,15 @@ def test_a_head_goes_on_with_its_layers_and_another_vocabulary(
     for text in ("0", "2", "1,1"):
         wrong = options("head", target_folder, data, "-o", tmp_path / "wrong", "--state-layers", text)
         assert "layers must be" in refusal(capsys, wrong)
+    assert not (tmp_path / "wrong" / "states").exists()  # before a single state was computed
     assert "state-layers must be numbers" in refusal(capsys, [*wrong[:-1], "x"])
+    path = tmp_path / "first" / "config.json"
+    for layers, said in ([1.0], "different ones from 1 on"), ([], "can't be used"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "layers": layers}))
+        assert said in refusal(capsys, options("head", target_folder, data, "-o", tmp_path / "bad", "--start", path.parent))
+    other = options("blocks", target_folder, data, "-o", tmp_path / "kind", "--start", tmp_path / "again")
+    assert "start must be a head of the same kind" in refusal(capsys, other)
+    assert not (tmp_path / "kind").exists()
 
 
 @pytest.mark.usefixtures("cache")

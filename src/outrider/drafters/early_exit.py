@@ -19,6 +19,7 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel, Sequence
+from outrider.models.slot_cache import StateLayer
 from outrider.models.slots import SlotSequence
 from outrider.models.transformers_model import TransformersModel, _as_it_is
 from outrider.proposal import DraftRow
@@ -99,6 +100,10 @@ class _FirstLayers(TransformersModel):
 
     def _is_open(self, sequence: Sequence) -> bool:
         return super()._is_open(sequence.base if isinstance(sequence, _Shared) else sequence)
+
+    def _kept_states(self) -> dict[int, StateLayer]:
+        """None: the states that heads read are the target's own, left by its passes over all layers."""
+        return {}
 
 
 def first_layers(target: TransformersModel, layers: int) -> TransformersModel:

@@ -17,10 +17,9 @@ from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError
-from outrider.heads.config import CONFIG, load_head
+from outrider.heads.config import CONFIG, load_config, load_head
 from outrider.heads.engine import BlockwiseModel, HeadModel, HeadSequence, ReadingModel, open_head
-from outrider.models.base import LanguageModel
-from outrider.models.transformers_model import TransformersModel
+from outrider.models.base import HandsOutStates, LanguageModel, has_encoder
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow
 
@@ -51,10 +50,10 @@ class HeadDrafter(ModelDrafter):
     def bind(self, target: LanguageModel) -> None:
         if target is self._target:
             return
-        if not isinstance(target, TransformersModel) or target.has_encoder:
+        if not isinstance(target, HandsOutStates) or has_encoder(target):
             raise ModelError(
-                f"head can't draft for {target.name}: it reads hidden states, which decoder-only models of the transformers "
-                "engine hand out; use --engine transformers, or name another draft"
+                f"head can't draft for {target.name}: it reads hidden states, which decoder-only models of the engines "
+                "transformers and openvino hand out; use one of these, or name another draft"
             )
         self.model = open_head(target, self._path or shipped_head(target))
         self._costs = None
@@ -111,7 +110,7 @@ def find_shipped_head(target: LanguageModel) -> Path | None:
     """The folder of the head that comes with this package for a target of that name, None if there is none."""
     folder = Path(str(resources.files("outrider"))) / SHIPPED
     every = (config.parent for config in sorted(folder.glob(f"*/{CONFIG}")))
-    return next((one for one in every if load_head(one)[0].target == target.name), None)
+    return next((one for one in every if load_config(one).target == target.name), None)
 
 
 def shipped_head(target: LanguageModel) -> Path:

@@ -5,7 +5,8 @@ vocabulary) and a card. The target's embedding and the rows of its head are not 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -58,13 +59,18 @@ class HeadConfig:
             raise ParameterError("num_heads must be a multiple of num_kv_heads, and head_size even")
         if self.layers and self.kind != "autoregressive":
             raise ParameterError(f"layers must not be given for {self.kind} heads: they read the last state alone")
-        if list(self.layers) != sorted({layer for layer in self.layers if layer >= 1}):
-            raise ParameterError(f"layers must be different ones from 1 on, ascending, got {list(self.layers)}")
+        check_order(self.layers)
 
     @property
     def states_width(self) -> int:
         """Of the target's states that are read at a position, side by side, the last one first."""
         return self.width * (1 + len(self.layers))
+
+
+def check_order(layers: tuple[int, ...]) -> None:
+    """Raise unless these may be the layers whose states a head reads."""
+    if any(type(layer) is not int or layer < 1 for layer in layers) or list(layers) != sorted(set(layers)):
+        raise ParameterError(f"layers must be different ones from 1 on, ascending, got {list(layers)}")
 
 
 def save_head(folder: Path, config: HeadConfig, tokens: Tensor, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -77,25 +83,39 @@ def save_head(folder: Path, config: HeadConfig, tokens: Tensor, weights: Mapping
     (folder / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n")
 
 
-def load_head(folder: Path) -> tuple[HeadConfig, Tensor, dict[str, Tensor]]:
-    """→ the config, the ids of the vocabulary (int64 [num_tokens]), the weights. Raises `ModelError`."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
+def load_config(folder: Path) -> HeadConfig:
+    """The shape of a head alone, and whose it is. Raises `ModelError`."""
+    with _reading(folder):
         stored: dict[str, Any] = json.loads((folder / CONFIG).read_text())
         unknown = stored.keys() - {field.name for field in fields(HeadConfig)}
         if unknown:
             raise ModelError(f"draft head {folder} can't be used: its config has an unknown entry {sorted(unknown)[0]!r}")
-        config = HeadConfig(**stored)
+        return HeadConfig(**stored)
+
+
+def load_head(folder: Path) -> tuple[HeadConfig, Tensor, dict[str, Tensor]]:
+    """→ the config, the ids of the vocabulary (int64 [num_tokens]), the weights. Raises `ModelError`."""
+    from safetensors.torch import load_file
+
+    config = load_config(folder)
+    with _reading(folder):
         weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
         tokens = weights.pop(TOKENS).long()
+    in_order = bool((tokens[1:] > tokens[:-1]).all())
+    if len(tokens) != config.num_tokens or not in_order or int(tokens[0]) < 0 or int(tokens[-1]) >= config.vocab_size:
+        raise ModelError(f"draft head {folder} can't be used: its vocabulary is not {config.num_tokens} different tokens")
+    return config, tokens, weights
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """What can go wrong with the files, in a line."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
             f"draft head {folder} can't be read ({reason}): name a folder made by outrider train head"
         ) from error
-    in_order = bool((tokens[1:] > tokens[:-1]).all())
-    if len(tokens) != config.num_tokens or not in_order or int(tokens[0]) < 0 or int(tokens[-1]) >= config.vocab_size:
-        raise ModelError(f"draft head {folder} can't be used: its vocabulary is not {config.num_tokens} different tokens")
-    return config, tokens, weights

@@ -20,14 +20,13 @@ from torch.nn import functional as F
 from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig, load_head
-from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, make_network
+from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
 from outrider.heads.target_parts import output_rows
-from outrider.models.base import Sequence, WhichLogits
+from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of, pack_linears
 from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotModel, SlotSequence
-from outrider.models.transformers_model import TransformersModel
 
 
 class HeadSequence(SlotSequence):
@@ -52,24 +51,18 @@ class HeadSequence(SlotSequence):
 class HeadModel(SlotModel[HeadSequence]):
     """A head bound to its target, as a `LanguageModel` with the target's tokens; those outside its own have logit -inf."""
 
-    def __init__(self, target: TransformersModel, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor]) -> None:
+    def __init__(self, target: HandsOutStates, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor]) -> None:
         check_fits(target, config)
         super().__init__(num_layers=1)
+        network = make_network(config)
+        load_weights(network, config, weights)
         target.keep_states(config.layers)
         self.target = target
         self.config = config
-        dtype, device = target.dtype, target.device
-        self.network = make_network(config)
-        try:
-            self.network.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ModelError(
-                f"draft head for {config.target} can't be used: {' '.join(str(error).split())[:200]}"
-            ) from error
-        self.network = self.network.to(device, dtype).eval().requires_grad_(False)
+        dtype, device = target.state_dtype, target.device
+        self.network = network.to(device, dtype).eval().requires_grad_(False)
         self._tokens = tokens.to(device)
-        self._embed = target.module.get_input_embeddings()
-        self._rows = torch.nn.Sequential(output_rows(target.module, self._tokens, config.width))
+        self._rows = torch.nn.Sequential(output_rows(target, self._tokens))
         for part in (self.network, self._rows):
             pack_linears(part)
 
@@ -92,7 +85,7 @@ class HeadModel(SlotModel[HeadSequence]):
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        return f"draft head {self.target.dtype} {json.dumps(asdict(self.config))}"
+        return f"draft head {self.target.state_dtype} {json.dumps(asdict(self.config))}"
 
     @property
     def weight_bytes(self) -> int:
@@ -123,7 +116,8 @@ class HeadModel(SlotModel[HeadSequence]):
         if start < 0:
             parts.append(self._zeros(1))  # nothing comes before the first token
         if known and row.base is not None:
-            parts.append(self.target.states(row.base, max(start, 0), max(start, 0) + known, self.config.layers))
+            held = self.target.states(row.base, max(start, 0), max(start, 0) + known, self.config.layers)
+            parts.append(held.to(self.target.state_dtype))
         missing = count - known - len(parts[:1] if start < 0 else ())
         if missing and not known and start >= 0 and row.last is not None:
             own = row.last.unsqueeze(0)
@@ -137,8 +131,11 @@ class HeadModel(SlotModel[HeadSequence]):
             parts.append(self._zeros(missing))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.target.embed(tokens).to(self.target.state_dtype)
+
     def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, self.config.states_width, dtype=self.target.dtype, device=self.device)
+        return torch.zeros(count, self.config.states_width, dtype=self.target.state_dtype, device=self.device)
 
     def _logits(self, states: Tensor) -> Tensor:
         """[.., W] → [.., V]"""
@@ -249,7 +246,7 @@ class ReadingModel:
 
 @dataclass
 class _Pair:
-    base: SlotSequence
+    base: Sequence
     own: HeadSequence
 
     @property
@@ -265,7 +262,7 @@ class _Pair:
         self.base.close()
 
 
-def check_fits(target: TransformersModel, config: HeadConfig) -> None:
+def check_fits(target: HandsOutStates, config: HeadConfig) -> None:
     """Raise `ModelError` unless states and tokens of the target are those that the head was made for."""
     ours = (target.state_size, target.vocab_size)
     if ours != (config.width, config.vocab_size):
@@ -275,7 +272,7 @@ def check_fits(target: TransformersModel, config: HeadConfig) -> None:
         )
 
 
-def open_head(target: TransformersModel, folder: Path) -> HeadModel:
+def open_head(target: HandsOutStates, folder: Path) -> HeadModel:
     """The head in a folder, for this target."""
     config, tokens, weights = load_head(folder)
     make = AutoregressiveModel if config.kind == "autoregressive" else BlockwiseModel

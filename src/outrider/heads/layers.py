@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -38,6 +39,7 @@ class Mix(nn.Module):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
+        self.width = config.width
         self.token_norm = Norm(config.width, config.norm_eps)
         self.state_norm = Norm(config.width, config.norm_eps)
         self.layer_norms = nn.ModuleList(Norm(config.width, config.norm_eps) for _ in config.layers)
@@ -45,6 +47,9 @@ class Mix(nn.Module):
 
     def forward(self, embeddings: Tensor, states: Tensor) -> Tensor:
         """[.., width], [.., width or states_width] → [.., width]"""
+        widths = (self.width, self.join.in_features - self.width)
+        if states.shape[-1] not in widths:
+            raise ParameterError(f"states must be {widths[0]} or {widths[1]} wide, got {states.shape[-1]}")
         norms = [self.state_norm, *self.layer_norms]
         every = torch.split(states, embeddings.shape[-1], dim=-1)
         parts = [self.token_norm(embeddings), *(norm(one) for norm, one in zip(norms, every, strict=False))]
@@ -131,6 +136,14 @@ class BlockwiseHeads(nn.Module):
 def make_network(config: HeadConfig) -> AutoregressiveHead | BlockwiseHeads:
     """The network of that shape, with fresh weights."""
     return AutoregressiveHead(config) if config.kind == "autoregressive" else BlockwiseHeads(config)
+
+
+def load_weights(network: nn.Module, config: HeadConfig, weights: dict[str, Tensor]) -> None:
+    """Raises `ModelError` if they are not of a network of that shape."""
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ModelError(f"draft head for {config.target} can't be used: {' '.join(str(error).split())[:200]}") from error
 
 
 def rotation(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

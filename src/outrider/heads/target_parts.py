@@ -6,22 +6,21 @@ vectors instead, which gives the same rows whatever the layer is made of.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+
+from outrider.models.base import HandsOutStates
 
 UNITS = 64  # unit vectors at once: bounds the memory to some 64 · V numbers
 
 
 @torch.inference_mode()
-def output_rows(module: Any, tokens: Tensor, width: int) -> nn.Linear:
-    """A linear layer with the rows of the model's output layer for `tokens` (int64 [T]), frozen. [.., width] → [.., T]"""
-    head = module.get_output_embeddings()
-    dtype, device = module.dtype, module.device
+def output_rows(target: HandsOutStates, tokens: Tensor) -> nn.Linear:
+    """A linear layer with the rows of the target's output layer for `tokens` (int64 [T]), frozen. [.., W] → [.., T]"""
+    dtype, device, width = target.state_dtype, target.device, target.state_size
     units = torch.eye(width, dtype=dtype, device=device)
-    offset = head(torch.zeros(1, width, dtype=dtype, device=device))[:, tokens]
-    columns = [head(part)[:, tokens] - offset for part in units.chunk(-(-width // UNITS))]
+    offset = target.logits_of(torch.zeros(1, width, dtype=dtype, device=device))[:, tokens].to(dtype)
+    columns = [target.logits_of(part)[:, tokens].to(dtype) - offset for part in units.chunk(-(-width // UNITS))]
     bias = bool(offset.any())
     with torch.inference_mode(False):
         rows = nn.Linear(width, len(tokens), bias=bias, dtype=dtype, device=device).requires_grad_(False)

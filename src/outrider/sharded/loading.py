@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from outrider.errors import ModelError, ParameterError
-from outrider.models.loading import _folder, load_transformers, native_dtype, parse_dtype
+from outrider.models.dtypes import native_dtype, parse_dtype
+from outrider.models.loading import _folder, load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.sharded.linear import Spent, localise
 from outrider.sharded.model import Whole

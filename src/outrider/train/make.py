@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ParameterError
-from outrider.heads.config import HeadConfig, Kind, load_head, save_head
+from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
 from outrider.heads.engine import check_fits
-from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, make_network
+from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
 from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import end_tokens
 from outrider.train.apart import check_apart, check_outside
@@ -57,11 +57,14 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on, and the held-out text by domain. paths: the shards. about: what they were made of, in short."""
+    """What is trained on, and the held-out text by domain. paths: the shards. layers: whose states they have beside the last
+    ones. about: what they were made of, in short.
+    """
 
     paths: list[Path]
     train: StateWindows
     held_out: dict[str, Windows]
+    layers: tuple[int, ...]
     about: dict[str, object]
 
 
@@ -69,6 +72,7 @@ def prepare(target: TransformersModel, settings: DataSettings, bar: Bar) -> Data
     """The target's states of all windows; what is there already is not computed again."""
     if target.max_length is not None and settings.length > target.max_length:
         raise ParameterError(f"length must be at most the {target.max_length} positions of {target.name}")
+    target.check_layers(settings.layers)
     names = [source.name for source in settings.sources]
     check_apart(names, settings.held_out)
     check_outside([*names, *settings.held_out.values()], [settings.cache])
@@ -84,7 +88,7 @@ def prepare(target: TransformersModel, settings: DataSettings, bar: Bar) -> Data
         "held out": "given" if settings.held_out else "of the data",
         "version of the data": digest([_about(target, source, apart, settings) for source in settings.sources]),
     }
-    return Data(paths, StateWindows(paths), held_out, about)
+    return Data(paths, StateWindows(paths), held_out, settings.layers, about)
 
 
 def _held_out(target: TransformersModel, settings: DataSettings, bar: Bar) -> dict[str, Windows]:
@@ -132,7 +136,7 @@ def _about(target: TransformersModel, source: Source, held_out: bool | None, set
         "length": settings.length,
         "held_out": held_out,
         "kept": "states, normalisers, mass",
-        "layers": settings.layers,
+        **({"layers": settings.layers} if settings.layers else {}),
         "source": source.name,
         "limit": source.limit,
         "stamp": stamp(source.name),
@@ -165,12 +169,15 @@ class HeadSettings:
             raise ParameterError(f"vocabulary must be 1 or more, got {self.vocabulary}")
         if not 1 <= self.depth <= 8:
             raise ParameterError(f"depth must be in 1 … 8, got {self.depth}")
+        check_order(self.layers)
 
 
 def train_head(
     target: TransformersModel, data: Data, head: HeadSettings, run: RunSettings, output: Path
 ) -> tuple[HeadConfig, Report]:
     """Train a head and write it to `output`."""
+    if data.layers != head.layers:
+        raise ParameterError(f"layers must be those that the data has, {list(data.layers)}, got {list(head.layers)}")
     torch.manual_seed(run.seed)
     begun = _begin(target, data, head) if head.start is None else _begin_from(target, data, head, head.start)
     config, tokens, network = begun
@@ -206,12 +213,10 @@ def _begin_from(
 ) -> tuple[HeadConfig, Tensor, Network]:
     config, tokens, weights = load_head(start)
     check_fits(target, config)
-    if config.kind != head.kind:
-        raise ParameterError(f"start must be a head of the same kind, got {start}: it is {config.kind}")
     if config.layers != head.layers:
         raise ParameterError(f"layers must be those that {start} reads, {list(config.layers)}, got {list(head.layers)}")
     network = make_network(config)
-    network.load_state_dict({name: value.float() for name, value in weights.items()})
+    load_weights(network, config, {name: value.float() for name, value in weights.items()})
     if head.vocabulary is not None:
         tokens = _drafted(target, data, head.vocabulary)
         config = replace(config, num_tokens=len(tokens))

@@ -25,7 +25,7 @@ class Trainee(nn.Module):
 
     def __init__(self, target: TransformersModel, tokens: Tensor, loss: Loss) -> None:
         super().__init__()
-        rows = output_rows(target.module, tokens.to(target.device), target.state_size)
+        rows = output_rows(target, tokens.to(target.device))
         self.register_buffer("rows", rows.weight.float(), persistent=False)
         self.register_buffer("offset", None if rows.bias is None else rows.bias.float(), persistent=False)
         self.loss: Loss = loss
@@ -92,6 +92,5 @@ def _counts(sums: Sums, positions: list[int]) -> list[dict[str, Tensor]]:
 @torch.inference_mode()
 def embedding_table(target: TransformersModel) -> Tensor:
     """The target's input embeddings, whatever layer they are in. → [V, W], the target's dtype"""
-    embed = target.module.get_input_embeddings()
     ids = torch.arange(target.vocab_size, device=target.device)
-    return torch.cat([embed(part) for part in ids.chunk(-(-target.vocab_size // 8192))]).clone()
+    return torch.cat([target.embed(part) for part in ids.chunk(-(-target.vocab_size // 8192))]).clone()

@@ -128,7 +128,7 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict
     from outrider.train.make import HeadSettings, train_head
 
     _no_shape_with_start(settings["start"])
-    layers = _layers(settings.pop("state_layers", None), settings["start"])
+    layers = _layers(settings.pop("state_layers", None), settings["start"], kind)
     wanted, use = HeadSettings(kind, layers=layers, loss=check_loss(given["loss"]), **settings), as_head(given["output"])
     target, data, run = _prepared(models, given, pack=True, layers=layers)
     config, report = train_head(target, data, wanted, run, given["output"])
@@ -141,12 +141,15 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict
     finish(target, data, given, report, Made(use, what, config.num_tokens, blocks))
 
 
-def _layers(text: str | None, start: Path | None) -> tuple[int, ...]:
-    """Those that were asked for, or that the head reads which is gone on from."""
+def _layers(text: str | None, start: Path | None, kind: Kind) -> tuple[int, ...]:
+    """Those that were asked for, or that the head reads which is gone on from, of the same kind."""
     if start is not None:
-        from outrider.heads.config import load_head
+        from outrider.heads.config import load_config
 
-        return load_head(start)[0].layers
+        config = load_config(start)
+        if config.kind != kind:
+            raise ParameterError(f"start must be a head of the same kind, got {start}: it is {config.kind}")
+        return config.layers
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:

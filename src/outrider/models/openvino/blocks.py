@@ -81,6 +81,12 @@ class Blocks:
             self._forget(block)
         return True
 
+    def forget(self) -> None:
+        """No block is to be found by what it holds any more: something is kept from now on that they do not have."""
+        for block in list(self._keys):
+            if block in self._keys:
+                self._forget(block)
+
     def _forget(self, block: int) -> None:
         """The block is about to hold something else; blocks that follow it must not be found behind it any more."""
         lost = [block]

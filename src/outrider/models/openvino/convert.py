@@ -25,7 +25,7 @@ _TOLERANCE = {"float32": 0.01, "int8": 0.3, "int4": 0.8}
 _TEXT = (
     "The city council voted on Tuesday to close the old harbour bridge to cars from the first of May, and to open a ferry."
 )
-FORMAT = 3  # raise it when the conversion changes, so that old conversions are made again
+FORMAT = 4  # raise it when the conversion changes, so that old conversions are made again
 
 
 def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, weights: Weights) -> Saved:
@@ -95,5 +95,6 @@ def _about(module: Any, name: str, weights: Weights, layers: list[AttentionLayer
         end_tokens=tuple(sorted(end_tokens_of(module))),
         weights=weights,
         group=group,
+        width=int(config.hidden_size),
         layers=tuple(layers),
     )

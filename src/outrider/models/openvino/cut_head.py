@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from outrider.errors import ModelError
+from outrider.models.openvino.trace import LOGITS
 
 
 def cut_head(graph: Any, num_tokens: int, name: str) -> None:
     """Leave the first `num_tokens` rows of the matrix that gives the graph's result; embeddings tied to it stay whole."""
-    head = graph.get_results()[0].input(0).get_source_output().get_node()
+    head = graph.output(LOGITS).get_node().input(0).get_source_output().get_node()
     if head.get_type_name() != "MatMul":
         raise ModelError(f"the head of {name} can't be cut: it is no plain product; leave num_tokens out")
     axis = 0 if head.get_attributes()["transpose_b"] else 1

@@ -8,20 +8,35 @@ logits of prompts are not computed. The cache keeps its numbers as they are comp
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import ModelError
-from outrider.models.base import Sequence, WhichLogits, check_truncate, fit_vocabulary, new_tokens, owned_sequences
+from outrider.errors import ModelError, ParameterError
+from outrider.models.base import (
+    LAST,
+    Sequence,
+    WhichLogits,
+    check_layers,
+    check_truncate,
+    fit_vocabulary,
+    new_tokens,
+    owned_sequences,
+)
 from outrider.models.cut_head import check_num_tokens, cut_name
+from outrider.models.dtypes import native_dtype
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.cut_head import cut_head
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
+from outrider.models.openvino.parts import Embeddings, Head
 from outrider.models.openvino.saved import Saved, read_bytes
+from outrider.models.openvino.states import KeptStates
 from outrider.models.openvino.steady import SteadyWidth
+from outrider.models.openvino.trace import LOGITS, state_name
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
@@ -64,25 +79,39 @@ class OpenVinoModel:
     flat = True
 
     def __init__(self, saved: Saved, threads: int | None = None, num_tokens: int | None = None) -> None:
-        import openvino as ov
-
+        self._saved = saved
         self._about = saved.about
         self._num_tokens = num_tokens
         self._steady = SteadyWidth()
         self.tokenizer = saved.tokenizer
         self.threads = threads or torch.get_num_threads()
+        self._states = KeptStates(BLOCK, self._about.width)
+        self._compile()
+        self._held: dict[str, Any] = {}
+        self._blocks = Blocks(BLOCK, 0)
+        self._open: list[PagedSequence] = []
+        self._grow(FIRST_BLOCKS)
+
+    def _compile(self) -> None:
+        """The graph with the outputs that are wanted, ready to run; its caches are to be set."""
+        import openvino as ov
+
         try:
-            graph = ov.Core().read_model(saved.folder / "model.xml")
-            if num_tokens is not None:
-                check_num_tokens(num_tokens, saved.about.vocab_size)
-                cut_head(graph, num_tokens, saved.about.name)
+            graph = self._saved.graph()
+            if self._num_tokens is not None:
+                check_num_tokens(self._num_tokens, self._about.vocab_size)
+                cut_head(graph, self._num_tokens, self._about.name)
+            wanted = {LOGITS, *(state_name(layer) for layer in self._states.layers)}
+            for result in graph.get_results():
+                if not wanted & result.output(0).get_names():
+                    graph.remove_result(result)
             self.weight_bytes = read_bytes(graph)
-            insert_paged_attention(graph, saved.about.layers)
+            insert_paged_attention(graph, self._about.layers)
             compiled = ov.Core().compile_model(graph, "CPU", self._properties())
         except RuntimeError as error:
             reason = " ".join(str(error).split())[-160:]
             raise ModelError(
-                f"converted model {saved.folder} can't be opened ({reason}): delete the folder, it is made again"
+                f"converted model {self._saved.folder} can't be opened ({reason}): delete the folder, it is made again"
             ) from error
         self._request = compiled.create_infer_request()
         self._caches = {
@@ -90,10 +119,6 @@ class OpenVinoModel:
             for port in compiled.inputs
             if "_cache." in port.any_name
         }
-        self._held: dict[str, Any] = {}
-        self._blocks = Blocks(BLOCK, 0)
-        self._open: list[PagedSequence] = []
-        self._grow(FIRST_BLOCKS)
 
     def _properties(self) -> dict[str, Any]:
         """Float32 wherever nothing was rounded: there, the bits of a token's logits do not depend on the others in a pass.
@@ -215,6 +240,7 @@ class OpenVinoModel:
             row.blocks[-1] = self._blocks.take()
             for name in self._caches:
                 self._held[name][row.blocks[-1]] = self._held[name][shared]
+            self._states.copy(shared, row.blocks[-1])
             self._blocks.give(shared)
 
     def _share(self, row: PagedSequence, tokens: list[int]) -> list[int]:
@@ -256,7 +282,10 @@ class OpenVinoModel:
             self._set(name, np.array(values, np.int32))
         self._set(LONGEST, np.array(max(row.length for row in rows), np.int32))
         self._request.infer()
-        out = torch.from_numpy(self._request.get_output_tensor(0).data)
+        for layer in self._states.layers:
+            made = self._request.get_tensor(state_name(layer)).data[0]
+            self._states.put(layer, made, _places([row.blocks for row in rows], past, [len(part) for part in new]))
+        out = torch.from_numpy(self._request.get_tensor(LOGITS).data)
         return out.view(-1, out.shape[-1])
 
     def _set(self, name: str, values: Any) -> None:
@@ -264,14 +293,53 @@ class OpenVinoModel:
 
         self._request.set_tensor(name, ov.Tensor(values))
 
+    @property
+    def state_size(self) -> int:
+        return self._about.width
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Of what is beside a model with rounded weights: what the processor is quick in."""
+        return torch.float32 if self._about.weights == "float32" else native_dtype(self.device)
+
+    def keep_states(self, layers: Many[int] = ()) -> None:
+        """See `HandsOutStates`. Opens the model anew; blocks that are there already are not shared any more."""
+        check_layers(layers, len(self._about.layers), self.name)
+        if self._states.add((LAST, *layers)):
+            self._blocks.forget()
+            self._states.grow(self._blocks.count)
+            self._compile()
+            self._attach()
+
+    def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
+        """See `HandsOutStates`."""
+        every = (LAST, *layers)
+        if not isinstance(sequence, PagedSequence) or sequence not in self._open or not self._states.has(every):
+            raise ParameterError(
+                f"states must be of an open sequence of {self.name} that were kept: call keep_states() first"
+            )
+        if not 0 <= start <= stop <= sequence.length:
+            raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
+        return self._states.at(every, _places([sequence.blocks], [start], [stop - start]))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `HandsOutStates`."""
+        return self._embeddings(tokens)
+
+    @cached_property
+    def _embeddings(self) -> Embeddings:
+        return Embeddings(self._saved)
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        """See `HandsOutStates`."""
+        return Head(self._saved)(states)
+
     def _make_room(self, blocks: int) -> None:
         if blocks > self._blocks.available:
             self._grow(max(2 * self._blocks.count, self._blocks.count + blocks - self._blocks.available))
 
     def _grow(self, count: int) -> None:
         """Caches of more blocks. Fresh memory is only taken from the system once it is written."""
-        import openvino as ov
-
         try:
             fresh = {
                 name: np.zeros((count, *shape), _STORAGE[kind.get_size()]) for name, (kind, shape) in self._caches.items()
@@ -281,15 +349,31 @@ class OpenVinoModel:
                 f"{self.name}: a cache of {count * BLOCK} tokens does not fit into memory: lower max_new_tokens, or "
                 "generate fewer sequences at once"
             ) from None
-        for name, (kind, shape) in self._caches.items():
-            if name in self._held:
-                fresh[name][: self._blocks.count] = self._held[name]
-            self._request.set_tensor(name, ov.Tensor(fresh[name], [count, *shape], kind))
+        for name in self._held:
+            fresh[name][: self._blocks.count] = self._held[name]
         self._held = fresh
+        self._attach()
+        self._states.grow(count)
         self._blocks.grow(count)
+
+    def _attach(self) -> None:
+        """Give the caches to the model that is to run."""
+        import openvino as ov
+
+        for name, (kind, shape) in self._caches.items():
+            self._request.set_tensor(name, ov.Tensor(self._held[name], [len(self._held[name]), *shape], kind))
 
 
 _STORAGE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+def _places(blocks: Many[list[int]], starts: Many[int], counts: Many[int]) -> NDArray[np.int64]:
+    """Where in the caches some positions of each row lie: block · BLOCK + offset."""
+    rows = []
+    for own, start, count in zip(blocks, starts, counts, strict=True):
+        at = np.arange(start, start + count)
+        rows.append(np.array(own, np.int64)[at // BLOCK] * BLOCK + at % BLOCK if count else at)
+    return np.concatenate(rows)
 
 
 def _begins(lengths: Any) -> list[int]:

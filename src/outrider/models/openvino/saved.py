@@ -18,7 +18,9 @@ Weights = Literal["int8", "int4", "float32"]
 
 @dataclass(frozen=True)
 class About:
-    """weights: what they were rounded to. group: columns that share a scale, of weights in 4 bits and of activations."""
+    """weights: what they were rounded to. group: columns that share a scale, of weights in 4 bits and of activations.
+    width: of a state.
+    """
 
     name: str
     vocab_size: int
@@ -26,6 +28,7 @@ class About:
     end_tokens: tuple[int, ...]
     weights: Weights
     group: int
+    width: int
     layers: tuple[AttentionLayer, ...]
 
     def to_json(self) -> str:
@@ -50,6 +53,12 @@ class Saved:
             return About.from_json((self.folder / ABOUT).read_text())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"converted model {self.folder} can't be read: delete the folder, it is made again") from error
+
+    def graph(self) -> Any:
+        """The graph, read anew: its weights lie in the file. Raises RuntimeError if it is damaged."""
+        import openvino
+
+        return openvino.Core().read_model(self.folder / "model.xml")
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -10,18 +10,22 @@ import inspect
 import logging
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.errors import ModelError
+from outrider.models.base import LAST
+from outrider.models.hidden_states import body_layers, caught
 from outrider.models.limits import context_limit
 from outrider.models.masks import attention_pattern
 from outrider.models.openvino.attention import NAME, OPERATION, register
 from outrider.models.rollback import refuse_without_rollback
 
 MARK = "outrider.attention."
+LOGITS, EMBEDDINGS = "logits", "embeddings"
 LONGEST_CHECK = 1024  # windows up to this are checked beyond their end
 REMEDY = "use --engine transformers"
 _log = logging.getLogger(__name__)
@@ -40,8 +44,14 @@ class AttentionLayer:
     value_size: int
 
 
+def state_name(layer: int) -> str:
+    """Of the output with the states after a layer."""
+    return f"state.{layer}"
+
+
 def trace(module: Any, name: str) -> tuple[Any, list[AttentionLayer]]:
-    """An `openvino.Model` with inputs input_ids [1, T], position_ids [1, T] and keep [K], and output logits [1, K, V].
+    """An `openvino.Model` with inputs input_ids [1, T], position_ids [1, T] and keep [K], and outputs logits [1, K, V],
+    embeddings [1, T, W], state.0 [1, T, W], the last states, and state.i, those after its other layers.
 
     module: in float32 on the CPU; left with another attention. Raises `ModelError`, naming the model, for one whose
     attention can't be marked, or which computes something else with it.
@@ -81,15 +91,21 @@ def _check(module: Any) -> None:
 
 
 class _Flat(torch.nn.Module):
-    """What is traced: logits of the kept positions only."""
+    """What is traced: logits of the kept positions only, the embeddings, and the states after the layers `wanted`."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, wanted: list[int]) -> None:
         super().__init__()
         self.module = module
+        self.wanted = wanted
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        out = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=keep)
-        return out.logits  # type: ignore[no-any-return]
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, keep: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        states: dict[int, torch.Tensor] = {}
+        embedded: list[torch.Tensor] = []
+        hook = self.module.get_input_embeddings().register_forward_hook(lambda _m, _a, out: embedded.append(out))
+        with caught(self.module, {layer: partial(states.__setitem__, layer) for layer in self.wanted}):
+            out = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=keep)
+        hook.remove()
+        return (out.logits, embedded[0], *(states[layer] for layer in self.wanted))
 
 
 def _convert(module: Any) -> tuple[Any, list[AttentionLayer]]:
@@ -99,16 +115,19 @@ def _convert(module: Any) -> tuple[Any, list[AttentionLayer]]:
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     layers: list[AttentionLayer] = []
+    body = body_layers(module)
+    states = [LAST, *range(1, len(body) if body is not None else 1)]
     example = (torch.ones(1, 4, dtype=torch.long), torch.arange(4)[None], torch.arange(4))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracers warn about every Python condition
-        decoder = TorchScriptPythonDecoder(_Flat(module), example_input=example, trace_kwargs={"check_trace": False})
+        decoder = TorchScriptPythonDecoder(_Flat(module, states), example_input=example, trace_kwargs={"check_trace": False})
     front = FrontEndManager().load_by_framework("pytorch")
     front.add_extension(ConversionExtension(OPERATION, lambda context: _mark(context, layers)))
     graph = front.convert(front.load(decoder))
     for given, name in zip(graph.inputs, ("input_ids", "position_ids", "keep"), strict=True):
         given.get_tensor().set_names({name})
-    graph.outputs[0].get_tensor().set_names({"logits"})
+    for made, name in zip(graph.outputs, (LOGITS, EMBEDDINGS, *(state_name(layer) for layer in states)), strict=True):
+        made.get_tensor().set_names({name})
     wanted = int(module.config.get_text_config().num_hidden_layers)
     if len(layers) != wanted:
         raise ModelError(f"{len(layers)} of its {wanted} layers have attention that can be paged")

@@ -1,0 +1,31 @@
+"""Names of number formats, and the one that a device is quick in."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.errors import ParameterError
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def parse_dtype(dtype: str) -> torch.dtype | None:
+    """A `torch.dtype`, None for "auto"."""
+    if dtype == "auto":
+        return None
+    if dtype not in DTYPES:
+        raise ParameterError(f"dtype must be one of auto, {', '.join(DTYPES)}, int8, int4, got {dtype!r}")
+    return DTYPES[dtype]
+
+
+def native_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies it at full speed, float32 elsewhere."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if has_bf16 else torch.float32
