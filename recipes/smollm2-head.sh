@@ -39,9 +39,16 @@ train() { # FOLDER OPTIONS…
         --data "$out/corpus/code.jsonl@250000" --data "$out/corpus/docs.jsonl@150000" \
         --held-out chat="$out/held-out-chat.jsonl" --held-out code="$out/held-out-code.jsonl" \
         --held-out prose="$out/held-out-prose.jsonl" \
-        --licence "Its own texts (model: Apache-2.0); code and documentation of packages under permissive licences" \
+        --licence "Its own texts (model: Apache-2.0); code and documentation of packages under permissive licences (licences.json)" \
         $resume "$@"
 }
 # Chains of depth 1 over few tokens take a third of the time of depth 3, and what is learnt there holds for the later ones.
 train first --vocabulary 8192 --state-layers 2,15,27 --depth 1 --learning-rate 1.2e-3 --steps "$steps"
 train head --start "$out/first" --vocabulary 12288 --depth 3 --learning-rate 5e-4 --steps $((steps / 4))
+
+# What is shipped: the head, and a card that names no folder of this run.
+mkdir -p "$out/shipped"
+cp "$out/head/config.json" "$out/head/model.safetensors" "$out/corpus/licences.json" "$out/shipped"
+for page in README.md card.json; do
+    sed -e "s#head:path=$out/head#head#g" -e "s#$out/##g" "$out/head/$page" >"$out/shipped/$page"
+done

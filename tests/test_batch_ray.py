@@ -113,7 +113,7 @@ def test_audited_texts_are_those_of_one_process_in_the_same_order(target_folder:
     target = load(target_folder, dtype="float64")
     setup = Setup(str(target_folder), (draft,), 3, batch_size=8, dtype="float64", device="cpu", rounds=True)
     got = list(spread_texts(Cluster(None, 1), setup, target, sampling, 400, seed=5, done=8))
-    want = list(own_texts(target, make_named(draft), sampling, 400, 3, seed=5, done=8))
+    want = list(own_texts(target, make_named(draft, target), sampling, 400, 3, seed=5, done=8))
     assert [one.tokens for one in got] == [one.tokens for one in want]
     counts = [[[(len(r.tokens), r.drafted, r.accepted) for r in one.rounds] for one in texts] for texts in (got, want)]
     assert counts[0] == counts[1]

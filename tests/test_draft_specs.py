@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from outrider.drafters import (
 from outrider.errors import OutriderError, ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.table import TableModel
+from outrider.models.transformers_model import TransformersModel
+from tests.test_heads import write_head
+from tests.tiny_models import module, tiny
 from tests.toys import table
 
 TARGET = table(1, 5)
@@ -35,14 +39,35 @@ def load(name: str, own: dict[str, Any]) -> LanguageModel:
 
 
 def test_names_and_options() -> None:
-    lookup = make_named("prompt-lookup:max_ngram=5,min_ngram=2")
+    lookup = make_named("prompt-lookup:max_ngram=5,min_ngram=2", TARGET)
     assert isinstance(lookup, PromptLookupDrafter)
     assert (lookup.max_ngram, lookup.min_ngram) == (5, 2)
-    suffix = make_named("suffix:min_match=3,memory=yes")
+    suffix = make_named("suffix:min_match=3,memory=yes", TARGET)
     assert isinstance(suffix, SuffixDrafter)
     assert suffix.min_match == 3
-    assert isinstance(make_named("early-exit:layers=3"), EarlyExitDrafter)
-    assert isinstance(make_named("random"), RandomDrafter)
+    assert isinstance(make_named("early-exit:layers=3", TARGET), EarlyExitDrafter)
+    assert isinstance(make_named("random", TARGET), RandomDrafter)
+
+
+def test_what_drafts_without_a_name_has_the_head_that_comes_with_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For that target alone, and as far as it hands out the states that the head reads."""
+    monkeypatch.setattr("outrider.drafters.head.SHIPPED", str(tmp_path))
+    for target in (TARGET, tiny("Llama")):
+        assert isinstance(make_named("auto", target), PromptLookupDrafter)
+    path = write_head(tmp_path / "ours", "layered")
+    stored = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**stored, "target": tiny("Llama").name}))
+    both = make_named("auto", tiny("Llama"))
+    assert isinstance(both, ChoiceDrafter)
+    assert [part.name for part in both.parts()] == ["prompt-lookup", "head"]
+    for target in (TARGET, tiny("GPT2")):
+        assert isinstance(make_named("auto", target), PromptLookupDrafter)
+    compiled = TransformersModel(module("Llama"), name=tiny("Llama").name)
+    assert isinstance(make_named("auto", compiled), ChoiceDrafter)
+    compiled.compiled = object()  # type: ignore[assignment]
+    assert isinstance(make_named("auto", compiled), PromptLookupDrafter)
 
 
 def test_a_drafts_own_options_go_before_the_targets() -> None:

@@ -107,6 +107,7 @@ def test_a_start_keeps_its_own_shape(
     again = options("blocks", target_folder, data, "-o", tmp_path / "again", "--start", tmp_path / "first")
     assert "start has its own shape: leave out --blocks" in refusal(capsys, [*again, "--blocks", "2"])
     assert call(capsys, *again)["what"] == "2 blockwise heads over 90 tokens"
+    assert f"seed 0; begun from {tmp_path / 'first'}, an earlier run." in (tmp_path / "again" / "README.md").read_text()
     assert "for all 2 drafted tokens" in (tmp_path / "again" / "README.md").read_text()
     head = options("head", target_folder, data, "-o", tmp_path / "head", "--start", tmp_path / "first", "--window", 9)
     assert "leave out --window" in refusal(capsys, head)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 from outrider.costs import measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
-from outrider.draft_specs import NAMED, is_named, make_model_drafter, make_named
+from outrider.draft_specs import AUTO, NAMED, is_named, make_model_drafter, make_named
 from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
@@ -22,8 +22,8 @@ def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
         return draft
     if isinstance(draft, str):
         if is_named(draft):
-            return make_named(draft)
-        names = ", ".join(NAMED)
+            return make_named(draft, target)
+        names = ", ".join((AUTO, *NAMED))
         raise ParameterError(f"draft must be a loaded model or one of {names}, got {draft!r}: outrider.load({draft!r})?")
     if isinstance(draft, LanguageModel):
         return make_model_drafter(draft, target)

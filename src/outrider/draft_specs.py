@@ -2,13 +2,14 @@
 
     prompt-lookup[:max_ngram=8,min_ngram=1]     suffix[:memory=yes,store=FILE,min_match=1]
     ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
-    head:path=FOLDER
+    head[:path=FOLDER]                          auto
     self[:temperature=T,top_k=K,top_p=P,min_p=M]
     MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_tokens=N,num_draft_tokens=N,draft=SPEC]
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
 depth. A model with another tokenizer than the target's drafts text (`drafters.other_tokenizer`). A model's sampling options
 are the draft's own; by default it samples as the target does. dtype, engine and num_tokens are those of `outrider.load`.
+auto is prompt-lookup, and beside it the draft head that comes with the package for the target, if there is one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from outrider.draft_length import FixedLength
 from outrider.drafters import (
+    ChoiceDrafter,
     Drafter,
     EarlyExitDrafter,
     HeadDrafter,
@@ -34,6 +36,7 @@ from outrider.drafters import (
     SuffixDrafter,
     TextDrafter,
 )
+from outrider.drafters.head import comes_with_head
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import same_tokens
@@ -65,6 +68,7 @@ def _ngram(table: str | None = None, order: int | None = None) -> NgramDrafter:
     return NgramDrafter(table, order)
 
 
+AUTO = "auto"
 NAMED = {
     "prompt-lookup": Named(PromptLookupDrafter, {"max_ngram": int, "min_ngram": int}),
     "suffix": Named(SuffixDrafter, {"memory": _yes_or_no, "store": str, "min_match": int}),
@@ -91,11 +95,13 @@ def loading_options(own: dict[str, Any], dtype: str, engine: str) -> dict[str, A
 
 def is_named(spec: str) -> bool:
     """Whether this means a drafter that needs no model to be loaded."""
-    return spec.partition(":")[0] in NAMED
+    return spec == AUTO or spec.partition(":")[0] in NAMED
 
 
-def make_named(spec: str) -> Drafter:
-    """The drafter that such a name and its options mean."""
+def make_named(spec: str, target: LanguageModel) -> Drafter:
+    """The drafter for `target` that such a name and its options mean."""
+    if spec == AUTO:
+        return ChoiceDrafter([PromptLookupDrafter(), HeadDrafter()]) if comes_with_head(target) else PromptLookupDrafter()
     name, _, text = spec.partition(":")
     named = NAMED[name]
     return named.make(**_parse(name, text, named.options))
@@ -104,7 +110,7 @@ def make_named(spec: str) -> Drafter:
 def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter:
     """The drafter for `target` that a name, or a model and its options, mean."""
     if is_named(spec):
-        return make_named(spec)
+        return make_named(spec, target)
     name, text = split_model(spec)
     options = _parse(name, text, _MODEL_OPTIONS)
     model = load(name, {key: options.pop(key) for key in _LOADING if key in options})

@@ -49,7 +49,7 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     encoder-decoder it is the source; for one that hears, an `Audio`.
 
     Options (keywords only):
-    draft: a model from `load`, a drafter's name ("prompt-lookup", the default, "suffix", "ngram:table=FILE", …, see
+    draft: a model from `load`, a drafter's name ("auto", the default, "prompt-lookup", "suffix", "ngram:table=FILE", …, see
     `draft_specs`), a `Drafter`, a list of these (the best at each point), or None for plain decoding.
     num_draft_tokens: 0 … 64 tokens a round; None: adapted to measured costs and to what is accepted; or an
     `OptimalLength(alpha)`.
@@ -122,7 +122,7 @@ class Generation:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.decode for token ids")
         self.target = target
-        self.drafter = make_drafter(options.get("draft", "prompt-lookup"), target)
+        self.drafter = make_drafter(options.get("draft", "auto"), target)
         if self.drafter is not None:
             self.drafter.bind(target)
         self.options = parse_options(len(prompts), options)

@@ -56,7 +56,7 @@ def transformers_generate(
 ) -> Any:
     """Called by `generate` as its decoding method. → int64 [B, T], or the output object if `return_dict_in_generate`.
 
-    assistant_model: a transformers model as the draft; without one, or with draft="prompt-lookup", the context is copied.
+    assistant_model: a transformers model as the draft; without one, draft="auto": the context is copied.
     draft, num_draft_tokens: as in `outrider.generate`; give them to `model.generate`.
     """
     del synced_gpus
@@ -143,7 +143,7 @@ def _engine(model: Any) -> TransformersModel:
 
 def _drafter(assistant_model: Any, draft: Any, target: TransformersModel) -> Drafter | None:
     if assistant_model is None:
-        return make_drafter("prompt-lookup" if draft is None else draft, target)
+        return make_drafter("auto" if draft is None else draft, target)
     if draft is not None:
         raise ParameterError("draft and assistant_model must not both be given: leave one out")
     return SameTokensDrafter(_engine(assistant_model))

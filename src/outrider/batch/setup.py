@@ -28,7 +28,7 @@ class Setup:
     """
 
     target: str | None = None
-    draft: tuple[str, ...] = ("prompt-lookup",)
+    draft: tuple[str, ...] = ("auto",)
     num_draft_tokens: int | OptimalLength | None = None
     batch_size: int = 8
     chat: bool | None = None

@@ -30,23 +30,17 @@ def demo(max_new_tokens: int) -> None:
     from outrider.cli.models import ModelChoice
     from outrider.cli.output import legend
     from outrider.compare import compare
-    from outrider.drafters.head import find_shipped_head
+    from outrider.drafters.head import comes_with_head
 
     console = Console(highlight=False)
     model = ModelChoice().load_target()
-    has_head = find_shipped_head(model) is not None
-    draft = ["prompt-lookup", "head"] if has_head else "prompt-lookup"
-    whence = (
-        "drafts are copied from the context or come from its draft head"
-        if has_head
-        else "drafts are copied from the context"
-    )
+    whence = "drafts are copied from the context" + (" or come from its draft head" if comes_with_head(model) else "")
     console.print(f"[bold]{model.name}[/bold], {model.dtype_name}; {whence}.", soft_wrap=True)
     console.print(legend(), soft_wrap=True)
     options = {"max_new_tokens": max_new_tokens, "seed": 0}
     for title, prompt in PROMPTS.items():
         console.print(f"\n[bold]{title}.[/bold] [dim]{prompt}[/dim]\n", soft_wrap=True)
-        comparison = compare(model, as_prompt(model, prompt, None), draft, options, show)
+        comparison = compare(model, as_prompt(model, prompt, None), "auto", options, show)
         console.print(f"\n{report(comparison)}\n{explain(comparison)}", markup=False, soft_wrap=True)
 
 

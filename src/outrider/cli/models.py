@@ -86,15 +86,21 @@ class ModelChoice:
 
 
 _TARGET = click.option("--target", metavar="MODEL", help="Hub name, folder or .gguf file  [default: SmolLM2-135M-Instruct]")
-_DRAFT = click.option(
-    "--draft",
-    multiple=True,
-    default=("prompt-lookup",),
-    show_default=True,
-    metavar="NAME[:OPTION=VALUE,…]",
-    help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, head:path=FOLDER, early-exit, self, random, or a model; "
-    "given several times, the best at each point (docs/drafters.md).",
-)
+
+
+def _draft(default: str) -> Callable[..., Any]:
+    return click.option(
+        "--draft",
+        multiple=True,
+        default=(default,),
+        show_default=True,
+        metavar="NAME[:OPTION=VALUE,…]",
+        help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, head:path=FOLDER, early-exit, self, random, or a model; "
+        "given several times, the best at each point; auto: prompt-lookup, and the head that comes with the package for the "
+        "target if there is one (docs/drafters.md).",
+    )
+
+
 _HOW = (
     click.option(
         "--dtype",
@@ -124,7 +130,12 @@ _NAMES = ("target", "draft", "dtype", "device", "engine", "compile")
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --target, --draft, --dtype, --device, --engine and --compile; the command gets them as `models`."""
-    return _with(command, (_TARGET, _DRAFT, *_HOW))
+    return _with(command, (_TARGET, _draft("auto"), *_HOW))
+
+
+def model_options_of_benches(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with one draft by default, whose figures are to be told apart."""
+    return _with(command, (_TARGET, _draft("prompt-lookup"), *_HOW))
 
 
 def model_options_without_draft(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import TypeGuard
 
 from outrider.costs import measured_costs
 from outrider.draft_length.base import Prospect
@@ -50,7 +51,7 @@ class HeadDrafter(ModelDrafter):
     def bind(self, target: LanguageModel) -> None:
         if target is self._target:
             return
-        if not isinstance(target, HandsOutStates) or has_encoder(target):
+        if not _hands_out_states(target):
             raise ModelError(
                 f"head can't draft for {target.name}: it reads hidden states, which decoder-only models of the engines "
                 "transformers and openvino hand out; use one of these, or name another draft"
@@ -104,6 +105,19 @@ class HeadDrafter(ModelDrafter):
 
     def reader(self) -> LanguageModel:
         return ReadingModel(self.model)
+
+
+def _hands_out_states(target: LanguageModel) -> TypeGuard[HandsOutStates]:
+    return isinstance(target, HandsOutStates) and not has_encoder(target)
+
+
+def comes_with_head(target: LanguageModel) -> bool:
+    """Whether a draft head for this target comes with the package, and can read its states as it was loaded."""
+    found = find_shipped_head(target)
+    if found is None or not _hands_out_states(target):
+        return False
+    compiled = getattr(target, "compiled", None) is not None  # its passes hand out the last states alone
+    return not (compiled and load_config(found).layers)
 
 
 def find_shipped_head(target: LanguageModel) -> Path | None:

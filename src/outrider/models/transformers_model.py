@@ -140,7 +140,7 @@ class TransformersModel(SlotModel[SlotSequence]):
             return
         body = body_layers(self.module)
         if body is None:
-            raise ParameterError(f"states of single layers can't be read from {self._name}: its layers are no list")
+            raise ParameterError(f"states of single layers can't be read from {self._name}: its layers are in no list")
         check_layers(layers, len(body), self._name)
         if self.compiled is not None:
             raise ParameterError(_no_further_states(layers))

@@ -80,7 +80,8 @@ def _page(card: Mapping[str, Any]) -> str:
         "",
         f"{card['windows']} windows of {card['length']} tokens, {card['steps']} steps of {card['batch_size']} windows, ",
     ]
-    lines[-1] += f"loss {card['loss']}, seed {card['seed']}."
+    lines[-1] += f"loss {card['loss']}, seed {card['seed']}"
+    lines[-1] += f"; begun from {card['start']}, an earlier run." if card.get("start") else "."
     if card.get("licence"):
         lines += ["", card["licence"]]
     return "\n".join(lines) + "\n"

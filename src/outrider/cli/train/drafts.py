@@ -138,7 +138,7 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict
         else (f"{config.blocks} blockwise heads over {config.num_tokens} tokens")
     )
     blocks = config.blocks if kind == "blockwise" else None
-    finish(target, data, given, report, Made(use, what, config.num_tokens, blocks))
+    finish(target, data, given, report, Made(use, what, config.num_tokens, blocks, settings["start"]))
 
 
 def _layers(text: str | None, start: Path | None, kind: Kind) -> tuple[int, ...]:

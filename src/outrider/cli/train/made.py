@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Made:
     """use: its name for --draft. what: in words, for the card. tokens: of its own vocabulary, None for the target's.
 
-    blocks: that one pass drafts, None if a pass drafts one token.
+    blocks: that one pass drafts, None if a pass drafts one token. start: the head that was gone on from, if one was.
     """
 
     use: str
     what: str
     tokens: int | None = None
     blocks: int | None = None
+    start: Path | None = None
 
 
 def as_head(output: Path) -> str:
@@ -68,7 +69,8 @@ def finish(target: TransformersModel, data: Data, given: dict[str, Any], report:
     paid = (0.0, step * made.blocks, made.blocks) if made.blocks else (step,)
     best = {name: foretold(result["alpha"], costs, *paid) for name, result in report.held_out.items()}
     card: dict[str, Any] = {
-        "target": target.name, "what": made.what, "use": made.use, "steps": report.steps, "finished": report.finished,
+        "target": target.name, "what": made.what, "use": made.use, "start": None if made.start is None else str(made.start),
+        "steps": report.steps, "finished": report.finished,
         "seconds": round(report.seconds), "batch_size": given["batch_size"], "loss": given["loss"], "seed": given["seed"],
         "learning_rate": given["learning_rate"], "length": given["length"], "windows": len(data.train),
         "data": {source.name: source.limit for source in map(parse_source, given["data"])},

@@ -51,7 +51,7 @@ class PagedSequence:
         self.tokens: list[int] = []
         self.blocks: list[int] = []
         self.closed = False
-        self.pretended = False
+        self.private = False  # whether its blocks are never to be shared
 
     @property
     def length(self) -> int:
@@ -63,7 +63,7 @@ class PagedSequence:
 
     def advance(self, count: int) -> None:
         """Pretend to hold further tokens, so that long contexts are timed without reading one."""
-        self.pretended = True
+        self.private = True
         self.model.extend(self, [0] * count)
 
     def close(self) -> None:
@@ -101,10 +101,7 @@ class OpenVinoModel:
             if self._num_tokens is not None:
                 check_num_tokens(self._num_tokens, self._about.vocab_size)
                 cut_head(graph, self._num_tokens, self._about.name)
-            wanted = {LOGITS, *(state_name(layer) for layer in self._states.layers)}
-            for result in graph.get_results():
-                if not wanted & result.output(0).get_names():
-                    graph.remove_result(result)
+            _leave(graph, {LOGITS, *(state_name(layer) for layer in self._states.layers)}, self._about.name)
             self.weight_bytes = read_bytes(graph)
             insert_paged_attention(graph, self._about.layers)
             compiled = ov.Core().compile_model(graph, "CPU", self._properties())
@@ -256,7 +253,7 @@ class OpenVinoModel:
         return tokens
 
     def _publish(self, row: PagedSequence) -> None:
-        if row.pretended:
+        if row.private:
             return
         for i in range(len(row.tokens) // BLOCK):
             before = row.blocks[i - 1] if i else None
@@ -282,9 +279,10 @@ class OpenVinoModel:
             self._set(name, np.array(values, np.int32))
         self._set(LONGEST, np.array(max(row.length for row in rows), np.int32))
         self._request.infer()
-        for layer in self._states.layers:
-            made = self._request.get_tensor(state_name(layer)).data[0]
-            self._states.put(layer, made, _places([row.blocks for row in rows], past, [len(part) for part in new]))
+        if self._states.layers:
+            places = _places([row.blocks for row in rows], past, [len(part) for part in new])
+            for layer in self._states.layers:
+                self._states.put(layer, self._request.get_tensor(state_name(layer)).data[0], places)
         out = torch.from_numpy(self._request.get_tensor(LOGITS).data)
         return out.view(-1, out.shape[-1])
 
@@ -307,6 +305,8 @@ class OpenVinoModel:
         check_layers(layers, len(self._about.layers), self.name)
         if self._states.add((LAST, *layers)):
             self._blocks.forget()
+            for row in self._open:
+                row.private = True  # nor are theirs, from before
             self._states.grow(self._blocks.count)
             self._compile()
             self._attach()
@@ -332,7 +332,11 @@ class OpenVinoModel:
 
     def logits_of(self, states: Tensor) -> Tensor:
         """See `HandsOutStates`."""
-        return Head(self._saved)(states)
+        return self._head(states)
+
+    @cached_property
+    def _head(self) -> Head:
+        return Head(self._saved)
 
     def _make_room(self, blocks: int) -> None:
         if blocks > self._blocks.available:
@@ -365,6 +369,19 @@ class OpenVinoModel:
 
 
 _STORAGE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+def _leave(graph: Any, wanted: set[str], name: str) -> None:
+    """Take the outputs off that nobody wants."""
+    left = set()
+    for result in graph.get_results():
+        names = result.output(0).get_names()
+        if wanted & names:
+            left |= names
+        else:
+            graph.remove_result(result)
+    if not wanted <= left:
+        raise ParameterError(f"states of single layers can't be read from {name}: its layers are in no list")
 
 
 def _places(blocks: Many[list[int]], starts: Many[int], counts: Many[int]) -> NDArray[np.int64]:
