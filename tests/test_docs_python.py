@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import outrider
 from outrider import drafters, errors
+from outrider.draft_specs import make_named
 from outrider.generation import Generation
 from outrider.models.transformers_model import TransformersModel
 from outrider.options import GenerateOptions, Options, parse_options
@@ -21,6 +23,7 @@ from outrider.records import Round, Stats
 from outrider.results import Result
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
+from tests.test_heads import write_head
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\w+)` \| (?:`(.*?)`|never) \|", re.MULTILINE)
@@ -65,7 +68,9 @@ def test_every_keyword_of_load_is_there_with_its_default() -> None:
     assert rows(section("`load`")) == wanted
 
 
-def test_every_option_of_generate_is_there_with_its_default(models: Mapping[str, Any]) -> None:
+def test_every_option_of_generate_is_there_with_its_default(
+    models: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = rows(section("`generate` and `stream`"))
     assert set(said) == set(GenerateOptions.__annotations__)
     known = defaults(SamplingSettings, Options, Extras)
@@ -76,9 +81,14 @@ def test_every_option_of_generate_is_there_with_its_default(models: Mapping[str,
     assert set(said) - set(known) <= alone
     assert parse_options(1, {}).stop == said["stop"]
     target = models["target"]
+    # With a head for the target at hand, what drafts by default is told from its parts.
+    monkeypatch.setattr("outrider.drafters.head.SHIPPED", str(tmp_path))
+    path = write_head(tmp_path / "head", "autoregressive", target.vocab_size)
+    stored = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**stored, "target": target.name}))
     made = Generation(target, ["def f(x):"])
     assert made.drafter is not None
-    assert made.drafter.name == said["draft"]
+    assert made.drafter.name == make_named(said["draft"], target).name == "prompt-lookup + head"
     assert len({outrider.generate(target, "def f(x):", max_new_tokens=1, seed=said["seed"]).seed for _ in range(3)}) == 3
 
 

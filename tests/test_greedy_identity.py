@@ -6,10 +6,14 @@ A divergence is never silent: it must be classified by the gap of the two logits
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
+
+import torch
 
 import outrider
 from outrider.audit.greedy import first_divergence
 from outrider.drafters import ModelDrafter, PromptLookupDrafter
+from outrider.models.table import TableModel
 from outrider.prompts import encode
 from tests.real_models import pruned_draft, smollm2
 
@@ -103,3 +107,27 @@ def test_acceptance_of_a_real_draft_is_sum_min() -> None:
         accepted = sum(r.accepted > position for r in tested)
         assert len(betas) == len(tested) > 50
         assert abs(accepted - sum(betas)) < 6 * sum(b * (1 - b) for b in betas) ** 0.5
+
+
+class InBfloat16(TableModel):
+    """Gives its logits in fewer bits, the same ones however many tokens are scored at once."""
+
+    def score(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        out = super().score(*args, **kwargs)
+        return None if out is None else out.bfloat16()
+
+
+def test_what_the_numbers_can_not_tell_apart_is_a_tie() -> None:
+    """Between 1 and 2 bfloat16 has steps of 2^-7: one of them is no fault, two are."""
+    step = 2.0**-7
+    logits = torch.tensor([-1.5, -1.5 - step, -1.5 - 2 * step, 0.0], dtype=torch.float64)
+    logits[3] = (1 - logits[:3].exp().sum()).log()
+    target = InBfloat16(logits.exp())
+    one, two = (first_divergence(target, [3, 3], [3, 0], [3, other]) for other in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert (one.gap, one.rounding, one.near_tie) == (step, step, True)
+    assert (two.gap, two.near_tie) == (2 * step, False)
+    exact = first_divergence(TableModel(logits.exp()), [3, 3], [3, 0], [3, 1])
+    assert exact is not None
+    assert not exact.near_tie

@@ -7,6 +7,7 @@ the position in question, instead of being assumed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ class Divergence:
     """Where two outputs part.
 
     position: index into the new tokens. first, second: the two tokens there. gap: |logit(first) - logit(second)|, the
-    least over the ways of scoring. rounding: the most by which that difference varies between those ways.
+    least over the ways of scoring. rounding: the most by which that difference varies between those ways, and no less than
+    what the numbers that logits are given in can tell apart there (bfloat16: an eighth between 16 and 32).
     """
 
     position: int
@@ -62,13 +64,22 @@ def first_divergence(
         return None
     a, b = first[position], second[position]
     scores = logits_by_width(target, [*prompt, *first[:position]], source)
-    margins = scores[:, a] - scores[:, b]
+    margins = scores[:, a].double() - scores[:, b].double()
     smallest = 0.0 if bool((margins > 0).any() and (margins < 0).any()) else float(margins.abs().min())
-    return Divergence(position, a, b, smallest, float(margins.max() - margins.min()))
+    rounding = max(float(margins.max() - margins.min()), last_place(scores[:, [a, b]]))
+    return Divergence(position, a, b, smallest, rounding)
+
+
+def last_place(numbers: Tensor) -> float:
+    """The step from the largest of these to the next number of their type."""
+    largest = float(numbers.abs().max())
+    if not 0.0 < largest < math.inf:
+        return 0.0
+    return math.ldexp(torch.finfo(numbers.dtype).eps, math.frexp(largest)[1] - 1)
 
 
 def logits_by_width(target: LanguageModel, tokens: Sequence[int], source: Source | None = None) -> Tensor:
-    """The logits after `tokens`, the last of them scored in passes of 1, 2, 3, … tokens. [ways, V], float64
+    """The logits after `tokens`, the last of them scored in passes of 1, 2, 3, … tokens. [ways, V]
 
     Several passes each, since what the cache holds was rounded by the passes that wrote it, too.
     """
@@ -85,7 +96,7 @@ def logits_by_width(target: LanguageModel, tokens: Sequence[int], source: Source
                 padded, lengths = pad_rows([list(tokens[start : start + width])], target.device)
                 logits = target.score([sequence], padded, lengths, "last")
             assert logits is not None
-            rows.append(logits[0, 0].double().cpu())
+            rows.append(logits[0, 0].cpu().clone())
         finally:
             sequence.close()
     return torch.stack(rows)

@@ -24,7 +24,7 @@ def engine_rounding(target: LanguageModel, tokens: Sequence[int], here: Tensor, 
 
     here: [V], what the audit's own pass gave.
     """
-    ways = torch.cat([logits_by_width(target, tokens, source), here.double().cpu().unsqueeze(0)])
+    ways = torch.cat([logits_by_width(target, tokens, source).double(), here.double().cpu().unsqueeze(0)])
     ways = ways - ways.logsumexp(-1, keepdim=True)
     spread = (ways.amax(0) - ways.amin(0))[ways.amax(0) > ways.amax() - 20]  # what can matter
     return float(spread.nan_to_num(0.0).max())
