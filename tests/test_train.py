@@ -20,7 +20,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.forced import betas_along
 from outrider.heads.config import HeadConfig, load_head
 from outrider.heads.engine import open_head
-from outrider.heads.layers import AutoregressiveHead, make_network
+from outrider.heads.layers import AutoregressiveHead, Mix, make_network
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
@@ -29,7 +29,8 @@ from outrider.sampling import SamplingSettings
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.card import foretold
 from outrider.train.corpus import HELD_OUT_EVERY, Source, marked, parse_source, stamp, windows
-from outrider.train.run import measure
+from outrider.train.make import Data, HeadSettings, train_head
+from outrider.train.run import RunSettings, measure
 from outrider.train.start import start_from_target, weight_of
 from outrider.train.states import SHARD, StateFolder, StateWindows, check_states, frequent_tokens, keep_states, states_of
 from outrider.train.student import make_student
@@ -247,6 +248,16 @@ def test_a_target_with_capped_logits_is_refused(tmp_path: Path) -> None:
     target.keep_states()
     with pytest.raises(ModelError, match="are not those of its output layer on its last state"):
         states_of(target, torch.tensor([TEXT]))
+
+
+def test_data_and_head_have_the_same_layers(tmp_path: Path) -> None:
+    """Else the states of one layer would be read as those of another."""
+    data = Data([], StateWindows([]), {}, (1,), {})
+    with pytest.raises(ParameterError, match=r"layers must be those that the data has, \[1\], got \[\]"):
+        train_head(tiny("Llama"), data, HeadSettings("autoregressive"), RunSettings(1), tmp_path)
+    config = HeadConfig("autoregressive", "tiny", 32, VOCABULARY, VOCABULARY, 24, 4, 2, 8, layers=(1,))
+    with pytest.raises(ParameterError, match="states must be 32 or 64 wide, got 96"):
+        Mix(config)(torch.zeros(1, 32), torch.zeros(1, 96))
 
 
 def test_a_head_starts_as_the_targets_last_layer() -> None:

@@ -6,13 +6,13 @@ import json
 
 import click
 
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import json_option
 from outrider.cli.tensor_parallel import tensor_parallel_options
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @tensor_parallel_options
 @json_option
 def calibrate(models: ModelChoice, as_json: bool) -> None:

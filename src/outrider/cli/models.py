@@ -133,8 +133,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with(command, (_TARGET, _draft("auto"), *_HOW))
 
 
-def model_options_of_benches(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same with one draft by default, whose figures are to be told apart."""
+def model_options_with_one_draft(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with copies alone by default, for commands whose figures are of one draft."""
     return _with(command, (_TARGET, _draft("prompt-lookup"), *_HOW))
 
 

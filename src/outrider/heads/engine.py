@@ -85,7 +85,8 @@ class HeadModel(SlotModel[HeadSequence]):
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        return f"draft head {self.target.state_dtype} {json.dumps(asdict(self.config))}"
+        beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
+        return f"draft head beside {beside} {self.target.state_dtype} {json.dumps(asdict(self.config))}"
 
     @property
     def weight_bytes(self) -> int:

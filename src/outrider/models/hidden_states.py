@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,15 +28,21 @@ def caught(module: Any, wanted: dict[int, Put]) -> Iterator[None]:
 
     By hooks for the time of a pass: lasting ones would also be run by views of the model (`drafters.early_exit`).
     """
+    body = body_layers(module) if any(layer != LAST for layer in wanted) else None
     with ExitStack() as hooks:
         for layer, put in wanted.items():
-            hooks.callback(_catch(module, layer, put).remove)
+            if layer == LAST:
+                hook = module.get_decoder().register_forward_hook(partial(_put_last, put))
+            else:
+                assert body is not None  # `keep_states` has looked
+                hook = body[layer - 1].register_forward_hook(partial(_put, put))
+            hooks.callback(hook.remove)
         yield
 
 
-def _catch(module: Any, layer: int, put: Put) -> Any:
-    if layer == LAST:
-        return module.get_decoder().register_forward_hook(lambda _m, _a, out: put(out.last_hidden_state))
-    layers = body_layers(module)
-    assert layers is not None  # `keep_states` has looked
-    return layers[layer - 1].register_forward_hook(lambda _m, _a, out: put(out if isinstance(out, Tensor) else out[0]))
+def _put_last(put: Put, _module: Any, _given: Any, out: Any) -> None:
+    put(out.last_hidden_state)
+
+
+def _put(put: Put, _module: Any, _given: Any, out: Any) -> None:
+    put(out if isinstance(out, Tensor) else out[0])

@@ -155,9 +155,14 @@ class TransformersModel(SlotModel[SlotSequence]):
             )
         if not 0 <= start <= stop <= sequence.length:
             raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
-        missing = torch.zeros(stop - start, self.state_size, dtype=self.dtype, device=self.device)  # before the first pass
-        found = [missing if one.keys is None else one.keys[sequence.slot, 0, start:stop] for one in kept]
+        found = [
+            self._no_states(stop - start) if one.keys is None else one.keys[sequence.slot, 0, start:stop] for one in kept
+        ]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    def _no_states(self, count: int) -> Tensor:
+        """What is known of positions if there has been no pass since states are kept."""
+        return torch.zeros(count, self.state_size, dtype=self.dtype, device=self.device)
 
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
         """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""

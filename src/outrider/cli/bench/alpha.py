@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import about_runs, check_length, conclude, experiment_options, open_log, track
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 
 if TYPE_CHECKING:
     from outrider.bench.acceptance import Row
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @experiment_options
 @click.option("--max-new-tokens", default=128, show_default=True, help="Tokens of each text at most.")
 def alpha(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import check_length, open_log, track
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import json_option, log_option
 from outrider.errors import ParameterError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @click.option("--batch-sizes", default="1,2,4,8,16", show_default=True, metavar="B,…", help="Prompts side by side.")
 @click.option("--lengths", default="0,1,2,4,auto", show_default=True, metavar="K,…", help="Draft lengths; 0 is added.")
 @click.option("--prompts", default=500, show_default=True, help="Ragged prompts, made of HumanEval's problems.")

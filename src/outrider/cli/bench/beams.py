@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import about_runs, check_length, open_log, prompt_options, track
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @prompt_options
 @click.option("--num-beams", multiple=True, type=int, default=(2, 4), show_default=True, help="Widths to measure.")
 @click.option(

@@ -12,7 +12,7 @@ import click
 
 from outrider.cli.bench.choices import json_line_option, make_settings, open_log, track
 from outrider.cli.files import check_plot
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import Command, add_options, log_option
 from outrider.errors import ParameterError
 
@@ -54,7 +54,7 @@ _SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]"
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @click.option("--setup", multiple=True, metavar="DTYPE[@ENGINE][ + DRAFT]", help=f"{_SETUP}; beside transformers' own.")
 @click.option(
     "--server", multiple=True, metavar="NAME=URL", help="One with OpenAI's completions: any engine (docs/engines.md)."

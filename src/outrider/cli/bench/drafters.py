@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.bench.choices import json_line_option, track
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import log_option
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @click.option("--max-new-tokens", default=96, show_default=True)
 @click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
 @click.option("--repetitions", default=3, show_default=True)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import json_line_option, track
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 
 if TYPE_CHECKING:
     from outrider.bench.lengths import Cell
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @click.option("--max-new-tokens", default=192, show_default=True)
 @click.option(
     "--humaneval", "problems", default=12, show_default=True, help="HumanEval problems beside the seven kinds of text."

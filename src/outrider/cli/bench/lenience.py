@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import about_runs, check_length, experiment_options, open_log, track
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @experiment_options
 @click.option(
     "--lenience", multiple=True, type=float, default=(1.0, 0.5, 0.3, 0.1), show_default=True, help="Values of l to measure."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import about_runs, check_length, conclude, open_log, scored_options, track
-from outrider.cli.models import ModelChoice, model_options_of_benches
+from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.ray import ray_options
 from outrider.errors import ParameterError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_options_of_benches
+@model_options_with_one_draft
 @scored_options
 @click.option("--num-draft-tokens", multiple=True, type=int, help="Fixed draft lengths  [default: adaptive]")
 @click.option("--max-new-tokens", type=int, help="Tokens of an answer at most  [default: 128; humaneval 512]")

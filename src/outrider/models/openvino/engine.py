@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError
@@ -31,8 +30,9 @@ from outrider.models.cut_head import check_num_tokens, cut_name
 from outrider.models.dtypes import native_dtype
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.cut_head import cut_head
+from outrider.models.openvino.flat import begins, in_rows, kept, places
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
-from outrider.models.openvino.parts import Embeddings, Head
+from outrider.models.openvino.parts import Embeddings, Head, leave_outputs
 from outrider.models.openvino.saved import Saved, read_bytes
 from outrider.models.openvino.states import KeptStates
 from outrider.models.openvino.steady import SteadyWidth
@@ -101,7 +101,7 @@ class OpenVinoModel:
             if self._num_tokens is not None:
                 check_num_tokens(self._num_tokens, self._about.vocab_size)
                 cut_head(graph, self._num_tokens, self._about.name)
-            _leave(graph, {LOGITS, *(state_name(layer) for layer in self._states.layers)}, self._about.name)
+            leave_outputs(graph, {LOGITS, *(state_name(layer) for layer in self._states.layers)}, self._about.name)
             self.weight_bytes = read_bytes(graph)
             insert_paged_attention(graph, self._about.layers)
             compiled = ov.Core().compile_model(graph, "CPU", self._properties())
@@ -191,14 +191,14 @@ class OpenVinoModel:
         # What is filled in stands behind the last token: it changes none before.
         padded = [part + [0] * (width - len(part)) for part, width in zip(new, widths, strict=True)]
         starts = [row.length for row in rows]
-        out = self._infer(rows, padded, _kept(counts, widths, logits))
+        out = self._infer(rows, padded, kept(counts, widths, logits))
         for row, start, count in zip(rows, starts, counts, strict=True):
             row.truncate(start + count)
         if logits == "none":
             for row in rows:
                 self._publish(row)
             return None
-        return fit_vocabulary(_in_rows(out, counts if logits == "all" else [1] * len(rows)), self.vocab_size)
+        return fit_vocabulary(in_rows(out, counts if logits == "all" else [1] * len(rows)), self.vocab_size)
 
     def _widths(self, rows: list[PagedSequence], counts: list[int], logits: WhichLogits) -> list[int]:
         """How many tokens wide each row of a pass is made: what is to be filled in goes to the shortest row."""
@@ -271,18 +271,18 @@ class OpenVinoModel:
         self._set("keep", np.array(keep, np.int64))
         indices = (
             past,
-            _begins(len(part) for part in new),
+            begins(len(part) for part in new),
             [block for row in rows for block in row.blocks],
-            _begins(len(row.blocks) for row in rows),
+            begins(len(row.blocks) for row in rows),
         )
         for name, values in zip(INDICES, indices, strict=True):
             self._set(name, np.array(values, np.int32))
         self._set(LONGEST, np.array(max(row.length for row in rows), np.int32))
         self._request.infer()
         if self._states.layers:
-            places = _places([row.blocks for row in rows], past, [len(part) for part in new])
+            where = places([row.blocks for row in rows], BLOCK, past, [len(part) for part in new])
             for layer in self._states.layers:
-                self._states.put(layer, self._request.get_tensor(state_name(layer)).data[0], places)
+                self._states.put(layer, self._request.get_tensor(state_name(layer)).data[0], where)
         out = torch.from_numpy(self._request.get_tensor(LOGITS).data)
         return out.view(-1, out.shape[-1])
 
@@ -303,13 +303,18 @@ class OpenVinoModel:
     def keep_states(self, layers: Many[int] = ()) -> None:
         """See `HandsOutStates`. Opens the model anew; blocks that are there already are not shared any more."""
         check_layers(layers, len(self._about.layers), self.name)
-        if self._states.add((LAST, *layers)):
-            self._blocks.forget()
-            for row in self._open:
-                row.private = True  # nor are theirs, from before
-            self._states.grow(self._blocks.count)
+        fresh = self._states.add((LAST, *layers))
+        if not fresh:
+            return
+        try:
             self._compile()
-            self._attach()
+        except BaseException:
+            self._states.drop(fresh)
+            raise
+        self._attach()
+        self._blocks.forget()
+        for row in self._open:
+            row.private = True  # nor are theirs, from before
 
     def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
         """See `HandsOutStates`."""
@@ -320,7 +325,7 @@ class OpenVinoModel:
             )
         if not 0 <= start <= stop <= sequence.length:
             raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
-        return self._states.at(every, _places([sequence.blocks], [start], [stop - start]))
+        return self._states.at(every, places([sequence.blocks], BLOCK, [start], [stop - start]))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `HandsOutStates`."""
@@ -369,55 +374,3 @@ class OpenVinoModel:
 
 
 _STORAGE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-
-
-def _leave(graph: Any, wanted: set[str], name: str) -> None:
-    """Take the outputs off that nobody wants."""
-    left = set()
-    for result in graph.get_results():
-        names = result.output(0).get_names()
-        if wanted & names:
-            left |= names
-        else:
-            graph.remove_result(result)
-    if not wanted <= left:
-        raise ParameterError(f"states of single layers can't be read from {name}: its layers are in no list")
-
-
-def _places(blocks: Many[list[int]], starts: Many[int], counts: Many[int]) -> NDArray[np.int64]:
-    """Where in the caches some positions of each row lie: block · BLOCK + offset."""
-    rows = []
-    for own, start, count in zip(blocks, starts, counts, strict=True):
-        at = np.arange(start, start + count)
-        rows.append(np.array(own, np.int64)[at // BLOCK] * BLOCK + at % BLOCK if count else at)
-    return np.concatenate(rows)
-
-
-def _begins(lengths: Any) -> list[int]:
-    ends = [0]
-    for length in lengths:
-        ends.append(ends[-1] + length)
-    return ends
-
-
-def _kept(counts: Many[int], widths: Many[int], logits: WhichLogits) -> list[int]:
-    """Positions in the flat pass whose logits are computed: for "all" every token's, for "last" each row's last one's.
-
-    counts: tokens of each row. widths: with what is filled in behind them.
-    """
-    begins = _begins(widths)
-    if logits == "none":
-        return [begins[-1] - 1]
-    if logits == "last":
-        return [begin + count - 1 for begin, count in zip(begins, counts, strict=False)]
-    return [begin + i for begin, count in zip(begins, counts, strict=False) for i in range(count)]
-
-
-def _in_rows(flat: Tensor, counts: Many[int]) -> Tensor:
-    """[sum of counts, V] → [R, longest, V]; a shorter row's last entry is repeated."""
-    longest = max(counts)
-    if min(counts) < longest:
-        begins = _begins(counts)
-        rows = zip(begins, counts, strict=False)
-        flat = flat[torch.tensor([begin + min(i, count - 1) for begin, count in rows for i in range(longest)])]
-    return flat.view(len(counts), longest, flat.shape[-1])

@@ -1,4 +1,4 @@
-"""Parts of a converted model by themselves: its embeddings, and its head on states that are given."""
+"""Parts of a converted model: its embeddings and its head by themselves, and the outputs that are wanted of the whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.errors import ParameterError
 from outrider.models.base import LAST
 from outrider.models.openvino.saved import Saved
 from outrider.models.openvino.trace import EMBEDDINGS, LOGITS, state_name
@@ -62,3 +63,16 @@ def _request(model: Any) -> Any:
 
     exact = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
     return ov.Core().compile_model(model, "CPU", exact).create_infer_request()
+
+
+def leave_outputs(graph: Any, wanted: set[str], name: str) -> None:
+    """Take the outputs off that nobody wants. `ParameterError` if it has not all that are wanted."""
+    left = set()
+    for result in graph.get_results():
+        names = result.output(0).get_names()
+        if wanted & names:
+            left |= names
+        else:
+            graph.remove_result(result)
+    if not wanted <= left:
+        raise ParameterError(f"states of single layers can't be read from {name}: its layers are in no list")

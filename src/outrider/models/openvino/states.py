@@ -25,12 +25,17 @@ class KeptStates:
         """Whose states are kept."""
         return list(self._held)
 
-    def add(self, layers: Many[int]) -> bool:
-        """Keep those of further layers, too. → whether any is new"""
+    def add(self, layers: Many[int]) -> list[int]:
+        """Keep those of further layers, too. → those that are new"""
         fresh = [layer for layer in layers if layer not in self._held]
         for layer in fresh:
             self._held[layer] = self._empty()
-        return bool(fresh)
+        return fresh
+
+    def drop(self, layers: Many[int]) -> None:
+        """Keep those of these no longer."""
+        for layer in layers:
+            del self._held[layer]
 
     def has(self, layers: Many[int]) -> bool:
         """Whether the states of all these are kept."""
