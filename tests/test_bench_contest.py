@@ -11,14 +11,14 @@ from click.testing import CliRunner
 
 import outrider
 from outrider.bench.contest import Setting
-from outrider.bench.lengths import record, replay
+from outrider.bench.lengths import check_replayed, record, replay
 from outrider.bench.servers import served
-from outrider.bench.setups import Setup, parse_setup
+from outrider.bench.setups import Setup, parse_setup, short_names
 from outrider.bench.tasks import Task
 from outrider.cli.main import cli
 from outrider.costs import Costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
-from outrider.drafters import PromptLookupDrafter
+from outrider.drafters import ModelDrafter, PromptLookupDrafter
 from outrider.endpoint import EndpointError
 from outrider.errors import ParameterError
 from tests.openai_server import Server
@@ -32,6 +32,14 @@ def test_setups_are_parsed() -> None:
     for bad in ("", "int8 +", "int8@ + suffix", "+ suffix"):
         with pytest.raises(ParameterError, match="setup must be"):
             parse_setup(bad)
+
+
+def test_setups_are_shown_without_folders_where_that_leaves_them_apart() -> None:
+    texts = ["int4", "int4 + /a/b c/d.gguf:num_tokens=9", "int8 + /a/e.gguf:dtype=int4", "int8 + Org/e.gguf:dtype=int4"]
+    names = short_names([parse_setup(text) for text in texts])
+    assert names == ["int4", "int4 + d.gguf:num_tokens=9", *texts[2:]]
+    with pytest.raises(ParameterError, match="'int4' twice"):
+        short_names([parse_setup("int4"), parse_setup("int4")])
 
 
 def test_setups_answer_the_same_prompts_and_resume_from_the_log(target_folder: Path, tmp_path: Path) -> None:
@@ -139,5 +147,26 @@ def test_policies_are_replayed_on_what_the_model_wrote(target_folder: Path, flat
         assert cell.fixed[4] == pytest.approx(plain / predicted_seconds(live.rounds, costs, {}, text.prompt_tokens))
         assert cell.against_best_fixed == pytest.approx(cell.adaptive / max(1.0, *cell.fixed.values()))
         assert cell.oracle > 0.9 * max(cell.fixed.values())
+
+
+def test_drawn_texts_are_replayed_for_drafters_that_do_not_draw(
+    target_folder: Path, draft_folder: Path, flat_costs: Costs
+) -> None:
+    model = outrider.load(target_folder, dtype="float64")
+    texts = list(record(model, [Task("digits", "0123 0123 0123")], 40, temperatures=(1.0, 0.0), seeds=2))
+    assert [(text.temperature, text.seed) for text in texts] == [(1.0, 0), (1.0, 1), (0.0, 0)]
+    assert len({tuple(text.tokens) for text in texts}) == 3
+    drafter = PromptLookupDrafter()
+    check_replayed(model, drafter, texts[0].tokens, (1.0, 0.0))
+    cells = [replay(model, text, drafter, flat_costs) for text in texts]
+    assert [(cell.temperature, cell.seed) for cell in cells] == [(1.0, 0), (1.0, 1), (0.0, 0)]
+    drawing = ModelDrafter(outrider.load(draft_folder, dtype="float64"))
+    drawing.bind(model)
+    check_replayed(model, drawing, texts[0].tokens, (0.0,))
+    with pytest.raises(ParameterError, match="must propose without drawing"):
+        check_replayed(model, drawing, texts[0].tokens, (0.0, 1.0))
+
+
+def test_wrong_numbers_of_lengths_are_refused() -> None:
     refused = CliRunner().invoke(cli, ["bench", "lengths", "--humaneval", "99"])
     assert refused.exit_code != 0

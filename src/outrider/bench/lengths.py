@@ -1,8 +1,10 @@
-"""Draft-length policies on recorded greedy texts: what each would have cost by the cost tables, free of all noise.
+"""Draft-length policies on recorded texts: what each would have cost by the cost tables, free of all noise.
 
-At temperature 0 the text does not depend on the policy, so it is generated once; then a replay stands in for the target, and
-every policy meets the same text with the same drafter, in a fraction of the time. The best fixed length is chosen in
-hindsight, and the oracle (Leviathan 3.5) knows how much of each draft will be accepted.
+The text is generated once; then a replay stands in for the target, and every policy meets the same text with the same
+drafter, in a fraction of the time. At temperature 0 that is what would have happened. Above it, a proposal that is a point
+mass is accepted if the text goes on with it: with the target's probability of it, as the acceptance rule does, so rounds of
+such drafters follow their law, and other drafters are refused. The best fixed length is chosen in hindsight, and the oracle
+(Leviathan 3.5) knows how much of each draft will be accepted.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from outrider.decode import Decoder, Request
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
 from outrider.drafters import Drafter
+from outrider.errors import ParameterError
+from outrider.forced import point_drafts_along
 from outrider.generation import generate
 from outrider.models.base import Sequence as ModelSequence
 from outrider.models.base import TextModel, WhichLogits
@@ -34,11 +38,13 @@ LONGEST = 16
 
 @dataclass(frozen=True)
 class Recorded:
-    """A greedy text. tokens: prompt and output."""
+    """A text of the target. tokens: prompt and output."""
 
     name: str
     tokens: list[int]
     prompt_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,8 @@ class Cell:
     """Speed-ups over plain decoding by the table: adaptive, each fixed length, oracle."""
 
     text: str
+    temperature: float
+    seed: int
     drafter: str
     adaptive: float
     fixed: dict[int, float]
@@ -97,12 +105,45 @@ class Replay:
         return out if logits == "all" else out[:, -1:]
 
 
-def record(target: TextModel, tasks: Sequence[Task], max_new_tokens: int) -> Iterator[Recorded]:
-    """Greedy continuations, one after the other."""
-    for task in tasks:
-        prompt = target.tokenizer.encode(task.prompt)
-        result = generate(target, prompt, draft=None, max_new_tokens=max_new_tokens, ignore_eos=True)
-        yield Recorded(task.name, prompt + result.tokens, len(prompt))
+def record(
+    target: TextModel, tasks: Sequence[Task], max_new_tokens: int, temperatures: Sequence[float] = (0.0,), seeds: int = 1
+) -> Iterator[Recorded]:
+    """The target's own continuations, one after the other; `seeds` of each task where they are drawn."""
+    for temperature in temperatures:
+        for seed in range(number_of_texts(temperature, seeds)):
+            for task in tasks:
+                prompt = target.tokenizer.encode(task.prompt)
+                result = generate(
+                    target,
+                    prompt,
+                    draft=None,
+                    max_new_tokens=max_new_tokens,
+                    ignore_eos=True,
+                    temperature=temperature,
+                    seed=seed,
+                )
+                yield Recorded(task.name, prompt + result.tokens, len(prompt), temperature, seed)
+
+
+def number_of_texts(temperature: float, seeds: int) -> int:
+    """Greedy texts don't depend on the seed."""
+    return seeds if temperature > 0 else 1
+
+
+def check_replayed(target: TextModel, drafter: Drafter, tokens: Sequence[int], temperatures: Sequence[float]) -> None:
+    """Raise unless the drafter's rounds along a drawn text follow their law: it must propose point masses.
+
+    tokens: any text of two or more; the drafter is asked before its last ones.
+    """
+    drawn = next((value for value in temperatures if value > 0), None)
+    if drawn is None:
+        return
+    asked = max(1, len(tokens) - 4)
+    if point_drafts_along(drafter, target, tokens, asked, SamplingSettings(temperature=drawn), LONGEST) is None:
+        raise ParameterError(
+            f"draft must propose without drawing, to be replayed at temperature {drawn:g}, got {drafter.name}: "
+            "use --temperature 0, or `outrider bench drafters`, which generates anew"
+        )
 
 
 def replay(target: TextModel, text: Recorded, drafter: Drafter, costs: Costs) -> Cell:
@@ -124,6 +165,8 @@ def replay(target: TextModel, text: Recorded, drafter: Drafter, costs: Costs) ->
     plain = plain_seconds(longest, costs, text.prompt_tokens)
     return Cell(
         text=text.name,
+        temperature=text.temperature,
+        seed=text.seed,
         drafter=drafter.name,
         adaptive=speedup(adaptive),
         fixed={length: speedup(run(FixedLength(length))) for length in FIXED},

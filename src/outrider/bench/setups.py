@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from outrider.bench.contest import Contender, ours
 from outrider.drafters import Drafter
@@ -13,7 +14,7 @@ from outrider.models.base import TextModel
 
 @dataclass(frozen=True)
 class Setup:
-    """A target's dtype and engine, and a drafter's spec or None."""
+    """A target's dtype and engine, and a drafter's spec or None. name: as it was given."""
 
     name: str
     dtype: str
@@ -30,15 +31,32 @@ def parse_setup(text: str) -> Setup:
     return Setup(text.strip(), dtype, engine or "auto", draft.strip() or None)
 
 
+def short_names(setups: Sequence[Setup]) -> list[str]:
+    """What tables and pictures call them: without the folders of files, where that leaves them apart."""
+    names = [setup.name for setup in setups]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ParameterError(f"setup must be given once each, got {twice!r} twice: leave one out")
+    short = [_without_folder(setup) for setup in setups]
+    return [less if short.count(less) == 1 else name for less, name in zip(short, names, strict=True)]
+
+
+def _without_folder(setup: Setup) -> str:
+    if setup.draft is None:
+        return setup.name
+    model, colon, options = setup.draft.partition(":")
+    return f"{setup.name.partition('+')[0].strip()} + {PurePath(model).name}{colon}{options}"
+
+
 def contenders(
     setups: Sequence[Setup], load: Callable[[Setup], TextModel], load_draft: Callable[[Setup, TextModel], Drafter]
 ) -> tuple[dict[str, Contender], TextModel]:
     """A contender per set-up, and one of the targets. Targets of one dtype and engine are loaded once."""
     targets: dict[tuple[str, str], TextModel] = {}
     found = {}
-    for setup in setups:
+    for setup, name in zip(setups, short_names(setups), strict=True):
         key = (setup.dtype, setup.engine)
         if key not in targets:
             targets[key] = load(setup)
-        found[setup.name] = ours(targets[key], None if setup.draft is None else load_draft(setup, targets[key]))
+        found[name] = ours(targets[key], None if setup.draft is None else load_draft(setup, targets[key]))
     return found, next(iter(targets.values()))
