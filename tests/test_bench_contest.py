@@ -71,6 +71,7 @@ def test_peers_run_on_the_same_folder(target_folder: Path, draft_folder: Path) -
     assert set(rows["outrider + draft"]["against"]) == {"generate + assistant", "generate"}
 
 
+@pytest.mark.usefixtures("cache")  # what is refused has been converted by then
 def test_peers_refuse_an_engine_that_transformers_has_not(target_folder: Path) -> None:
     options = ["bench", "peers", "--target", str(target_folder), "--dtype", "int4"]
     result = CliRunner().invoke(cli, options)

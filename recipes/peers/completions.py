@@ -23,7 +23,8 @@ def serve(port: int, answer: Answer) -> None:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             tokens, more = answer(body)
-            choice = {"index": 0, "text": "", "tokens": tokens, "finish_reason": "length"}
+            finish_reason = "length" if len(tokens) >= body["max_tokens"] else "stop"
+            choice = {"index": 0, "text": "", "tokens": tokens, "finish_reason": finish_reason}
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
             self._send({"choices": [choice], "usage": usage, **more})
 

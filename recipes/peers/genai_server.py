@@ -1,8 +1,11 @@
 """OpenVINO GenAI behind completions: genai_server.py PORT TARGET THREADS [DRAFT [LENGTH]]
 
-TARGET, DRAFT: folders of OpenVINO models. LENGTH: tokens of every draft (5).
+TARGET, DRAFT: folders of OpenVINO models. LENGTH: tokens of every draft (5). $GENAI_PROPERTIES: a JSON object of OpenVINO's
+further properties, {"INFERENCE_PRECISION_HINT": "f32"} say for an audit.
 """
 
+import json
+import os
 import sys
 from typing import Any
 
@@ -14,8 +17,14 @@ from completions import serve
 
 def main(port: int, target: str, threads: int, draft: str | None = None, length: str = "5") -> None:
     """Load, and answer until killed."""
-    settings = {"INFERENCE_NUM_THREADS": threads}
-    more = {} if draft is None else {"draft_model": openvino_genai.draft_model(draft, "CPU", **settings)}
+    settings = {"INFERENCE_NUM_THREADS": threads, **json.loads(os.environ.get("GENAI_PROPERTIES", "{}"))}
+    more: dict[str, Any] = {}
+    if draft is not None:
+        # With prefix caching, its default, 2026.4.1 fails in the second request ("content_length <= …") and stops drafting.
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching, scheduler.cache_size = False, 2  # GB
+        draft_model = openvino_genai.draft_model(draft, "CPU", **settings)
+        more = {"draft_model": draft_model, "scheduler_config": scheduler}
     pipeline = openvino_genai.LLMPipeline(target, "CPU", **settings, **more)
 
     def answer(body: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:

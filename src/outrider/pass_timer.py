@@ -10,7 +10,7 @@ import torch
 
 from outrider.device_data import pad_rows
 from outrider.models.base import LanguageModel, Sequence, has_encoder, open_sequence
-from outrider.sampling import SamplingSettings, standardize
+from outrider.sampling import SamplingSettings, greedy_tokens
 
 
 @runtime_checkable
@@ -83,7 +83,7 @@ class PassTimer:
         start = time.perf_counter()
         logits = model.score(self._sequences, new, count, "all")
         assert logits is not None
-        standardize(logits, SamplingSettings()).sum(-1).tolist()  # waits for the device, too
+        greedy_tokens(logits, SamplingSettings()).tolist()  # waits for the device, too
         took = time.perf_counter() - start
         self._take_back()
         return took

@@ -1,6 +1,9 @@
 """One round on the device: score the draft, standardise, verify, and read everything back in a single transfer.
 
 The decoder's rounds and those inside a drafter that is itself a speculative decoder are the same computation.
+
+At temperature 0 the target's laws are point masses, and the acceptance rule says: keep what agrees with its best tokens. No
+law is written out then, since on a small vocabulary's or a quick engine's rounds that alone is several per cent of the time.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from outrider.device_data import index, to_device
 from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
 from outrider.models.base import LanguageModel, fit_vocabulary
 from outrider.proposal import DraftRow, Proposal
-from outrider.sampling import Context, SamplingSettings, standardize
+from outrider.sampling import Context, SamplingSettings, greedy_tokens, standardize
 from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
@@ -40,8 +43,8 @@ class Outcome:
     """One row's result on the host: the accepted tokens and the one after them, and the extras asked for.
 
     The token after them is -1 if there is no law for it, which matters only if the sequence goes on that far.
-    laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device. lenient: accepted tokens, by
-    position, that the exact rule would have rejected.
+    laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device; None if they are point masses.
+    lenient: accepted tokens, by position, that the exact rule would have rejected.
     """
 
     tokens: list[int]
@@ -49,7 +52,7 @@ class Outcome:
     logprobs: list[float] | None
     betas: list[float] | None
     drafts: list[int] | None
-    laws: Tensor
+    laws: Tensor | None
     lenient: tuple[int, ...] = ()
 
 
@@ -79,7 +82,6 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         tokens, lengths, first = _to_score(rows, proposal, model.device)
         if scorer.vocab_size is not None and scorer.vocab_size > model.vocab_size:
             tokens = tokens.where(tokens < model.vocab_size, 0)  # padding entries that only a larger target has
-        uniforms = _uniforms(rows, proposal, model.device)
     with clock.phase(scorer.phase):
         scored = model.score([row.sequence for row in rows], tokens, lengths, "all")
         assert scored is not None
@@ -87,6 +89,9 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         width = proposal.tokens.shape[1]
         logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
         contexts = _contexts(rows, proposal, model.device) if scorer.sampling.needs_context else None
+        if scorer.sampling.greedy and scorer.lenience == 1.0 and not scorer.extras.betas:
+            return _greedy_outcomes(scorer, logits, contexts, proposal)
+        uniforms = _uniforms(rows, proposal, model.device)
         probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
         drafted = index(proposal.lengths, model.device)
         lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
@@ -104,6 +109,24 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         # The round's one synchronisation. Token ids are exact in float64.
         packed = torch.cat([column.double() for column in columns], dim=1).tolist()
     return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))]
+
+
+def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[Outcome]:
+    """Accept the draft as far as it says what the target would. One synchronisation, as above. logits: [R, K+1, V]"""
+    best = greedy_tokens(logits, scorer.sampling, contexts)
+    columns = [best, proposal.tokens]
+    if scorer.extras.logprobs:
+        columns.append(_logprobs_at(logits, best))
+    packed = torch.cat([column.double() for column in columns], dim=1).tolist()
+    width = proposal.tokens.shape[1]
+    outcomes = []
+    for values, drafted in zip(packed, proposal.lengths, strict=True):
+        chosen, offered = [int(t) for t in values[: width + 1]], [int(t) for t in values[width + 1 :][:drafted]]
+        accepted = next((i for i, token in enumerate(offered) if token != chosen[i]), drafted)
+        logprobs = values[2 * width + 1 :][: accepted + 1] if scorer.extras.logprobs else None
+        drafts = offered if scorer.extras.drafts else None
+        outcomes.append(Outcome(chosen[: accepted + 1], accepted, logprobs, None, drafts, None))
+    return outcomes
 
 
 def _to_score(rows: Many[DraftRow], proposal: Proposal, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
@@ -173,7 +196,12 @@ def _chosen_logprobs(logits: Tensor, drafts: Tensor, num_accepted: Tensor, next_
     """Log softmax of the raw logits (temperature 1, no processors) at the tokens kept. → [R, K+1], then padding"""
     positions = torch.arange(drafts.shape[1] + 1, device=drafts.device)
     padded = torch.nn.functional.pad(drafts, (0, 1))
-    chosen = torch.where(positions == num_accepted.unsqueeze(-1), next_token.unsqueeze(-1), padded).clamp(min=0)
+    return _logprobs_at(logits, torch.where(positions == num_accepted.unsqueeze(-1), next_token.unsqueeze(-1), padded))
+
+
+def _logprobs_at(logits: Tensor, tokens: Tensor) -> Tensor:
+    """[R, K+1, V], int64 [R, K+1] → [R, K+1]; anything where there is no token (-1)"""
+    chosen = tokens.clamp(min=0)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return wide.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - wide.logsumexp(-1)
 

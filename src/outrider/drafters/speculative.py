@@ -112,7 +112,8 @@ class SpeculativeDrafter(Drafter):
             for i, outcome in zip(active, outcomes, strict=True):
                 new = [token for token in outcome.tokens if token >= 0]
                 drafted[i] += new
-                laws[i].append(outcome.laws[: len(new)])
+                if outcome.laws is not None:
+                    laws[i].append(outcome.laws[: len(new)])
                 if len(new) < len(outcome.tokens):
                     limits[i] = len(drafted[i])  # no law for the next token: the draft ends here
         return padded_proposal(drafted, context.device, laws)
