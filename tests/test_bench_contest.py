@@ -25,19 +25,21 @@ from tests.openai_server import Server
 
 
 def test_setups_are_parsed() -> None:
-    assert parse_setup("int8") == Setup("int8", "int8", "auto", None)
+    assert parse_setup("int8") == Setup("int8", "int8", "auto", ())
     assert parse_setup("int8@openvino + a/b:dtype=int4") == Setup(
-        "int8@openvino + a/b:dtype=int4", "int8", "openvino", "a/b:dtype=int4"
+        "int8@openvino + a/b:dtype=int4", "int8", "openvino", ("a/b:dtype=int4",)
     )
-    for bad in ("", "int8 +", "int8@ + suffix", "+ suffix"):
+    assert parse_setup("int8+suffix + a/b").drafts == ("suffix", "a/b")
+    for bad in ("", "int8 +", "int8@ + suffix", "+ suffix", "int8 + suffix + "):
         with pytest.raises(ParameterError, match="setup must be"):
             parse_setup(bad)
 
 
 def test_setups_are_shown_without_folders_where_that_leaves_them_apart() -> None:
     texts = ["int4", "int4 + /a/b c/d.gguf:num_tokens=9", "int8 + /a/e.gguf:dtype=int4", "int8 + Org/e.gguf:dtype=int4"]
+    texts.append("int4 + suffix + /a/b.gguf")
     names = short_names([parse_setup(text) for text in texts])
-    assert names == ["int4", "int4 + d.gguf:num_tokens=9", *texts[2:]]
+    assert names == ["int4", "int4 + d.gguf:num_tokens=9", *texts[2:4], "int4 + suffix + b.gguf"]
     with pytest.raises(ParameterError, match="'int4' twice"):
         short_names([parse_setup("int4"), parse_setup("int4")])
 

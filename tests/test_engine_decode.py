@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -11,12 +13,14 @@ from outrider.draft_length import AdaptiveLength, FixedLength, Plan, SimplePlan
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.drafters.base import DraftContext
 from outrider.errors import ContextLengthError, NumericalError, ParameterError, VocabularyMismatchError
+from outrider.models.compatibility import check_same_tokens
 from outrider.models.table import TableModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
+from tests.conftest import make_tokenizer
 from tests.tiny_models import VOCABULARY, module, tiny
 
 GREEDY = SamplingSettings()
@@ -48,6 +52,32 @@ def test_greedy_is_plain_for_every_length_single_and_batched(
             assert all(r.accepted == r.drafted for row in rounds for r in row)
     adaptive = AdaptiveLength(Costs({1: 1.0, 2: 1.2, 8: 2.0}))
     assert decode(target, requests(), settings, drafter(kind, architecture), adaptive)[0] == plain
+
+
+@pytest.mark.parametrize("kind", ["lookup", "model", "self"])
+@pytest.mark.parametrize("length", [0, 3])
+def test_greedy_rounds_are_those_of_the_acceptance_rule_on_laws_written_out(kind: str, length: int) -> None:
+    """Betas need the laws, so with them a round goes the general way."""
+    settings = SamplingSettings(repetition_penalty=1.2, logit_bias={7: 0.5})
+    short, general = (
+        decode(
+            tiny("Llama"),
+            requests(),
+            settings,
+            drafter(kind),
+            FixedLength(length),
+            Extras(logprobs=True, drafts=True, betas=betas),
+        )
+        for betas in (False, True)
+    )
+    assert short[0] == general[0]
+    for mine, theirs in zip(short[1], general[1], strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert (one.tokens, one.drafted, one.accepted) == (other.tokens, other.drafted, other.accepted)
+            assert one.drafts == other.drafts
+            assert one.logprobs == pytest.approx(other.logprobs)
+    if kind == "lookup" and length:
+        assert any(0 < made.accepted < made.drafted for row in short[1] for made in row)
 
 
 @pytest.mark.parametrize("kind", ["lookup", "model"])
@@ -141,6 +171,16 @@ def test_different_vocabularies_are_refused_with_both_names() -> None:
     draft = ModelDrafter(TransformersModel(module("Llama", 1, vocab_size=50), name="other-draft"))
     with pytest.raises(VocabularyMismatchError, match=r"other-draft and target tiny-Llama-0 .* 50 and 61"):
         Decoder(tiny("Llama"), requests(), GREEDY, draft, FixedLength(2))
+
+
+def test_entries_added_to_a_tokenizer_are_noticed() -> None:
+    """What was compared once is not read again in every generation, unless it has grown."""
+    target, draft = (SimpleNamespace(name=name, tokenizer=make_tokenizer(), vocab_size=400) for name in ("big", "small"))
+    check_same_tokens(target, draft)
+    check_same_tokens(target, draft)
+    draft.tokenizer.add_tokens(["<new>"])
+    with pytest.raises(VocabularyMismatchError, match=r"small and target big .*1 entries differ"):
+        check_same_tokens(target, draft)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from outrider.draft_length import FixedLength
@@ -148,6 +148,12 @@ def split_model(spec: str) -> tuple[str, str]:
         return spec, ""
     found = _FIRST_OPTION.search(spec)
     return (spec[: found.start()], spec[found.start() + 1 :]) if found else (spec, "")
+
+
+def without_folder(spec: str) -> str:
+    """For tables: a model's file without the folder that it is in, the options as they are."""
+    name, _ = split_model(spec)
+    return PurePath(name).name + spec[len(name) :]
 
 
 def _parse(name: str, text: str, types: dict[str, Callable[[str], Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.bench.contest import Row
 from outrider.errors import ParameterError
 
+PANEL, CHARACTER = 4.2, 0.08  # inches
 OWN, OTHERS = "#0072b2", "#999999"  # told apart without colour by the names, too
 
 
@@ -19,7 +20,8 @@ def plot_rates(rows: Sequence[Row], own: Collection[str], path: Path) -> None:
         raise ParameterError("plots need matplotlib: run `pip install matplotlib`") from None
     settings = list(dict.fromkeys(row.setting for row in rows))
     names = list(dict.fromkeys(row.contender for row in rows))
-    figure = Figure(figsize=(5.2 * len(settings), 1.2 + 0.34 * len(names)), layout="constrained")
+    width = PANEL * len(settings) + CHARACTER * max(map(len, names))
+    figure = Figure(figsize=(width, 1.2 + 0.34 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
     for axis, setting in zip(axes, settings, strict=True):
         shown = {row.contender: row.rate for row in rows if row.setting == setting}

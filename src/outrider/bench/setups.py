@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from outrider.bench.contest import Contender, ours
+from outrider.draft_specs import without_folder
 from outrider.drafters import Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
@@ -14,21 +14,22 @@ from outrider.models.base import TextModel
 
 @dataclass(frozen=True)
 class Setup:
-    """A target's dtype and engine, and a drafter's spec or None. name: as it was given."""
+    """A target's dtype and engine, and the specs of its drafters. name: as it was given."""
 
     name: str
     dtype: str
     engine: str
-    draft: str | None
+    drafts: tuple[str, ...]
 
 
 def parse_setup(text: str) -> Setup:
-    """DTYPE[@ENGINE][ + DRAFT], for example "int8 + prompt-lookup" or "int8@openvino"."""
-    model, plus, draft = text.partition("+")
+    """DTYPE[@ENGINE][ + DRAFT]…, for example "int8 + prompt-lookup" or "int8@openvino"."""
+    model, plus, rest = text.partition("+")
     dtype, at, engine = model.strip().partition("@")
-    if not dtype or (plus and not draft.strip()) or (at and not engine):
-        raise ParameterError(f"setup must be DTYPE[@ENGINE][ + DRAFT], got {text!r}: for example 'int8 + prompt-lookup'")
-    return Setup(text.strip(), dtype, engine or "auto", draft.strip() or None)
+    drafts = tuple(draft.strip() for draft in rest.split(" + ")) if plus else ()
+    if not dtype or not all(drafts) or (at and not engine):
+        raise ParameterError(f"setup must be DTYPE[@ENGINE][ + DRAFT]…, got {text!r}: for example 'int8 + prompt-lookup'")
+    return Setup(text.strip(), dtype, engine or "auto", drafts)
 
 
 def short_names(setups: Sequence[Setup]) -> list[str]:
@@ -42,10 +43,8 @@ def short_names(setups: Sequence[Setup]) -> list[str]:
 
 
 def _without_folder(setup: Setup) -> str:
-    if setup.draft is None:
-        return setup.name
-    model, colon, options = setup.draft.partition(":")
-    return f"{setup.name.partition('+')[0].strip()} + {PurePath(model).name}{colon}{options}"
+    """The name, each draft's folder left out."""
+    return " + ".join([setup.name.partition("+")[0].strip(), *map(without_folder, setup.drafts)])
 
 
 def contenders(
@@ -58,5 +57,5 @@ def contenders(
         key = (setup.dtype, setup.engine)
         if key not in targets:
             targets[key] = load(setup)
-        found[name] = ours(targets[key], None if setup.draft is None else load_draft(setup, targets[key]))
+        found[name] = ours(targets[key], load_draft(setup, targets[key]) if setup.drafts else None)
     return found, next(iter(targets.values()))

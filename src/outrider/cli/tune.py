@@ -248,6 +248,7 @@ def _show(found: _Found, write: Path | None) -> None:
     from rich.table import Table
 
     from outrider.cli.output import wide_console
+    from outrider.draft_specs import without_folder
     from outrider.tune.trial import overall
 
     console = wide_console()
@@ -261,18 +262,20 @@ def _show(found: _Found, write: Path | None) -> None:
             f"{best.closed_form:.2f}×",
             f"{best.operations:.2f}×",
         ]
-        table.add_row(one.name, *cells)
+        table.add_row(without_folder(one.name), *cells)
     console.print(table)
     lengths = Table("predicted speed-up", *[f"γ={length}" for length in _SHOWN])
     for one in found.candidates:
-        lengths.add_row(one.name, *[f"{one.predictions[length].speedup:.2f}" for length in _SHOWN])
+        lengths.add_row(without_folder(one.name), *[f"{one.predictions[length].speedup:.2f}" for length in _SHOWN])
     console.print(lengths)
     trials = Table("run", "speed-up, prompt by prompt", "in all", "predicted", "predicted ÷ measured")
     for name in found.setups:
         measured, predicted = _speedup(found, name), _predicted(found, name)
         whole = overall(found.runs, name, "plain")
         ratio = ["—", "—"] if predicted is None else [f"{predicted:.2f}×", f"{predicted / whole:.2f}"]
-        trials.add_row(name, f"{measured}×", f"{whole:.2f}×", *ratio)
+        draft, comma, length = name.rpartition(", ")
+        shown = without_folder(draft) + comma + length
+        trials.add_row(shown, f"{measured}×", f"{whole:.2f}×", *ratio)
     console.print(trials)
     console.print(f"quickest: [bold]{found.chosen}[/]")
     for engine, text in found.configuration.equivalents().items():

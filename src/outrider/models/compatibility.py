@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import has_encoder
 
+# Of each tokenizer its size and digest: reading 150,000 entries takes a tenth of a second, for every generation.
+_known: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 _SAMPLE = "def f(x):\n\treturn x**2  # naïve 数 🙂 1234"
 
 
@@ -40,9 +43,13 @@ def fingerprint(model: Any) -> str:
 
 
 def fingerprint_of(tokenizer: Any) -> str:
-    """A digest of a tokenizer's entries and of how it cuts a text."""
-    entries = sorted(tokenizer.get_vocab().items())
-    return hashlib.sha256(repr((entries, tokenizer.encode(_SAMPLE))).encode()).hexdigest()[:32]
+    """A digest of a tokenizer's entries and of how it cuts a text; made anew if entries are added."""
+    size, known = len(tokenizer), _known.get(tokenizer)
+    if known is None or known[0] != size:
+        entries = sorted(tokenizer.get_vocab().items())
+        digest = hashlib.sha256(repr((entries, tokenizer.encode(_SAMPLE))).encode()).hexdigest()[:32]
+        _known[tokenizer] = known = (size, digest)
+    return known[1]
 
 
 def check_same_tokens(target: Any, draft: Any) -> None:
@@ -59,9 +66,10 @@ def check_same_tokens(target: Any, draft: Any) -> None:
             sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
             raise VocabularyMismatchError(f"{names} have vocabularies of {sizes}: {remedy}")
         return
+    if fingerprint_of(ours) == fingerprint_of(theirs):
+        return
     mine, other = ours.get_vocab(), theirs.get_vocab()
     if mine != other:
         differing = len(set(mine.items()) ^ set(other.items()))
         raise VocabularyMismatchError(f"{names} have different tokenizers ({differing} entries differ): {remedy}")
-    if ours.encode(_SAMPLE) != theirs.encode(_SAMPLE):
-        raise VocabularyMismatchError(f"{names} have tokenizers that split the same text differently: {remedy}")
+    raise VocabularyMismatchError(f"{names} have tokenizers that split the same text differently: {remedy}")

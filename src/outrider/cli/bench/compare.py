@@ -50,12 +50,12 @@ def _tasks(tokenizer: Any, given: dict[str, Any]) -> list[Task]:
     return (kinds(tokenizer) if given["texts"] == "kinds" else human_eval(first, last))[:: given["every"]]
 
 
-_SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]"
+_SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]…"
 
 
 @click.command()
 @model_options_with_one_draft
-@click.option("--setup", multiple=True, metavar="DTYPE[@ENGINE][ + DRAFT]", help=f"{_SETUP}; beside transformers' own.")
+@click.option("--setup", multiple=True, metavar="DTYPE[@ENGINE][ + DRAFT]…", help=f"{_SETUP}; beside transformers' own.")
 @click.option(
     "--server", multiple=True, metavar="NAME=URL", help="One with OpenAI's completions: any engine (docs/engines.md)."
 )
@@ -145,7 +145,7 @@ def _check_used(generate: bool, setup: Sequence[str]) -> None:
     multiple=True,
     default=("auto", "int8", "int4", "int8 + prompt-lookup", "int4 + prompt-lookup"),
     show_default=True,
-    metavar="DTYPE[@ENGINE][ + DRAFT]",
+    metavar="DTYPE[@ENGINE][ + DRAFT]…",
     help=f"{_SETUP}; the first one is what the others are compared with.",
 )
 @task_options
@@ -165,7 +165,7 @@ def _setups(models: ModelChoice, texts: Sequence[str]) -> tuple[dict[str, Conten
     from outrider.bench.setups import contenders, parse_setup
 
     parsed = [parse_setup(text) for text in texts]
-    choices = {one: ModelChoice(models.target, (one.draft or "",), one.dtype, models.device, one.engine) for one in parsed}
+    choices = {one: ModelChoice(models.target, one.drafts, one.dtype, models.device, one.engine) for one in parsed}
     return contenders(parsed, lambda one: choices[one].load_target(), lambda one, model: choices[one].load_draft(model))
 
 
