@@ -18,7 +18,8 @@ from outrider.bench.tasks import Task
 from outrider.cli.main import cli
 from outrider.costs import Costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
-from outrider.drafters import ModelDrafter, PromptLookupDrafter
+from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter, SuffixDrafter
+from outrider.drafters.own_model import SelfDrafter
 from outrider.endpoint import EndpointError
 from outrider.errors import ParameterError
 from tests.openai_server import Server
@@ -160,14 +161,16 @@ def test_drawn_texts_are_replayed_for_drafters_that_do_not_draw(
     assert [(text.temperature, text.seed) for text in texts] == [(1.0, 0), (1.0, 1), (0.0, 0)]
     assert len({tuple(text.tokens) for text in texts}) == 3
     drafter = PromptLookupDrafter()
-    check_replayed(model, drafter, texts[0].tokens, (1.0, 0.0))
+    check_replayed(model, drafter, (1.0, 0.0))
     cells = [replay(model, text, drafter, flat_costs) for text in texts]
     assert [(cell.temperature, cell.seed) for cell in cells] == [(1.0, 0), (1.0, 1), (0.0, 0)]
     drawing = ModelDrafter(outrider.load(draft_folder, dtype="float64"))
-    drawing.bind(model)
-    check_replayed(model, drawing, texts[0].tokens, (0.0,))
-    with pytest.raises(ParameterError, match="must propose without drawing"):
-        check_replayed(model, drawing, texts[0].tokens, (0.0, 1.0))
+    check_replayed(model, drawing, (0.0,))
+    for refused in (drawing, ChoiceDrafter([drafter, drawing]), SelfDrafter(temperature=0.0)):
+        with pytest.raises(ParameterError, match="must be copies"):
+            check_replayed(model, refused, (0.0, 1.0))
+    with pytest.raises(ParameterError, match="remembers earlier texts"):
+        check_replayed(model, SuffixDrafter(memory=True), (0.0,))
 
 
 def test_wrong_numbers_of_lengths_are_refused() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 from outrider.costs import Costs
 from outrider.decode import Decoder, Request, decode
@@ -173,7 +174,7 @@ def test_different_vocabularies_are_refused_with_both_names() -> None:
         Decoder(tiny("Llama"), requests(), GREEDY, draft, FixedLength(2))
 
 
-def test_entries_added_to_a_tokenizer_are_noticed() -> None:
+def test_a_tokenizer_that_changes_is_noticed() -> None:
     """What was compared once is not read again in every generation, unless it has grown."""
     target, draft = (SimpleNamespace(name=name, tokenizer=make_tokenizer(), vocab_size=400) for name in ("big", "small"))
     check_same_tokens(target, draft)
@@ -181,6 +182,12 @@ def test_entries_added_to_a_tokenizer_are_noticed() -> None:
     draft.tokenizer.add_tokens(["<new>"])
     with pytest.raises(VocabularyMismatchError, match=r"small and target big .*1 entries differ"):
         check_same_tokens(target, draft)
+    draft.tokenizer = make_tokenizer()
+    draft.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("1234", "")
+    with pytest.raises(VocabularyMismatchError, match="split the same text differently"):
+        check_same_tokens(target, draft)
+    draft.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("none", "such")
+    check_same_tokens(target, draft)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
         contexts = _contexts(rows, proposal, model.device) if scorer.sampling.needs_context else None
         if scorer.sampling.greedy and scorer.lenience == 1.0 and not scorer.extras.betas:
+            for row, length in zip(rows, proposal.lengths, strict=True):
+                row.stream.take(length + 1)  # no use for them, but later drafts must not depend on what is reported
             return _greedy_outcomes(scorer, logits, contexts, proposal)
         uniforms = _uniforms(rows, proposal, model.device)
         probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)

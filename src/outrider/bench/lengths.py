@@ -3,7 +3,7 @@
 The text is generated once; then a replay stands in for the target, and every policy meets the same text with the same
 drafter, in a fraction of the time. At temperature 0 that is what would have happened. Above it, a proposal that is a point
 mass is accepted if the text goes on with it: with the target's probability of it, as the acceptance rule does, so rounds of
-such drafters follow their law, and other drafters are refused. The best fixed length is chosen in hindsight, and the oracle
+copies follow their law, and other drafters are refused. The best fixed length is chosen in hindsight, and the oracle
 (Leviathan 3.5) knows how much of each draft will be accepted.
 """
 
@@ -22,8 +22,9 @@ from outrider.decode import Decoder, Request
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
 from outrider.drafters import Drafter
+from outrider.drafters.copying import CopyDrafter
 from outrider.errors import ParameterError
-from outrider.forced import point_drafts_along
+from outrider.forced import check_forgets
 from outrider.generation import generate
 from outrider.models.base import Sequence as ModelSequence
 from outrider.models.base import TextModel, WhichLogits
@@ -130,19 +131,20 @@ def number_of_texts(temperature: float, seeds: int) -> int:
     return seeds if temperature > 0 else 1
 
 
-def check_replayed(target: TextModel, drafter: Drafter, tokens: Sequence[int], temperatures: Sequence[float]) -> None:
-    """Raise unless the drafter's rounds along a drawn text follow their law: it must propose point masses.
+def check_replayed(target: TextModel, drafter: Drafter, temperatures: Sequence[float]) -> None:
+    """Raise unless the drafter's rounds along a recorded text follow their law. Binds it to a replay: bind it again.
 
-    tokens: any text of two or more; the drafter is asked before its last ones.
+    It must not remember texts, nor read the target's states, which a replay has not (`bind` refuses it); and where texts are
+    drawn, all of its parts must propose point masses without the target's help, which knows what comes: copies.
     """
+    check_forgets(drafter)
+    drafter.bind(Replay(target, [0]))
     drawn = next((value for value in temperatures if value > 0), None)
-    if drawn is None:
-        return
-    asked = max(1, len(tokens) - 4)
-    if point_drafts_along(drafter, target, tokens, asked, SamplingSettings(temperature=drawn), LONGEST) is None:
+    others = [part.name for part in drafter.parts() if not isinstance(part, CopyDrafter)]
+    if drawn is not None and others:
         raise ParameterError(
-            f"draft must propose without drawing, to be replayed at temperature {drawn:g}, got {drafter.name}: "
-            "use --temperature 0, or `outrider bench drafters`, which generates anew"
+            f"draft must be copies, to be replayed at temperature {drawn:g}, got {others[0]}: use --temperature 0, or "
+            "`outrider bench drafters`, which generates anew"
         )
 
 

@@ -248,10 +248,10 @@ def _show(found: _Found, write: Path | None) -> None:
     from rich.table import Table
 
     from outrider.cli.output import wide_console
-    from outrider.draft_specs import without_folder
+    from outrider.draft_specs import short_specs
     from outrider.tune.trial import overall
 
-    console = wide_console()
+    console, short = wide_console(), short_specs(one.name for one in found.candidates)
     table = Table("draft", "alpha", "proposes", "c", "ĉ", "best γ", "tokens/round", "speed-up", "closed form", "operations")
     for one in found.candidates:
         best = one.best
@@ -262,11 +262,11 @@ def _show(found: _Found, write: Path | None) -> None:
             f"{best.closed_form:.2f}×",
             f"{best.operations:.2f}×",
         ]
-        table.add_row(without_folder(one.name), *cells)
+        table.add_row(short[one.name], *cells)
     console.print(table)
     lengths = Table("predicted speed-up", *[f"γ={length}" for length in _SHOWN])
     for one in found.candidates:
-        lengths.add_row(without_folder(one.name), *[f"{one.predictions[length].speedup:.2f}" for length in _SHOWN])
+        lengths.add_row(short[one.name], *[f"{one.predictions[length].speedup:.2f}" for length in _SHOWN])
     console.print(lengths)
     trials = Table("run", "speed-up, prompt by prompt", "in all", "predicted", "predicted ÷ measured")
     for name in found.setups:
@@ -274,7 +274,7 @@ def _show(found: _Found, write: Path | None) -> None:
         whole = overall(found.runs, name, "plain")
         ratio = ["—", "—"] if predicted is None else [f"{predicted:.2f}×", f"{predicted / whole:.2f}"]
         draft, comma, length = name.rpartition(", ")
-        shown = without_folder(draft) + comma + length
+        shown = short.get(draft, draft) + comma + length
         trials.add_row(shown, f"{measured}×", f"{whole:.2f}×", *ratio)
     console.print(trials)
     console.print(f"quickest: [bold]{found.chosen}[/]")

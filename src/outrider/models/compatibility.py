@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import has_encoder
 
-# Of each tokenizer its size and digest: reading 150,000 entries takes a tenth of a second, for every generation.
-_known: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+# Of each tokenizer its size and the digest of its entries: reading 150,000 of them takes a tenth of a second.
+_known: WeakKeyDictionary[Any, tuple[int, hashlib._Hash]] = WeakKeyDictionary()
 _SAMPLE = "def f(x):\n\treturn x**2  # naïve 数 🙂 1234"
 
 
@@ -43,13 +43,24 @@ def fingerprint(model: Any) -> str:
 
 
 def fingerprint_of(tokenizer: Any) -> str:
-    """A digest of a tokenizer's entries and of how it cuts a text; made anew if entries are added."""
-    size, known = len(tokenizer), _known.get(tokenizer)
-    if known is None or known[0] != size:
-        entries = sorted(tokenizer.get_vocab().items())
-        digest = hashlib.sha256(repr((entries, tokenizer.encode(_SAMPLE))).encode()).hexdigest()[:32]
-        _known[tokenizer] = known = (size, digest)
-    return known[1]
+    """A digest of a tokenizer's entries and of how it cuts a text. Entries are read again if their number changes."""
+    digest = _of_entries(tokenizer).copy()
+    digest.update(f"{tokenizer.encode(_SAMPLE)!r})".encode())
+    return digest.hexdigest()[:32]
+
+
+def _of_entries(tokenizer: Any) -> hashlib._Hash:
+    """Of the first part of the pair (entries, a text cut)."""
+    try:
+        size = len(tokenizer)
+        found = _known.get(tokenizer)
+    except TypeError:  # no length, or no hash: nothing that could be kept
+        size, found = -1, None
+    if found is None or found[0] != size:
+        found = (size, hashlib.sha256(f"({sorted(tokenizer.get_vocab().items())!r}, ".encode()))
+        if size >= 0:
+            _known[tokenizer] = found
+    return found[1]
 
 
 def check_same_tokens(target: Any, draft: Any) -> None:
@@ -72,4 +83,5 @@ def check_same_tokens(target: Any, draft: Any) -> None:
     if mine != other:
         differing = len(set(mine.items()) ^ set(other.items()))
         raise VocabularyMismatchError(f"{names} have different tokenizers ({differing} entries differ): {remedy}")
-    raise VocabularyMismatchError(f"{names} have tokenizers that split the same text differently: {remedy}")
+    if ours.encode(_SAMPLE) != theirs.encode(_SAMPLE):
+        raise VocabularyMismatchError(f"{names} have tokenizers that split the same text differently: {remedy}")

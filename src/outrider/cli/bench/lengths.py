@@ -58,8 +58,8 @@ def lengths(
     every = human_eval(0, 81)[:: 82 // problems][:problems] if problems else []
     tasks = [*kinds(model.tokenizer), *every]
     for drafter in drafters:
+        check_replayed(model, drafter, temperature)
         drafter.bind(model)
-        check_replayed(model, drafter, model.tokenizer.encode(tasks[0].prompt), temperature)
         drafter.measure()
     number = len(tasks) * sum(number_of_texts(value, seeds) for value in temperature)
     texts = track(record(model, tasks, max_new_tokens, temperature, seeds), "Writing", number)
