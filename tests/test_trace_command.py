@@ -63,7 +63,8 @@ def test_an_interrupted_generation_leaves_its_trace(tmp_path: Path) -> None:
     long = ["generate", "Count from one to a thousand in words.", "--max-new-tokens", "4000", "--ignore-eos"]
     # Whoever runs the tests in the background has interrupts ignored, and children inherit that.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "outrider", *long, "--trace", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # Unbuffered: `communicate` does not see what a buffer has read ahead.
+    with subprocess.Popen(command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         first = process.stdout.read(20)
         process.send_signal(signal.SIGINT)

@@ -194,15 +194,17 @@ def test_a_bad_configuration_gets_one_line(text: str, said: str, tmp_path: Path)
 
 
 def test_equivalents_name_the_same_draft_and_length() -> None:
-    found = Configuration("t", "drafty-7b", 4).equivalents()
+    found = Configuration("t", "drafty-7b", 4).equivalents(9)
     assert found.keys() == {"transformers", "vLLM", "llama.cpp"}
     assert "num_assistant_tokens = 4;" in found["transformers"]
     assert "-md drafty-7b --draft-max 4" in found["llama.cpp"]
     assert json.loads(found["vLLM"].split("'")[1]) == {"model": "drafty-7b", "num_speculative_tokens": 4}
-    assert Configuration("t", "ngram:table=x", 4).equivalents() == {}
-    assert Configuration("t", "head", 4).equivalents() == {}
-    own = Configuration("t", "drafty-7b:dtype=int4,num_tokens=9", 4).equivalents()
-    assert own == Configuration("t", "drafty-7b", 4).equivalents(), "our options mean nothing to others"
+    assert Configuration("t", "ngram:table=x", 4).equivalents(9) == {}
+    assert Configuration("t", "head", 4).equivalents(9) == {}
+    own = Configuration("t", "drafty-7b:dtype=int4,num_tokens=9", 4).equivalents(9)
+    assert own == found, "our options mean nothing to others"
+    assert Configuration("t", "drafty-7b", "auto").equivalents(4) == found, "nor does a length that adapts"
+    assert all("no draft" in said for said in Configuration("t", "drafty-7b", "auto").equivalents(0).values())
 
 
 def test_prompts_of_both_kinds(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def _as_object(model: TextModel, found: _Found) -> dict[str, Any]:
         "predicted": {name: _predicted(found, name) for name in found.setups},
         "chosen": found.chosen,
         "configuration": asdict(found.configuration),
-        "equivalents": found.configuration.equivalents(),
+        "equivalents": _equivalents(found),
         **machine(),
     }
 
@@ -242,6 +242,13 @@ def _predicted(found: _Found, name: str) -> float | None:
         return None
     candidate = next(one for one in found.candidates if one.name == draft)
     return next(one.speedup for one in candidate.predictions if one.length == length)
+
+
+def _equivalents(found: _Found) -> dict[str, str]:
+    """For engines whose drafts have one length: the best one that was predicted."""
+    draft, _ = found.setups[found.chosen]
+    fixed = next((one.best.length for one in found.candidates if one.name == draft), 0)
+    return found.configuration.equivalents(fixed)
 
 
 def _show(found: _Found, write: Path | None) -> None:
@@ -278,7 +285,7 @@ def _show(found: _Found, write: Path | None) -> None:
         trials.add_row(shown, f"{measured}×", f"{whole:.2f}×", *ratio)
     console.print(trials)
     console.print(f"quickest: [bold]{found.chosen}[/]")
-    for engine, text in found.configuration.equivalents().items():
+    for engine, text in _equivalents(found).items():
         console.print(f"  {engine}: {text}", markup=False)
     if write is not None:
         console.print(f"outrider generate --config {write} PROMPT", markup=False)

@@ -46,13 +46,14 @@ class Configuration:
         lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()]
         return "\n".join(["# Written by outrider tune; for outrider generate --config.", *lines, ""])
 
-    def equivalents(self) -> dict[str, str]:
-        """The same in transformers, vLLM and llama.cpp, where they have this kind of draft."""
-        count = self.num_draft_tokens
-        if self.draft is None:
+    def equivalents(self, fixed: int) -> dict[str, str]:
+        """The same in transformers, vLLM and llama.cpp, where they have this kind of draft.
+
+        fixed: the best length that does not adapt, for those, if this one does; 0: none.
+        """
+        count = self.num_draft_tokens if isinstance(self.num_draft_tokens, int) else fixed
+        if self.draft is None or not count:
             return dict.fromkeys(("transformers", "vLLM", "llama.cpp"), "no draft: plain decoding is quickest here")
-        if not isinstance(count, int):
-            return {}
         kind = self.draft.partition(":")[0]
         if kind in ("prompt-lookup", "suffix"):
             method = {"method": "ngram", "num_speculative_tokens": count, "prompt_lookup_max": 8, "prompt_lookup_min": 1}
