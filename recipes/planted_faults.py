@@ -54,9 +54,12 @@ def run(out: Path, options: list[str]) -> int:
         entry |= {name: result[name] for name in ("verdict", "p", "tokens", "alpha")}
         with kept.open("a") as file:
             file.write(json.dumps(entry) + "\n")
-        print(f"{fault:32s} {entry['verdict']:16s} p {entry['p']:.1e}  {entry['tokens']} tokens  {seconds} s", flush=True)
         found.append(entry)
     mine = [entry for entry in found if entry["options"] == options]
+    for entry in mine:
+        print(
+            f"{entry['fault']:32s} {entry['verdict']:16s} p {entry['p']:.1e}  {entry['tokens']} tokens  {entry['seconds']} s"
+        )
     return int(any(entry["verdict"] != "not exact" or entry["p"] >= SIGNIFICANCE for entry in mine))
 
 

@@ -153,9 +153,7 @@ def test_policies_are_replayed_on_what_the_model_wrote(target_folder: Path, flat
         assert cell.oracle > 0.9 * max(cell.fixed.values())
 
 
-def test_drawn_texts_are_replayed_for_drafters_that_do_not_draw(
-    target_folder: Path, draft_folder: Path, flat_costs: Costs
-) -> None:
+def test_drawn_texts_are_replayed_for_copies(target_folder: Path, draft_folder: Path, flat_costs: Costs) -> None:
     model = outrider.load(target_folder, dtype="float64")
     texts = list(record(model, [Task("digits", "0123 0123 0123")], 40, temperatures=(1.0, 0.0), seeds=2))
     assert [(text.temperature, text.seed) for text in texts] == [(1.0, 0), (1.0, 1), (0.0, 0)]

@@ -174,11 +174,14 @@ def test_different_vocabularies_are_refused_with_both_names() -> None:
         Decoder(tiny("Llama"), requests(), GREEDY, draft, FixedLength(2))
 
 
-def test_a_tokenizer_that_changes_is_noticed() -> None:
+def test_a_tokenizer_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was compared once is not read again in every generation, unless it has grown."""
     target, draft = (SimpleNamespace(name=name, tokenizer=make_tokenizer(), vocab_size=400) for name in ("big", "small"))
     check_same_tokens(target, draft)
-    check_same_tokens(target, draft)
+    with monkeypatch.context() as patched:
+        for one in (target, draft):
+            patched.setattr(one.tokenizer, "get_vocab", lambda: pytest.fail("read again"))
+        check_same_tokens(target, draft)
     draft.tokenizer.add_tokens(["<new>"])
     with pytest.raises(VocabularyMismatchError, match=r"small and target big .*1 entries differ"):
         check_same_tokens(target, draft)

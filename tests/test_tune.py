@@ -201,10 +201,11 @@ def test_equivalents_name_the_same_draft_and_length() -> None:
     assert json.loads(found["vLLM"].split("'")[1]) == {"model": "drafty-7b", "num_speculative_tokens": 4}
     assert Configuration("t", "ngram:table=x", 4).equivalents(9) == {}
     assert Configuration("t", "head", 4).equivalents(9) == {}
+    assert Configuration("t", "auto", 4).equivalents(9) == {}, "no model has this name"
     own = Configuration("t", "drafty-7b:dtype=int4,num_tokens=9", 4).equivalents(9)
     assert own == found, "our options mean nothing to others"
     assert Configuration("t", "drafty-7b", "auto").equivalents(4) == found, "nor does a length that adapts"
-    assert all("no draft" in said for said in Configuration("t", "drafty-7b", "auto").equivalents(0).values())
+    assert all("no fixed one" in said for said in Configuration("t", "drafty-7b", "auto").equivalents(0).values())
 
 
 def test_prompts_of_both_kinds(tmp_path: Path) -> None:

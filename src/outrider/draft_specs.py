@@ -15,7 +15,7 @@ auto is prompt-lookup, and beside it the draft head that comes with the package 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -156,11 +156,10 @@ def without_folder(spec: str) -> str:
     return PurePath(name).name + spec[len(name) :]
 
 
-def short_specs(specs: Iterable[str]) -> dict[str, str]:
-    """What tables call drafters: each without its folder, where that leaves them apart."""
-    short = {spec: without_folder(spec) for spec in specs}
-    several = [*short.values()]
-    return {spec: less if several.count(less) == 1 else spec for spec, less in short.items()}
+def where_apart(short: Mapping[str, str]) -> dict[str, str]:
+    """{name: its short form}, the name itself where two have the same one: what tables and pictures call them."""
+    every = [*short.values()]
+    return {name: less if every.count(less) == 1 else name for name, less in short.items()}
 
 
 def _parse(name: str, text: str, types: dict[str, Callable[[str], Any]]) -> dict[str, Any]:

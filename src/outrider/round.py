@@ -3,7 +3,7 @@
 The decoder's rounds and those inside a drafter that is itself a speculative decoder are the same computation.
 
 At temperature 0 the target's laws are point masses, and the acceptance rule says: keep what agrees with its best tokens. No
-law is written out then, since on a small vocabulary's or a quick engine's rounds that alone is several per cent of the time.
+law is written out then: beside a quick engine's passes that alone would be several per cent of a round.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.bench.contest import Contender, ours
-from outrider.draft_specs import without_folder
+from outrider.draft_specs import where_apart, without_folder
 from outrider.drafters import Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
@@ -38,11 +38,10 @@ def short_names(setups: Sequence[Setup]) -> list[str]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ParameterError(f"setup must be given once each, got {twice!r} twice: leave one out")
-    short = [_without_folder(setup) for setup in setups]
-    return [less if short.count(less) == 1 else name for less, name in zip(short, names, strict=True)]
+    return [*where_apart({setup.name: _short(setup) for setup in setups}).values()]
 
 
-def _without_folder(setup: Setup) -> str:
+def _short(setup: Setup) -> str:
     """The name, each draft's folder left out."""
     return " + ".join([setup.name.partition("+")[0].strip(), *map(without_folder, setup.drafts)])
 

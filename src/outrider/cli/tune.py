@@ -255,10 +255,10 @@ def _show(found: _Found, write: Path | None) -> None:
     from rich.table import Table
 
     from outrider.cli.output import wide_console
-    from outrider.draft_specs import short_specs
+    from outrider.draft_specs import where_apart, without_folder
     from outrider.tune.trial import overall
 
-    console, short = wide_console(), short_specs(one.name for one in found.candidates)
+    console, short = wide_console(), where_apart({one.name: without_folder(one.name) for one in found.candidates})
     table = Table("draft", "alpha", "proposes", "c", "ĉ", "best γ", "tokens/round", "speed-up", "closed form", "operations")
     for one in found.candidates:
         best = one.best

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.draft_specs import split_model
+from outrider.draft_specs import is_named, split_model
 from outrider.errors import ParameterError
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -51,9 +51,12 @@ class Configuration:
 
         fixed: the best length that does not adapt, for those, if this one does; 0: none.
         """
+        engines = ("transformers", "vLLM", "llama.cpp")
+        if self.draft is None:
+            return dict.fromkeys(engines, "no draft: plain decoding is quickest here")
         count = self.num_draft_tokens if isinstance(self.num_draft_tokens, int) else fixed
-        if self.draft is None or not count:
-            return dict.fromkeys(("transformers", "vLLM", "llama.cpp"), "no draft: plain decoding is quickest here")
+        if not count:
+            return dict.fromkeys(engines, "no draft: it pays with lengths that adapt, with no fixed one")
         kind = self.draft.partition(":")[0]
         if kind in ("prompt-lookup", "suffix"):
             method = {"method": "ngram", "num_speculative_tokens": count, "prompt_lookup_max": 8, "prompt_lookup_min": 1}
@@ -62,7 +65,7 @@ class Configuration:
                 "vLLM": f"--speculative-config '{json.dumps(method)}'",
                 "llama.cpp": f"llama-server … --spec-type ngram-simple --draft-max {count}",
             }
-        if kind in ("ngram", "early-exit", "head", "self", "random"):
+        if is_named(self.draft):
             return {}
         name, _ = split_model(self.draft)  # its options are ours
         model = {"model": name, "num_speculative_tokens": count}
