@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import outrider
 from outrider.costs import CostBook, Costs, costs_by, forget_costs, measured_costs, review_costs
+from outrider.costs.measure import _noise, _table
 from outrider.models.table import TableModel
 
 
@@ -56,6 +58,41 @@ def test_costs_see_what_a_model_takes() -> None:
     costs = measured_costs(slow)
     assert costs.verify(8) > costs.verify(1) >= 0.006
     assert measured_costs(quick).verify(1) < costs.verify(1)
+
+
+def test_a_disturbed_pass_is_no_cheap_or_dear_one() -> None:
+    """One of five passes of each size was disturbed, most of them of two sizes; nothing is quicker for being wider."""
+    times = {
+        1: [2.0, 2.2, 2.2, 2.2, 9.0],
+        2: [1.8, 2.1, 2.1, 2.1, 2.1],
+        4: [2.1, 6.0, 6.0, 6.0, 7.0],
+        8: [4.0, 4.4, 4.4, 4.4, 4.4],
+    }
+    noise = _noise(times)
+    assert noise == pytest.approx((1.1 + 2.1 / 1.8) / 2)
+    found = _table(times, noise, monotone=True)
+    assert found[1] == found[2] == pytest.approx(1.9 * noise, rel=1e-2)
+    assert found[4] == pytest.approx(2.1 * noise, rel=1e-2)
+    raw = _table(times, noise, monotone=False)
+    assert raw[2] < raw[1] < raw[4]
+
+
+def test_an_engine_that_pads_may_be_quicker_with_wider_passes(monkeypatch: Any) -> None:
+    class Odd(TableModel):
+        """Four tokens take less than one."""
+
+        def score(self, sequences: Any, tokens: Any, lengths: Any, logits: Any = "all") -> Any:
+            time.sleep({1: 0.006, 2: 0.006}.get(tokens.shape[1], 0.003))
+            return super().score(sequences, tokens, lengths, logits)
+
+    class Padding(Odd):
+        def pad_widths(self, width: Any) -> None:
+            self.width = width
+
+    monkeypatch.setattr("outrider.costs.measure.UNSETTLED", float("inf"))
+    odd, padding = (measured_costs(kind(torch.full((3, 3), 1 / 3))) for kind in (Odd, Padding))
+    assert odd.verify(1) == odd.verify(17)
+    assert padding.verify_seconds[1] > 1.5 * padding.verify_seconds[4]
 
 
 def test_costs_are_kept_on_disk(target_folder: Path, cache: Path, monkeypatch: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from statistics import median
 
-from outrider.costs.table import CONTEXT, Costs
+from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.models.base import LanguageModel
 from outrider.pass_timer import PassTimer, can_pretend
 
@@ -39,12 +39,12 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     limit = model.max_length or LONG_CONTEXT + max(SIZES)
     short = max(1, min(CONTEXT, limit - max(SIZES)))
     times = _times(model, SIZES, short)
-    noise = median(median(taken) / min(taken) for taken in times.values())
-    near = _medians(times)
+    noise, monotone = _noise(times), not isinstance(model, PadsWidths)
+    near = _table(times, noise, monotone)
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
     if far <= 2 * short or not can_pretend(model):
         return Costs(near, context=short), noise
-    distant = _medians(_times(model, LONG_SIZES, far))
+    distant = _table(_times(model, LONG_SIZES, far), noise, monotone)
     slopes = {n: float(f"{max(0.0, distant[n] - near[n]) / (far - short):.3g}") for n in distant if n in near}
     return Costs(near, slopes, short), noise
 
@@ -53,11 +53,28 @@ def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     """The same for passes of several rows, after a short context only."""
     short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(BATCH_SIZES)))
     times = _times(model, BATCH_SIZES, short, rows)
-    return Costs(_medians(times), context=short), median(median(taken) / min(taken) for taken in times.values())
+    noise = _noise(times)
+    return Costs(_table(times, noise, not isinstance(model, PadsWidths)), context=short), noise
 
 
-def _medians(times: dict[int, list[float]]) -> dict[int, float]:
-    return {n: float(f"{median(taken):.3g}") for n, taken in times.items()}
+def _noise(times: dict[int, list[float]]) -> float:
+    return median(median(taken) / min(taken) for taken in times.values())
+
+
+def _table(times: dict[int, list[float]], noise: float, monotone: bool) -> dict[int, float]:
+    """Seconds by size: how sizes compare by the least of each, since whatever disturbs a pass only adds to it; how long they
+    take by the noise of all of them.
+
+    monotone: of an engine that would gain by a wider pass, if it were quicker, and does not take it: where one seems quicker
+    it is chance, and drafts would be made for its sake. Its neighbours share their mean then.
+    """
+    from scipy.optimize import isotonic_regression
+
+    sizes = sorted(times)
+    least: list[float] = [min(times[n]) for n in sizes]
+    if monotone:
+        least = isotonic_regression(least).x.tolist()
+    return {n: float(f"{seconds * noise:.3g}") for n, seconds in zip(sizes, least, strict=True)}
 
 
 def _times(model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1) -> dict[int, list[float]]:

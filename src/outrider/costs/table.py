@@ -32,23 +32,28 @@ class Costs:
     context: int = CONTEXT
     padded: bool = False
     company: int = 1
+    _found: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def verify(self, tokens: int, context: int | None = None) -> float:
         """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them."""
         context = self.context if context is None else context
-        if self.padded:
-            tokens = self.width(tokens, context)
-        extra = _between(self.per_token, tokens) * max(0, context - self.context) if self.per_token else 0.0
-        return max(_between(self.verify_seconds, tokens) + extra, 1e-9)
+        return self._seconds(self.width(tokens, context) if self.padded else tokens, context)
 
     def width(self, tokens: int, context: int) -> int:
         """The measured width of that many tokens or more at which a pass is quickest; itself if none gains."""
-        bare = self if not self.padded else Costs(self.verify_seconds, self.per_token, self.context)
         wider = [size for size in self.verify_seconds if size > tokens]
         if not wider:
             return tokens
-        best = min(wider, key=lambda size: (bare.verify(size, context), size))
-        return best if bare.verify(best, context) < PADDING_GAIN * bare.verify(tokens, context) else tokens
+        best = min(wider, key=lambda size: (self._seconds(size, context), size))
+        return best if self._seconds(best, context) < PADDING_GAIN * self._seconds(tokens, context) else tokens
+
+    def _seconds(self, tokens: int, context: int) -> float:
+        """Of a pass as wide as that. Policies ask for every length in every round: the table is looked up once for each."""
+        if tokens not in self._found:
+            slope = _between(self.per_token, tokens) if self.per_token else 0.0
+            self._found[tokens] = (_between(self.verify_seconds, tokens), slope)
+        seconds, slope = self._found[tokens]
+        return max(seconds + slope * max(0, context - self.context), 1e-9)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON, without `padded`; `from_dict` reads it back."""
