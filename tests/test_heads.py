@@ -209,10 +209,10 @@ def drafted_laws(path: Path, tokens: list[int], count: int) -> tuple[Transformer
 
 
 def first_draft(
-    target: LanguageModel, path: Path, tokens: list[int], count: int
+    target: LanguageModel, path: Path, tokens: list[int], count: int, dtype: str = "auto"
 ) -> tuple[HeadDrafter, DraftRow, torch.Tensor]:
     """The same for any target."""
-    drafter = HeadDrafter(path, 0.1)
+    drafter = HeadDrafter(path, 0.1, dtype)
     drafter.bind(target)
     sequence = target.open()
     target.score([sequence], torch.tensor([tokens[:-1]]), [len(tokens) - 1], "none")

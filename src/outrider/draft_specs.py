@@ -2,7 +2,7 @@
 
     prompt-lookup[:max_ngram=8,min_ngram=1]     suffix[:memory=yes,store=FILE,min_match=1]
     ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
-    head[:path=FOLDER]                          auto
+    head[:path=FOLDER,dtype=auto|float|int8]    auto
     self[:temperature=T,top_k=K,top_p=P,min_p=M]
     MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_tokens=N,num_draft_tokens=N,draft=SPEC]
 
@@ -74,7 +74,7 @@ NAMED = {
     "suffix": Named(SuffixDrafter, {"memory": _yes_or_no, "store": str, "min_match": int}),
     "ngram": Named(_ngram, {"table": str, "order": int}),
     "early-exit": Named(EarlyExitDrafter, {"layers": int}),
-    "head": Named(HeadDrafter, {"path": str}),
+    "head": Named(HeadDrafter, {"path": str, "dtype": str}),
     "random": Named(RandomDrafter, {}),
     "self": Named(SelfDrafter, _LAW),
 }

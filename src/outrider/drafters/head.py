@@ -19,7 +19,7 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError
 from outrider.heads.config import CONFIG, load_config, load_head
-from outrider.heads.engine import BlockwiseModel, HeadModel, HeadSequence, ReadingModel, open_head
+from outrider.heads.engine import BlockwiseModel, HeadModel, HeadSequence, ReadingModel, check_dtype, open_head
 from outrider.models.base import HandsOutStates, LanguageModel, has_encoder
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow
@@ -30,7 +30,8 @@ SHIPPED = "heads/shipped"  # in the package: a folder a target
 class HeadDrafter(ModelDrafter):
     """path: the folder of a head (`outrider train head`, `train blocks`); None for the one shipped for the target.
 
-    step_seconds: what a drafted token costs, if it need not be measured.
+    step_seconds: what a drafted token costs, if it need not be measured. dtype: of its weights, float (the type of the
+    target's states), int8, or auto: int8 beside a target whose own weights are rounded, where there are kernels.
 
     A row's state is its sequence in the head. It holds a prefix of the row's tokens, all of them scored with the target's
     states; what was scored with the head's own is forgotten after the round.
@@ -38,7 +39,9 @@ class HeadDrafter(ModelDrafter):
 
     model: HeadModel
 
-    def __init__(self, path: str | Path | None = None, step_seconds: float | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, step_seconds: float | None = None, dtype: str = "auto") -> None:
+        check_dtype(dtype)
+        self._dtype = dtype
         self._path = None if path is None else Path(path).expanduser()
         if self._path is not None:
             load_head(self._path)  # what can't be read is said before a target is loaded or bound
@@ -46,7 +49,8 @@ class HeadDrafter(ModelDrafter):
         self.sampling = None
         self._given = step_seconds
         self._costs = None
-        self.name = "head" if self._path is None else f"head:{self._path.name}"
+        whose = "head" if self._path is None else f"head:{self._path.name}"
+        self.name = whose if dtype == "auto" else f"{whose} ({dtype})"
 
     def bind(self, target: LanguageModel) -> None:
         if target is self._target:
@@ -56,7 +60,7 @@ class HeadDrafter(ModelDrafter):
                 f"head can't draft for {target.name}: it reads hidden states, which decoder-only models of the engines "
                 "transformers and openvino hand out; use one of these, or name another draft"
             )
-        self.model = open_head(target, self._path or shipped_head(target))
+        self.model = open_head(target, self._path or shipped_head(target), self._dtype)
         self._costs = None
         self._target = target
 

@@ -22,11 +22,17 @@ from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig, load_head
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
 from outrider.heads.target_parts import output_rows
+from outrider.models import steady_attention
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
+from outrider.models.int8_linear import can_round, round_linears
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of, pack_linears
 from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotModel, SlotSequence
+
+HEAD_DTYPES = ("auto", "float", "int8")
+"""Of a head's weights: "float", the target's states' type; "int8"; "auto", in 8 bits beside a target whose own weights are
+rounded, on a CPU with kernels for it. Rounding changes what is proposed, never the law of what is accepted."""
 
 
 class HeadSequence(SlotSequence):
@@ -51,20 +57,27 @@ class HeadSequence(SlotSequence):
 class HeadModel(SlotModel[HeadSequence]):
     """A head bound to its target, as a `LanguageModel` with the target's tokens; those outside its own have logit -inf."""
 
-    def __init__(self, target: HandsOutStates, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self, target: HandsOutStates, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor], dtype: str = "auto"
+    ) -> None:
         check_fits(target, config)
+        self.rounded = _rounds(dtype, target)
         super().__init__(num_layers=1)
         network = make_network(config)
         load_weights(network, config, weights)
         target.keep_states(config.layers)
         self.target = target
         self.config = config
-        dtype, device = target.state_dtype, target.device
-        self.network = network.to(device, dtype).eval().requires_grad_(False)
-        self._tokens = tokens.to(device)
-        self._rows = torch.nn.Sequential(output_rows(target, self._tokens))
+        self.network = network.to(target.device, self.dtype).eval().requires_grad_(False)
+        self._tokens = tokens.to(target.device)
+        self._rows = torch.nn.Sequential(output_rows(target, self._tokens, self.dtype))
         for part in (self.network, self._rows):
-            pack_linears(part)
+            (round_linears if self.rounded else pack_linears)(part)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes what is not rounded."""
+        return torch.float32 if self.rounded else self.target.state_dtype
 
     @property
     def name(self) -> str:
@@ -86,7 +99,13 @@ class HeadModel(SlotModel[HeadSequence]):
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
         beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
-        return f"draft head beside {beside} {self.target.state_dtype} {json.dumps(asdict(self.config))}"
+        weights = "int8" if self.rounded else self.dtype
+        return f"draft head beside {beside} {weights} {json.dumps(asdict(self.config))}"
+
+    @property
+    def dtype_name(self) -> str:
+        """Of its weights."""
+        return "int8" if self.rounded else str(self.dtype).removeprefix("torch.")
 
     @property
     def weight_bytes(self) -> int:
@@ -118,7 +137,7 @@ class HeadModel(SlotModel[HeadSequence]):
             parts.append(self._zeros(1))  # nothing comes before the first token
         if known and row.base is not None:
             held = self.target.states(row.base, max(start, 0), max(start, 0) + known, self.config.layers)
-            parts.append(held.to(self.target.state_dtype))
+            parts.append(held.to(self.dtype))
         missing = count - known - len(parts[:1] if start < 0 else ())
         if missing and not known and start >= 0 and row.last is not None:
             own = row.last.unsqueeze(0)
@@ -133,10 +152,10 @@ class HeadModel(SlotModel[HeadSequence]):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return self.target.embed(tokens).to(self.target.state_dtype)
+        return self.target.embed(tokens).to(self.dtype)
 
     def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, self.config.states_width, dtype=self.target.state_dtype, device=self.device)
+        return torch.zeros(count, self.config.states_width, dtype=self.dtype, device=self.device)
 
     def _logits(self, states: Tensor) -> Tensor:
         """[.., W] → [.., V]"""
@@ -180,6 +199,8 @@ class AutoregressiveModel(HeadModel):
         mask = None
         if queries.shape[0] > 1 or queries.shape[2] > 1 or place.length > self.config.window:
             mask = make_mask(place.positions, place.length, AttentionPattern({"full_attention": self.config.window}, False))
+        if self.rounded:  # a last bit's difference would become a step in the layers after it: batches would be other texts
+            return steady_attention.attend(self.network, queries, keys, values, mask)[0].transpose(1, 2)
         grouped = self.config.num_heads != self.config.num_kv_heads
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
 
@@ -273,8 +294,26 @@ def check_fits(target: HandsOutStates, config: HeadConfig) -> None:
         )
 
 
-def open_head(target: HandsOutStates, folder: Path) -> HeadModel:
-    """The head in a folder, for this target."""
+def check_dtype(dtype: str) -> None:
+    """Raise `ParameterError` unless a head's weights can be asked for so."""
+    if dtype not in HEAD_DTYPES:
+        raise ParameterError(f"draft head's dtype must be {', '.join(HEAD_DTYPES[:-1])} or {HEAD_DTYPES[-1]}, got {dtype!r}")
+
+
+def _rounds(dtype: str, target: HandsOutStates) -> bool:
+    """Whether the weights of a head are to be in 8 bits. Raises `ModelError` if they can't be."""
+    check_dtype(dtype)
+    possible = target.device.type == "cpu" and can_round()
+    if dtype == "int8" and not possible:
+        raise ModelError(
+            f"draft head can't be rounded to int8 on {target.device}: it needs a CPU and a build of torch with kernels for "
+            "it; leave the head's dtype out"
+        )
+    return possible and (dtype == "int8" or (dtype == "auto" and target.rounded))
+
+
+def open_head(target: HandsOutStates, folder: Path, dtype: str = "auto") -> HeadModel:
+    """The head in a folder, for this target. dtype: of its weights, one of `HEAD_DTYPES`."""
     config, tokens, weights = load_head(folder)
     make = AutoregressiveModel if config.kind == "autoregressive" else BlockwiseModel
-    return make(target, config, tokens, weights)
+    return make(target, config, tokens, weights, dtype)

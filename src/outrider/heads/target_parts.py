@@ -15,11 +15,15 @@ UNITS = 64  # unit vectors at once: bounds the memory to some 64 · V numbers
 
 
 @torch.inference_mode()
-def output_rows(target: HandsOutStates, tokens: Tensor) -> nn.Linear:
-    """A linear layer with the rows of the target's output layer for `tokens` (int64 [T]), frozen. [.., W] → [.., T]"""
-    dtype, device, width = target.state_dtype, target.device, target.state_size
-    units = torch.eye(width, dtype=dtype, device=device)
-    offset = target.logits_of(torch.zeros(1, width, dtype=dtype, device=device))[:, tokens].to(dtype)
+def output_rows(target: HandsOutStates, tokens: Tensor, dtype: torch.dtype | None = None) -> nn.Linear:
+    """A linear layer with the rows of the target's output layer for `tokens` (int64 [T]), frozen. [.., W] → [.., T]
+
+    dtype: of the layer, the one of the target's states if not given.
+    """
+    own, device, width = target.state_dtype, target.device, target.state_size
+    dtype = dtype or own
+    units = torch.eye(width, dtype=own, device=device)
+    offset = target.logits_of(torch.zeros(1, width, dtype=own, device=device))[:, tokens].to(dtype)
     columns = [target.logits_of(part)[:, tokens].to(dtype) - offset for part in units.chunk(-(-width // UNITS))]
     bias = bool(offset.any())
     with torch.inference_mode(False):

@@ -104,19 +104,25 @@ def round_to_int8(module: nn.Module) -> int:
     Position tables stay as they are: they are small, and added to everything.
     """
     use_steady_attention(module)
+    count, table = round_linears(module), _token_table(module)
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if child is table:
+                setattr(parent, name, Int8Embedding(child.weight, child.weight.dtype))
+                count += 1
+    return count
+
+
+def round_linears(module: nn.Module) -> int:
+    """Replace the linear layers alone; → how many."""
     rows, count = RowScale(), 0
-    table = _token_table(module)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             weight = plain_weight(child)
             if weight is not None:
                 bias: Any = child.bias
                 setattr(parent, name, Int8Linear(weight, bias, rows))
-            elif child is table:
-                setattr(parent, name, Int8Embedding(child.weight, child.weight.dtype))
-            else:
-                continue
-            count += 1
+                count += 1
     return count
 
 

@@ -300,6 +300,11 @@ class OpenVinoModel:
         """Of what is beside a model with rounded weights: what the processor is quick in."""
         return torch.float32 if self._about.weights == "float32" else native_dtype(self.device)
 
+    @property
+    def rounded(self) -> bool:
+        """See `HandsOutStates`."""
+        return self._about.weights != "float32"
+
     def keep_states(self, layers: Many[int] = ()) -> None:
         """See `HandsOutStates`. Opens the model anew; blocks that are there already are not shared any more."""
         check_layers(layers, len(self._about.layers), self.name)

@@ -1,0 +1,90 @@
+"""Heads in 8 bits: nearly what the network says, and laws and texts as ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.decode import decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import HeadDrafter
+from outrider.errors import ModelError, ParameterError
+from outrider.heads.engine import open_head
+from outrider.models.int8_linear import Int8Linear, can_round
+from outrider.models.transformers_model import TransformersModel
+from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
+from tests.test_engine_decode import GREEDY, WARM, requests
+from tests.test_heads import exact_joint, first_draft, sample, small_target, write_head
+from tests.test_openvino import opened
+from tests.tiny_models import module
+from tests.toys import SETTINGS
+
+needs_kernels = pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels")
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["autoregressive", "layered", "blockwise"])
+def test_rounded_heads_follow_the_targets_law(kind: str, tmp_path: Path) -> None:
+    target, settings = small_target(), SETTINGS["temperature 1"]
+    drafter = HeadDrafter(write_head(tmp_path, kind, V, [0, 2]), step_seconds=0.1, dtype="int8")  # type: ignore[arg-type]
+    written, rounds = sample(target, drafter, settings, FixedLength(3))
+    assert drafter.model.rounded
+    assert p_value_of(written, exact_joint(target, settings)) > ALARM
+    assert sum(record.drafted for record in rounds) > SAMPLES // 3
+
+
+@needs_kernels
+def test_a_head_is_rounded_where_its_target_is(tmp_path: Path, cache: Path) -> None:
+    path = write_head(tmp_path, "blockwise")
+    plain = TransformersModel(module("Llama", 1, dtype=torch.float32))
+    head = open_head(plain, path)
+    assert not head.rounded
+    assert open_head(plain, path, "int8").rounded
+    assert open_head(plain, path, "int8").weight_bytes < 0.5 * head.weight_bytes
+    assert any(isinstance(layer, Int8Linear) for layer in open_head(opened("Llama", "int8")[0], path).network.modules())
+
+
+@needs_kernels
+def test_output_beside_a_rounded_target_is_that_of_plain_decoding(cache: Path, tmp_path: Path) -> None:
+    target, _ = opened("Llama", "int8")
+    drafter = HeadDrafter(write_head(tmp_path, "layered"), step_seconds=0.1)
+    ours, rounds = decode(target, requests(), GREEDY, drafter, FixedLength(3))
+    assert drafter.model.rounded
+    assert ours == decode(target, requests(), GREEDY)[0]
+    assert max(one.drafted for row in rounds for one in row) == 3
+
+
+@needs_kernels
+def test_a_rounded_head_says_nearly_what_the_network_says(tmp_path: Path) -> None:
+    path = write_head(tmp_path, "layered", intermediate_size=4096)
+    target = TransformersModel(module("Llama", 1, dtype=torch.float32))
+    tokens = [5, 6, 7, 8, 9]
+    ours, wanted = (first_draft(target, path, tokens, 3, dtype)[2] for dtype in ("int8", "float"))
+    assert 0 < float((ours[0] - wanted[0]).abs().sum()) < 0.1  # later ones follow tokens that may differ
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["autoregressive", "layered", "blockwise"])
+def test_batches_are_single_rows_when_sampling_too(kind: str, tmp_path: Path) -> None:
+    """To the bit: a last bit's difference in the attention would be a step in the rounded layers after it."""
+    target = TransformersModel(module("Llama", 1))
+    path = write_head(tmp_path, kind, intermediate_size=512)  # type: ignore[arg-type]
+    drafter = HeadDrafter(path, 0.1, "int8")
+    batch, _ = decode(target, requests(), WARM, drafter, FixedLength(3))
+    for i, request in enumerate(requests()):
+        assert decode(target, [request], WARM, drafter, FixedLength(3))[0][0] == batch[i]
+
+
+def test_what_a_heads_dtype_may_be_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="draft head's dtype must be auto, float or int8, got 'int3'"):
+        HeadDrafter(write_head(tmp_path, "blockwise"), dtype="int3")
+
+
+def test_without_kernels_a_head_is_not_rounded(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.heads.engine.can_round", lambda: False)
+    path = write_head(tmp_path, "blockwise", V)
+    with pytest.raises(ModelError, match="can't be rounded to int8 on cpu"):
+        open_head(small_target(), path, "int8")
+    assert not open_head(opened("Llama", "int8")[0], write_head(tmp_path / "own", "blockwise")).rounded
