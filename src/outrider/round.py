@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -108,18 +109,17 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
             columns.append(_betas(probs, proposal) if lossy is None else lossy.betas(probs, proposal))
         if verdict.lenient is not None:
             columns.append(verdict.lenient)
-        # The round's one synchronisation. Token ids are exact in float64.
-        packed = torch.cat([column.double() for column in columns], dim=1).tolist()
+        packed = _read(columns)
     return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))]
 
 
 def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[Outcome]:
-    """Accept the draft as far as it says what the target would. One synchronisation, as above. logits: [R, K+1, V]"""
+    """Accept the draft as far as it says what the target would. logits: [R, K+1, V]"""
     best = greedy_tokens(logits, scorer.sampling, contexts)
     columns = [best, proposal.tokens]
     if scorer.extras.logprobs:
         columns.append(_logprobs_at(logits, best))
-    packed = torch.cat([column.double() for column in columns], dim=1).tolist()
+    packed = _read(columns)
     width = proposal.tokens.shape[1]
     outcomes = []
     for values, drafted in zip(packed, proposal.lengths, strict=True):
@@ -131,13 +131,21 @@ def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | N
     return outcomes
 
 
+def _read(columns: list[Tensor]) -> list[list[float]]:
+    """Columns [R, n] side by side, a list for each row: elsewhere than on a CPU the round's one synchronisation."""
+    if columns[0].device.type == "cpu":
+        return [list(chain.from_iterable(parts)) for parts in zip(*(column.tolist() for column in columns), strict=True)]
+    return torch.cat([column.double() for column in columns], dim=1).tolist()  # ids are exact
+
+
 def _to_score(rows: Many[DraftRow], proposal: Proposal, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
     """Unseen tokens and drafts side by side. → int64 [R, N], how many, the column of each row's newest certain token"""
     pending = [row.tokens[row.sequence.length :] for row in rows]
     lengths = [len(unseen) + drafted for unseen, drafted in zip(pending, proposal.lengths, strict=True)]
     first = [len(unseen) - 1 for unseen in pending]
     if not any(first):
-        return torch.cat([index([p[0] for p in pending], device).unsqueeze(-1), proposal.tokens], dim=1), lengths, first
+        newest = index([p[0] for p in pending], device).unsqueeze(-1)
+        return torch.cat([newest, proposal.tokens], dim=1) if proposal.tokens.shape[1] else newest, lengths, first
     width = proposal.tokens.shape[1]
     tokens = torch.zeros(len(rows), max(first) + 1 + width, dtype=torch.long, device=device)
     for i, unseen in enumerate(pending):

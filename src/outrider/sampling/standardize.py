@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,10 @@ def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence
     """The token that `standardize` gives all mass to at temperature 0, -1 where it gives NaN. [.., V] → int64 [..]"""
     adjusted = _adjusted(logits, settings, contexts)
     best = argmax(adjusted)
+    if best.device.type == "cpu":  # a few rows: each operation of torch's costs more than looking at them one by one
+        values = adjusted.detach().numpy()
+        chosen = [token if values[i, token] > -np.inf else -1 for i, token in enumerate(best.tolist())]
+        return torch.tensor(chosen, dtype=torch.long).view(logits.shape[:-1])
     found = adjusted.gather(-1, best.unsqueeze(-1)).squeeze(-1) > -torch.inf
     return torch.where(found, best, -1).reshape(logits.shape[:-1])
 
