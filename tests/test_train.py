@@ -275,6 +275,23 @@ def test_a_head_starts_as_the_targets_last_layer() -> None:
     torch.testing.assert_close(weight_of(layer, 7).detach(), weight, atol=1e-6, rtol=1e-5)
 
 
+def test_a_narrower_head_starts_with_the_neurons_that_matter() -> None:
+    made = module("Llama", 0, torch.float32)
+    last = made.model.layers[-1].mlp
+    with torch.no_grad():
+        last.down_proj.weight[:, ::2] *= 1e-3  # says nothing, however large its neurons are
+        last.up_proj.weight[::2] *= 10.0
+    network = make_network(HeadConfig("autoregressive", "tiny", 32, VOCABULARY, VOCABULARY, 24, 4, 2, 8))
+    assert isinstance(network, AutoregressiveHead)
+    assert start_from_target(network, TransformersModel(made), torch.tensor([TEXT, TEXT[::-1]]))
+    for own, theirs in ((network.layer.gate, last.gate_proj), (network.layer.up, last.up_proj)):
+        torch.testing.assert_close(own.weight, theirs.weight[1::2], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(network.layer.down.weight, last.down_proj.weight[:, 1::2], atol=1e-6, rtol=1e-5)
+    wider = make_network(HeadConfig("autoregressive", "tiny", 32, VOCABULARY, VOCABULARY, 64, 4, 2, 8))
+    assert isinstance(wider, AutoregressiveHead)
+    assert not start_from_target(wider, TransformersModel(made), torch.tensor([TEXT]))
+
+
 def test_a_students_layers_are_the_targets() -> None:
     target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=6))
     student = make_student(target, 2)

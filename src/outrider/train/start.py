@@ -1,6 +1,7 @@
 """Where training starts: a head's layer as the target's last one, fed the best linear guess of what that one would see.
 
-For targets of Llama's kind (a list of layers with q_proj, …, down_proj); others start from random weights.
+A narrower network takes those of the target's neurons that contribute most. For targets of Llama's kind (a list of layers
+with q_proj, …, down_proj); others start from random weights.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.heads.config import HeadConfig, Kind
-from outrider.heads.layers import AutoregressiveHead
+from outrider.heads.layers import AutoregressiveHead, Layer
 from outrider.heads.target_parts import UNITS
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.unroll import shifted
 
 RIDGE = 1e-3  # of the mean square: keeps the fit sound where positions are few
 _NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
-_NETWORK = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_NETWORK = ("gate_proj", "up_proj", "down_proj")
 
 
 def head_config(
@@ -68,25 +69,33 @@ def last_layer(target: TransformersModel) -> Any:
     attention, network = getattr(last, "self_attn", None), getattr(last, "mlp", None)
     fits = all(hasattr(attention, name) for name in _NAMES.values())
     plain = not hasattr(attention, "q_norm") and hasattr(last, "post_attention_layernorm")
-    return last if fits and plain and all(hasattr(network, name) for name in _NETWORK.values()) else None
+    return last if fits and plain and all(hasattr(network, name) for name in _NETWORK) else None
 
 
 @torch.inference_mode()
 def start_from_target(network: AutoregressiveHead, target: TransformersModel, tokens: Tensor) -> bool:
     """Copy the target's last layer and fit what feeds it, on some windows (int64 [n, L]). → whether that was possible"""
     last, config = last_layer(target), network.config
-    if last is None or config.intermediate_size != int(target.module.config.get_text_config().intermediate_size):
+    if last is None or config.intermediate_size > int(target.module.config.get_text_config().intermediate_size):
         return False
     layer = network.layer
     for own, theirs in _NAMES.items():
         _copy(getattr(layer, own), getattr(last.self_attn, theirs))
-    for own, theirs in _NETWORK.items():
-        _copy(getattr(layer, own), getattr(last.mlp, theirs))
     layer.attention_norm.weight.data.copy_(last.input_layernorm.weight)
     layer.network_norm.weight.data.copy_(last.post_attention_layernorm.weight)
     network.norm.weight.data.copy_(target.module.get_decoder().norm.weight)
-    _fit_mix(network, target, tokens)
+    _copy_network(layer, last.mlp, _fit_mix(network, target, last, tokens))
     return True
+
+
+def _copy_network(layer: Layer, theirs: Any, energy: Tensor) -> None:
+    """Gate, up and down, of the neurons with the largest contributions. energy: each one's mean square before `down`."""
+    down = weight_of(theirs.down_proj, len(energy)).to(energy.device)
+    wide = layer.gate.out_features
+    kept = (energy.sqrt() * down.norm(dim=0)).topk(wide).indices.sort().values
+    for own, their in ((layer.gate, theirs.gate_proj), (layer.up, theirs.up_proj)):
+        own.weight.data.copy_(weight_of(their, own.in_features)[kept])
+    layer.down.weight.data.copy_(down[:, kept])
 
 
 def _copy(own: nn.Linear, theirs: Any) -> None:
@@ -103,25 +112,38 @@ def weight_of(layer: Any, width: int) -> Tensor:
     return torch.cat([layer(part).float() - offset for part in units.chunk(-(-width // UNITS))]).T
 
 
-def _fit_mix(network: AutoregressiveHead, target: TransformersModel, tokens: Tensor) -> None:
-    """Least squares from the normed (token, states before) to the last layer's input."""
+def _fit_mix(network: AutoregressiveHead, target: TransformersModel, last: Any, tokens: Tensor) -> Tensor:
+    """Least squares from the normed (token, states before) to the last layer's input. → the mean square of what each neuron
+    of the last layer's network says, float64
+    """
     config = network.config
     width, inputs = config.width, config.width + config.states_width
     gram = torch.zeros(inputs, inputs, dtype=torch.float64)
     cross = torch.zeros(inputs, width, dtype=torch.float64)
     embed = target.module.get_input_embeddings()
-    for row in tokens:
-        window = row.unsqueeze(0)
-        out = target.module(input_ids=window.to(target.device), output_hidden_states=True, use_cache=False)
-        wanted = out.hidden_states[-2][0]
-        before = [out.hidden_states[layer][0] for layer in (-1, *config.layers)]
-        parts = [embed(window.to(target.device))[0], *(shifted(states, 1) for states in before)]
-        x = (
-            torch.cat([F.rms_norm(part.float(), (width,), eps=network.config.norm_eps) for part in parts], dim=-1)
-            .cpu()
-            .double()
-        )
-        gram += x.T @ x
-        cross += x.T @ wanted.cpu().double()
+    squares: list[Tensor] = []
+    hook = last.mlp.down_proj.register_forward_pre_hook(lambda _, given: squares.append(_mean_square(given[0])))
+    try:
+        for row in tokens:
+            window = row.unsqueeze(0)
+            out = target.module(input_ids=window.to(target.device), output_hidden_states=True, use_cache=False)
+            wanted = out.hidden_states[-2][0]
+            before = [out.hidden_states[layer][0] for layer in (-1, *config.layers)]
+            parts = [embed(window.to(target.device))[0], *(shifted(states, 1) for states in before)]
+            x = (
+                torch.cat([F.rms_norm(part.float(), (width,), eps=network.config.norm_eps) for part in parts], dim=-1)
+                .cpu()
+                .double()
+            )
+            gram += x.T @ x
+            cross += x.T @ wanted.cpu().double()
+    finally:
+        hook.remove()
     gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
     network.mix.join.weight.data.copy_(torch.linalg.solve(gram, cross).T)
+    return torch.stack(squares).mean(0)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    """Over all positions. [.., n] → [n]"""
+    return x.double().flatten(0, -2).square().mean(0).cpu()
