@@ -95,6 +95,27 @@ def test_an_engine_that_pads_may_be_quicker_with_wider_passes(monkeypatch: Any) 
     assert padding.verify_seconds[1] > 1.5 * padding.verify_seconds[4]
 
 
+def test_what_a_change_of_width_adds_is_measured(monkeypatch: Any) -> None:
+    class Keeps(TableModel):
+        """A pass of another width than the one before takes 5 ms more."""
+
+        before = 0
+
+        def keep_width(self, on: bool) -> None:
+            self.on = on
+
+        def score(self, sequences: Any, tokens: Any, lengths: Any, logits: Any = "all") -> Any:
+            time.sleep(0.002 + 0.005 * (tokens.shape[1] != self.before))
+            self.before = tokens.shape[1]
+            return super().score(sequences, tokens, lengths, logits)
+
+    monkeypatch.setattr("outrider.costs.measure.UNSETTLED", float("inf"))
+    costs = measured_costs(Keeps(torch.full((3, 3), 1 / 3)))
+    assert 0.003 < costs.change < 0.012
+    assert Costs.from_dict(costs.to_dict()) == costs
+    assert measured_costs(TableModel(torch.full((3, 3), 1 / 3))).change == 0.0
+
+
 def test_costs_are_kept_on_disk(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
     from outrider.costs import kept
 

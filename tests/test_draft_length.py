@@ -16,6 +16,7 @@ from outrider.draft_length.base import Finding
 from outrider.draft_length.foretold import Foretold
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
 from outrider.errors import ParameterError
+from outrider.models.openvino.steady import BUDGET
 from outrider.records import Round
 
 FLAT = Costs({1: 1.0, 17: 1.0})
@@ -163,6 +164,24 @@ def test_recorded_rounds_by_the_tables() -> None:
     assert plain_seconds(records, costs, 10) == pytest.approx(3 * 1.1 + 1.13)
     three = 1.5 + 0.015 * 10
     assert oracle_seconds(records, costs, 0.1, 10) == pytest.approx(three + 0.2 + 1.13)
+
+
+def test_where_a_change_of_width_takes_long_small_gains_are_left_alone() -> None:
+    small, large = Prospect("d", first=0.3, later=0.3), Prospect("d", first=0.6, later=0.6)
+    steady, changing = (AdaptiveLength(Costs({1: 1.0, 17: 1.0}, change=change)) for change in (0.0, 2.0))
+    assert plan_of(steady, small)[1] > 0
+    assert plan_of(changing, small)[1] == 0  # .43 tokens more, of which half a pass goes into the change
+    assert plan_of(changing, large)[1] > 0
+
+
+def test_recorded_rounds_have_the_widths_that_passes_kept() -> None:
+    """Two, five (a change), eleven rounds of one token filled up to five, which hold 22 tokens too many: it falls back."""
+    costs = Costs({1: 1.0, 2: 1.0, 5: 2.0}, context=10**6, change=0.5)
+    records = [*rounds_of(0, drafted=0), *rounds_of(1), *rounds_of(*[0] * 11, drafted=0)]
+    filled = BUDGET // 3
+    seconds = 1.0 + 2.0 + filled * 2.0 + (11 - filled) * 1.0
+    assert predicted_seconds(records, costs, {}, 10) == pytest.approx(seconds + 2 * 0.5)
+    assert predicted_seconds(records, Costs(costs.verify_seconds), {}, 10) == pytest.approx(1.0 + 2.0 + 11 * 1.0)
 
 
 def test_the_oracle_is_never_slower_than_plain_decoding() -> None:

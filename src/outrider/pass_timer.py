@@ -32,7 +32,7 @@ class PassTimer:
 
     sizes: tokens of each of so many rows, those left out that the model's context does not allow. context: tokens held
     before; engines that can't pretend to hold them read them. Where a change of the width costs something, it is left out,
-    and every pass is as wide as it is asked for.
+    and every pass is as wide as it is asked for. changed: the seconds of the passes after such changes, by their size.
     """
 
     def __init__(self, model: LanguageModel, sizes: Iterable[int], context: int, rows: int = 1) -> None:
@@ -43,6 +43,7 @@ class PassTimer:
         self._rows = rows
         self._sequences: list[Sequence] = []
         self._width = 0
+        self.changed: dict[int, list[float]] = {}
 
     def __enter__(self) -> PassTimer:
         model, context = self.model, self._context
@@ -76,7 +77,9 @@ class PassTimer:
         model = self.model
         new, count = pad_rows([[i % model.vocab_size for i in range(size)]] * self._rows, model.device)
         if size != self._width and isinstance(model, KeepsWidth):
+            start = time.perf_counter()
             model.score(self._sequences, new, count, "all")
+            self.changed.setdefault(size, []).append(time.perf_counter() - start)
             self._take_back()
         self._width = size
         _synchronise(model)

@@ -37,7 +37,8 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
             "draft_seconds": seconds,
             "context": costs.context,
         }
-        click.echo(json.dumps({**about, "verify_seconds_per_context_token": dict(costs.per_token)}))
+        further = {"verify_seconds_per_context_token": dict(costs.per_token), "change_seconds": costs.change}
+        click.echo(json.dumps({**about, **further}))
         return
     one = costs.verify(1)
     contexts = [costs.context, *((1024, 4096) if costs.per_token else ())]
@@ -46,5 +47,7 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
     for n in sorted(costs.verify_seconds):
         cells = [f"{1000 * costs.verify(n, context):11.2f} ({costs.width(n, context):3d})" for context in contexts]
         click.echo(f"{n:4d}" + "".join(f"{cell:>18s}" for cell in cells))
+    if costs.change:
+        click.echo(f"a pass of another width than the one before: {1000 * costs.change:.2f} ms more")
     for name, seconds in steps.items():
         click.echo(f"draft {name}: {1000 * seconds:.2f} ms a token, c = {seconds / one:.3f}")

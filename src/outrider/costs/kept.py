@@ -89,7 +89,7 @@ def _key(model: LanguageModel, rows: int = 1) -> str:
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     kind = getattr(model, "fingerprint", id(model))
     parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
-    parts += [torch.__version__, "least with sampling, noise, monotone", SIZES, LONG_SIZES, CONTEXT, LONG_CONTEXT]
+    parts += [torch.__version__, "least with sampling, noise, monotone, change", SIZES, LONG_SIZES, CONTEXT, LONG_CONTEXT]
     if rows > 1:
         parts += [rows, BATCH_SIZES]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

@@ -38,23 +38,23 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     """A cost table and its noise: median / least seconds of the same pass, in the middle of the sizes."""
     limit = model.max_length or LONG_CONTEXT + max(SIZES)
     short = max(1, min(CONTEXT, limit - max(SIZES)))
-    times = _times(model, SIZES, short)
+    times, change = _times(model, SIZES, short)
     noise, monotone = _noise(times), not isinstance(model, PadsWidths)
     near = _table(times, noise, monotone)
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
     if far <= 2 * short or not can_pretend(model):
-        return Costs(near, context=short), noise
-    distant = _table(_times(model, LONG_SIZES, far), noise, monotone)
+        return Costs(near, context=short, change=change * noise), noise
+    distant = _table(_times(model, LONG_SIZES, far)[0], noise, monotone)
     slopes = {n: float(f"{max(0.0, distant[n] - near[n]) / (far - short):.3g}") for n in distant if n in near}
-    return Costs(near, slopes, short), noise
+    return Costs(near, slopes, short, change=change * noise), noise
 
 
 def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     """The same for passes of several rows, after a short context only."""
     short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(BATCH_SIZES)))
-    times = _times(model, BATCH_SIZES, short, rows)
-    noise = _noise(times)
-    return Costs(_table(times, noise, not isinstance(model, PadsWidths)), context=short), noise
+    times, change = _times(model, BATCH_SIZES, short, rows)
+    noise, monotone = _noise(times), not isinstance(model, PadsWidths)
+    return Costs(_table(times, noise, monotone), context=short, change=change * noise), noise
 
 
 def _noise(times: dict[int, list[float]]) -> float:
@@ -77,8 +77,10 @@ def _table(times: dict[int, list[float]], noise: float, monotone: bool) -> dict[
     return {n: float(f"{seconds * noise:.3g}") for n, seconds in zip(sizes, least, strict=True)}
 
 
-def _times(model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1) -> dict[int, list[float]]:
-    """{n: the seconds of each repetition}, n tokens of each of so many rows.
+def _times(
+    model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1
+) -> tuple[dict[int, list[float]], float]:
+    """{n: the seconds of each repetition}, n tokens of each of so many rows; and what a change of the width adds.
 
     The sizes take turns, so that whatever else the machine does meets all of them.
     """
@@ -89,4 +91,5 @@ def _times(model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int
                 took = timer.time(n)
                 if repeat:  # the first pass warms up
                     seconds[n].append(took)
-    return seconds
+        added = [min(taken) - min(seconds[n]) for n, taken in timer.changed.items()]
+    return seconds, max(0.0, float(f"{median(added):.3g}")) if added else 0.0

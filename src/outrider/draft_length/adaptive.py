@@ -40,8 +40,10 @@ class AdaptiveLength(DraftLength):
     costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
     several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
     probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
-    tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: drafts may lose
-    so many passes and this share of the time against plain decoding, and no draft is made that could lose more.
+    tables are not exact and a round with a draft does a little more than they know. change_rounds: where a pass of another
+    width than the one before takes longer, one drafted round in so many is reckoned to change it. loss_passes, loss_share:
+    drafts may lose so many passes and this share of the time against plain decoding, and no draft is made that could lose
+    more.
     """
 
     costs: Costs
@@ -51,6 +53,7 @@ class AdaptiveLength(DraftLength):
     memory: float = 40.0
     probe_share: float = 0.02
     margin: float = 0.05
+    change_rounds: float = 4.0
     loss_passes: float = 1.0
     loss_share: float = 0.01
 
@@ -136,7 +139,7 @@ class _AdaptiveState(LengthState):
         return _GatedPlan(best.prospect, limit, best.rate, self, about, least=1 + further)
 
     def _best(self, prospects: Many[Prospect], room: int) -> _Best:
-        best = _Best((1.0 + self._policy.margin) / self._verify(1), 0, 0)
+        best = _Best((1.0 + self._margin) / self._verify(1), 0, 0)
         if self._policy.only is not None:
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
@@ -196,7 +199,12 @@ class _AdaptiveState(LengthState):
 
     def _afford(self, seconds: float) -> bool:
         """Where a second token is free by the tables, a draft still costs what the margin is there for."""
-        return self._account.afford(max(seconds, self._policy.margin * self._verify(1)))
+        return self._account.afford(max(seconds, self._margin * self._verify(1)))
+
+    @property
+    def _margin(self) -> float:
+        """Of a plain round."""
+        return self._policy.margin + self._policy.costs.change / (self._policy.change_rounds * self._verify(1))
 
     def _saved(self, accepted: int, drafted: int, drafting: float) -> float:
         """Seconds that a round saves against plain decoding."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 
 from outrider.costs import Costs
+from outrider.models.openvino.steady import NARROWEST, SteadyWidth
 from outrider.records import Round
 
 
@@ -24,11 +26,24 @@ def passes(rounds: Iterable[Round], prompt_tokens: int) -> list[tuple[int, int, 
 
 
 def predicted_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: Mapping[str, float], prompt_tokens: int) -> float:
-    """Seconds of the rounds with the lengths that they had. step_seconds: of a token of each drafter."""
-    return sum(
-        costs.verify(record.drafted + 1, context) + record.drafted * step_seconds.get(record.drafter or "", 0.0)
-        for record, context in _contexts(rounds, prompt_tokens)
+    """Seconds of the rounds with the lengths that they had. step_seconds: of a token of each drafter.
+
+    Of an engine that keeps the width of its passes, with the widths that they had, and what the changes took.
+    """
+    rounds = list(rounds)
+    widths, changes = _kept_widths(rounds) if costs.change else ([record.drafted + 1 for record in rounds], 0)
+    verify = (
+        costs.verify(width, context) for width, (_, context) in zip(widths, _contexts(rounds, prompt_tokens), strict=True)
     )
+    drafting = (record.drafted * step_seconds.get(record.drafter or "", 0.0) for record in rounds)
+    return sum(verify) + sum(drafting) + changes * costs.change
+
+
+def _kept_widths(rounds: Iterable[Round]) -> tuple[list[int], int]:
+    """How wide the passes were (`models.openvino.steady`), and how often that changed."""
+    steady = SteadyWidth()
+    widths = [steady.of(max(NARROWEST, record.drafted + 1)) for record in rounds]
+    return widths, sum(before != after for before, after in pairwise(widths))
 
 
 def plain_seconds(rounds: Iterable[Round], costs: Costs, prompt_tokens: int) -> float:

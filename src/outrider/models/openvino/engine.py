@@ -35,12 +35,11 @@ from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attent
 from outrider.models.openvino.parts import Embeddings, Head, leave_outputs
 from outrider.models.openvino.saved import Saved, read_bytes
 from outrider.models.openvino.states import KeptStates
-from outrider.models.openvino.steady import SteadyWidth
+from outrider.models.openvino.steady import NARROWEST, SteadyWidth
 from outrider.models.openvino.trace import LOGITS, state_name
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
-NARROWEST = 2  # a row's lone token would go through other kernels, which round otherwise: another model, in effect
 
 
 class PagedSequence:

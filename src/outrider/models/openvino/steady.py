@@ -10,6 +10,7 @@ from __future__ import annotations
 
 # Tokens filled in, by a simulation in EXPERIMENTS.md; a change costs as much as 5 (1.5B, int4) to 12 (SmolLM2, int8).
 BUDGET = 16
+NARROWEST = 2  # a row's lone token would go through other kernels, which round otherwise: another model, in effect
 
 
 class SteadyWidth:
