@@ -14,6 +14,7 @@ from outrider.draft_length.account import Account
 from outrider.draft_length.adaptive import expected
 from outrider.draft_length.base import Finding
 from outrider.draft_length.foretold import Foretold
+from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
 from outrider.errors import ParameterError
 from outrider.models.openvino.steady import BUDGET
@@ -168,14 +169,32 @@ def test_recorded_rounds_by_the_tables() -> None:
 
 def test_where_a_change_of_width_takes_long_small_gains_are_left_alone() -> None:
     small, large = Prospect("d", first=0.3, later=0.3), Prospect("d", first=0.6, later=0.6)
-    steady, changing = (AdaptiveLength(Costs({1: 1.0, 17: 1.0}, change=change)) for change in (0.0, 2.0))
-    assert plan_of(steady, small)[1] > 0
-    assert plan_of(changing, small)[1] == 0  # .43 tokens more, of which half a pass goes into the change
-    assert plan_of(changing, large)[1] > 0
+    steady, changing = (AdaptiveLength(Costs({1: 1.0, 2: 1.0, 17: 1.0}, change=change)) for change in (0.0, 2.0))
+    assert plan_of(steady, small)[1] > 1
+    assert plan_of(changing, small)[1] == 1  # two tokens are as wide as a pass is anyhow; more would take half a pass
+    assert plan_of(changing, large)[1] > 1
+
+
+def test_what_changes_of_width_cost_is_charged_to_drafts() -> None:
+    """Of three wrong drafts among plain rounds two changes each are paid for: drafts end, though a pass is as good as free."""
+    costs = Costs({1: 1.0, 17: 1.02}, change=0.7)
+    state, drafted = AdaptiveLength(costs).start(), []
+    for _ in range(60):
+        plan = state.plan([Prospect("copy", first=0.5, later=0.5, longest=7)], 64, 0)
+        drafted.append(plan.limit)
+        state.update(Trial(Prospect("copy") if plan.limit else None, plan.limit, min(1, plan.limit), 0))
+        for _ in range(8):
+            state.plan([Prospect("none", longest=0)], 64, 0)
+            state.update(Trial(None, 0, 0, 0))
+    kept = KeptWidths(costs)
+    wasted = sum(kept.follow(n, 0) for one in drafted for n in (one, *[0] * 8))
+    assert drafted[0] > 1
+    assert 1.4 <= wasted < 1.0 + 2 * 0.7 + 0.01 * 60 * 9 + 2.0
+    assert sum(n > 1 for n in drafted) < 12
 
 
 def test_recorded_rounds_have_the_widths_that_passes_kept() -> None:
-    """Two, five (a change), eleven rounds of one token filled up to five, which hold 22 tokens too many: it falls back."""
+    """Two, five (a change), then rounds of one token filled up to five until that were too many: it falls back."""
     costs = Costs({1: 1.0, 2: 1.0, 5: 2.0}, context=10**6, change=0.5)
     records = [*rounds_of(0, drafted=0), *rounds_of(1), *rounds_of(*[0] * 11, drafted=0)]
     filled = BUDGET // 3

@@ -18,6 +18,8 @@ In a batch whose passes are as wide as their widest row, a row that drafts widen
 it must not matter, or its tokens would depend on its company; so it reckons as if all were like itself. Where a row has
 something to offer in a share s of its rounds, a pass of B rows is wide in 1 - (1 - s)^B of them, and what widening costs
 falls on the s that had a reason: (1 - (1 - s)^B) / s times the difference, from 1 (all draft) to B (one does).
+
+Where a pass of another width than the one before takes longer, what that cost so far is charged to the drafts (`kept_widths`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from outrider.costs import Costs
 from outrider.draft_length.account import Account, PaperRound
 from outrider.draft_length.base import DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
 from outrider.draft_length.foretold import HORIZON
+from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.rates import Rate
 from outrider.draft_length.signals import PRIORS
 
@@ -40,10 +43,9 @@ class AdaptiveLength(DraftLength):
     costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
     several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
     probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
-    tables are not exact and a round with a draft does a little more than they know. change_rounds: where a pass of another
-    width than the one before takes longer, one drafted round in so many is reckoned to change it. loss_passes, loss_share:
-    drafts may lose so many passes and this share of the time against plain decoding, and no draft is made that could lose
-    more.
+    tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: drafts may
+    lose so many passes (and two changes of their width) and this share of the time against plain decoding, and no draft is
+    made that could lose more.
     """
 
     costs: Costs
@@ -53,7 +55,6 @@ class AdaptiveLength(DraftLength):
     memory: float = 40.0
     probe_share: float = 0.02
     margin: float = 0.05
-    change_rounds: float = 4.0
     loss_passes: float = 1.0
     loss_share: float = 0.01
 
@@ -116,6 +117,7 @@ class _AdaptiveState(LengthState):
         self._context = 0
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
+        self._widths = KeptWidths(policy.costs)
         self._offered = Rate(1.0, policy.prior_tests, policy.memory)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
@@ -139,7 +141,7 @@ class _AdaptiveState(LengthState):
         return _GatedPlan(best.prospect, limit, best.rate, self, about, least=1 + further)
 
     def _best(self, prospects: Many[Prospect], room: int) -> _Best:
-        best = _Best((1.0 + self._margin) / self._verify(1), 0, 0)
+        best = _Best((1.0 + self._policy.margin) / self._verify(1), 0, 0)
         if self._policy.only is not None:
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
@@ -147,7 +149,7 @@ class _AdaptiveState(LengthState):
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds)
+                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds) + self._widths.expected(k)
                 rate = (1.0 + expected(first, later, k)) / seconds
                 if rate > best.rate:
                     best = _Best(rate, i, k)
@@ -172,7 +174,7 @@ class _AdaptiveState(LengthState):
         """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
         if length >= limit or about.foretold:
             return 0
-        wider = max(0.0, self._verify(length + 2) - self._verify(length + 1))
+        wider = max(0.0, self._verify(length + 2) - self._verify(length + 1)) + self._policy.costs.change
         return int(self._afford(self._shared(about.step_seconds + wider)))
 
     def _affordable(self, about: Prospect, longest: int) -> int:
@@ -184,12 +186,16 @@ class _AdaptiveState(LengthState):
         def risk(length: int) -> float:
             return -self._saved(0, length, about.start_seconds + length * about.step_seconds)
 
-        if self._account.suspended(self._verify(1), risk(1)):
+        if self._account.suspended(self._loss_unit, risk(1)):
             return 0
         if about.gated:
             return longest
-        allowed = self._account.bearable(self._verify(1))
+        allowed = self._account.bearable(self._loss_unit)
         return max(length for length in range(1, longest + 1) if length == 1 or risk(length) <= allowed)
+
+    @property
+    def _loss_unit(self) -> float:
+        return self._verify(1) + 2.0 * self._policy.costs.change
 
     def _plan_on_paper(self, about: Prospect, length: int) -> None:
         """What would be done now, if it can be compared with what comes; one such round at a time, as in earnest."""
@@ -199,12 +205,7 @@ class _AdaptiveState(LengthState):
 
     def _afford(self, seconds: float) -> bool:
         """Where a second token is free by the tables, a draft still costs what the margin is there for."""
-        return self._account.afford(max(seconds, self._margin * self._verify(1)))
-
-    @property
-    def _margin(self) -> float:
-        """Of a plain round."""
-        return self._policy.margin + self._policy.costs.change / (self._policy.change_rounds * self._verify(1))
+        return self._account.afford(max(seconds, self._policy.margin * self._verify(1)))
 
     def _saved(self, accepted: int, drafted: int, drafting: float) -> float:
         """Seconds that a round saves against plain decoding."""
@@ -225,12 +226,13 @@ class _AdaptiveState(LengthState):
 
     def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect
+        kept = self._widths.follow(outcome.drafted, self._context)
         if prospect is None or outcome.drafted == 0:
-            self._account.spend(self._verify(1))
+            self._account.spend(self._verify(1) + kept, -kept)
             return
         drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
-        saved = self._saved(outcome.accepted, outcome.drafted, drafting)
-        self._account.spend(self._round(outcome.drafted, drafting), saved)
+        saved = self._saved(outcome.accepted, outcome.drafted, drafting) - kept
+        self._account.spend(self._round(outcome.drafted, drafting) + kept, saved)
         key = (prospect.drafter, prospect.kind)
         self._tries[key] = self._tries.get(key, 0) + 1
         if not prospect.foretold:

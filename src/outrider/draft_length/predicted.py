@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 
 from outrider.costs import Costs
-from outrider.models.openvino.steady import NARROWEST, SteadyWidth
+from outrider.draft_length.kept_widths import KeptWidths
 from outrider.records import Round
 
 
@@ -30,20 +29,13 @@ def predicted_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: Mappi
 
     Of an engine that keeps the width of its passes, with the widths that they had, and what the changes took.
     """
-    rounds = list(rounds)
-    widths, changes = _kept_widths(rounds) if costs.change else ([record.drafted + 1 for record in rounds], 0)
-    verify = (
-        costs.verify(width, context) for width, (_, context) in zip(widths, _contexts(rounds, prompt_tokens), strict=True)
+    kept = KeptWidths(costs)
+    return sum(
+        costs.verify(record.drafted + 1, context)
+        + kept.follow(record.drafted, context)
+        + record.drafted * step_seconds.get(record.drafter or "", 0.0)
+        for record, context in _contexts(rounds, prompt_tokens)
     )
-    drafting = (record.drafted * step_seconds.get(record.drafter or "", 0.0) for record in rounds)
-    return sum(verify) + sum(drafting) + changes * costs.change
-
-
-def _kept_widths(rounds: Iterable[Round]) -> tuple[list[int], int]:
-    """How wide the passes were (`models.openvino.steady`), and how often that changed."""
-    steady = SteadyWidth()
-    widths = [steady.of(max(NARROWEST, record.drafted + 1)) for record in rounds]
-    return widths, sum(before != after for before, after in pairwise(widths))
 
 
 def plain_seconds(rounds: Iterable[Round], costs: Costs, prompt_tokens: int) -> float:
