@@ -19,7 +19,7 @@ it must not matter, or its tokens would depend on its company; so it reckons as 
 something to offer in a share s of its rounds, a pass of B rows is wide in 1 - (1 - s)^B of them, and what widening costs
 falls on the s that had a reason: (1 - (1 - s)^B) / s times the difference, from 1 (all draft) to B (one does).
 
-Where a pass of another width than the one before takes longer, what that cost so far is charged to the drafts (`kept_widths`).
+Where a pass of another width than the one before takes longer, drafts are charged what that cost so far (`kept_widths`).
 """
 
 from __future__ import annotations

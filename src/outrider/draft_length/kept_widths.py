@@ -1,8 +1,8 @@
 """What drafts cost on an engine that keeps the width of its passes: changes of the width, and tokens filled in.
 
-A draft widens its round's pass, which takes a change; the plain rounds after it are filled up for a while, and then the width
-changes back. So the cost falls on other rounds than the draft's own, and how much of it there is depends on how the text goes:
-it is followed round by round, by the engine's own rule, and shared out among the drafted rounds.
+A draft widens its round's pass, which takes a change; the plain rounds after it are filled up for a while, and then the
+width changes back. So the cost falls on other rounds than the draft's own, and how much there is depends on how the text
+goes: it is followed round by round, by the engine's own rule, and shared out among the drafted rounds.
 """
 
 from __future__ import annotations
