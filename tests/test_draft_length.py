@@ -176,7 +176,7 @@ def test_where_a_change_of_width_takes_long_small_gains_are_left_alone() -> None
 
 
 def test_what_changes_of_width_cost_is_charged_to_drafts() -> None:
-    """Wrong drafts among plain rounds, each with a change there and back: they end, though their tokens are as good as free."""
+    """Wrong drafts among plain rounds, each with a change there and back: they end, though their tokens are nearly free."""
     costs = Costs({1: 1.0, 17: 1.02}, change=0.7)
     state, drafted = AdaptiveLength(costs).start(), []
     for _ in range(60):
