@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from outrider.device_data import pad_rows
 from outrider.models.base import LanguageModel, Sequence, has_encoder, open_sequence
@@ -78,18 +79,21 @@ class PassTimer:
         new, count = pad_rows([[i % model.vocab_size for i in range(size)]] * self._rows, model.device)
         if size != self._width and isinstance(model, KeepsWidth):
             start = time.perf_counter()
-            model.score(self._sequences, new, count, "all")
+            self._pass(new, count)
             self.changed.setdefault(size, []).append(time.perf_counter() - start)
             self._take_back()
         self._width = size
         _synchronise(model)
         start = time.perf_counter()
-        logits = model.score(self._sequences, new, count, "all")
-        assert logits is not None
-        greedy_tokens(logits, SamplingSettings()).tolist()  # waits for the device, too
+        self._pass(new, count)
         took = time.perf_counter() - start
         self._take_back()
         return took
+
+    def _pass(self, new: Tensor, count: list[int]) -> None:
+        logits = self.model.score(self._sequences, new, count, "all")
+        assert logits is not None
+        greedy_tokens(logits, SamplingSettings()).tolist()  # waits for the device, too
 
     def _take_back(self) -> None:
         for sequence in self._sequences:

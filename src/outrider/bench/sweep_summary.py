@@ -10,7 +10,7 @@ theorem lets every round draft K tokens, so its alpha counts a position where no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 import numpy as np
@@ -115,7 +115,7 @@ class Tables:
             return self
         steps = {**self.steps, **moment.steps}
         step = fmean(moment.steps.values()) if moment.steps else self.step_seconds
-        return Tables(moment.costs, steps, step)
+        return Tables(replace(moment.costs, change=self.costs.change), steps, step)
 
 
 def moment_of(run: SweepRun) -> Moment | None:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,8 @@ def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
             if path and settled:
                 path.write_text(json.dumps({"model": model.name, **found.to_dict()}, indent=1))
         _measured[key] = found
+        if not hasattr(model, "fingerprint"):  # it is known by its address, which another model may have one day
+            weakref.finalize(model, _measured.pop, key, None)
     return _measured[key]
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import logging
 from statistics import median
 
+from scipy.optimize import isotonic_regression
+
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.models.base import LanguageModel
 from outrider.pass_timer import PassTimer, can_pretend
@@ -45,7 +47,11 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     if far <= 2 * short or not can_pretend(model):
         return Costs(near, context=short, change=change * noise), noise
     distant = _table(_times(model, LONG_SIZES, far)[0], noise, monotone)
-    slopes = {n: float(f"{max(0.0, distant[n] - near[n]) / (far - short):.3g}") for n in distant if n in near}
+    both = [n for n in sorted(distant) if n in near]
+    rises = [max(0.0, distant[n] - near[n]) / (far - short) for n in both]
+    if monotone:  # else a wider pass would seem quicker after a context longer than these
+        rises = isotonic_regression(rises).x.tolist()
+    slopes = {n: float(f"{rise:.3g}") for n, rise in zip(both, rises, strict=True)}
     return Costs(near, slopes, short, change=change * noise), noise
 
 
@@ -68,8 +74,6 @@ def _table(times: dict[int, list[float]], noise: float, monotone: bool) -> dict[
     monotone: of an engine that would gain by a wider pass, if it were quicker, and does not take it: where one seems quicker
     it is chance, and drafts would be made for its sake. Its neighbours share their mean then.
     """
-    from scipy.optimize import isotonic_regression
-
     sizes = sorted(times)
     least: list[float] = [min(times[n]) for n in sizes]
     if monotone:

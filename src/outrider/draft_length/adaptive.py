@@ -184,7 +184,8 @@ class _AdaptiveState(LengthState):
         """
 
         def risk(length: int) -> float:
-            return -self._saved(0, length, about.start_seconds + length * about.step_seconds)
+            drafting = about.start_seconds + length * about.step_seconds
+            return self._widths.expected(length) - self._saved(0, length, drafting)
 
         if self._account.suspended(self._loss_unit, risk(1)):
             return 0
@@ -220,6 +221,7 @@ class _AdaptiveState(LengthState):
         later = self._of(plan.about)[1].value
         for k in range(drafted + 1, plan.limit + 1):
             seconds = self._shared((k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1))
+            seconds += self._widths.expected(k) - self._widths.expected(drafted)
             if survival * expected(later, later, k - drafted) > plan.rate * seconds:
                 return True
         return False
@@ -252,7 +254,8 @@ class _AdaptiveState(LengthState):
             paper.accepted += int(finding.accepted)
             if not finding.accepted or paper.accepted == paper.length:
                 drafting = finding.prospect.start_seconds + paper.length * finding.prospect.step_seconds
-                self._account.save_on_paper(self._saved(paper.accepted, paper.length, drafting))
+                saved = self._saved(paper.accepted, paper.length, drafting) - self._widths.expected(paper.length)
+                self._account.save_on_paper(saved)
                 self._paper = None
 
     def _verify(self, tokens: int) -> float:

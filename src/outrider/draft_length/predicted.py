@@ -47,7 +47,7 @@ def oracle_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: float, p
     """Seconds if each round had drafted exactly what was accepted, or nothing where that is quicker.
 
     Leviathan 3.5: up to 60 % better than a fixed gamma. A round that accepted everything might have gone on, so the longer
-    the recorded drafts, the closer this comes to the true bound.
+    the recorded drafts, the closer this comes to the true bound. Changes of a pass's width are left out.
     """
     total = 0.0
     for record, context in _contexts(rounds, prompt_tokens):
