@@ -19,7 +19,8 @@ it must not matter, or its tokens would depend on its company; so it reckons as 
 something to offer in a share s of its rounds, a pass of B rows is wide in 1 - (1 - s)^B of them, and what widening costs
 falls on the s that had a reason: (1 - (1 - s)^B) / s times the difference, from 1 (all draft) to B (one does).
 
-Where a pass of another width than the one before takes longer, drafts are charged what that cost so far (`kept_widths`).
+Where a pass of another width than the one before takes longer, drafts are charged for it, and one that fits into a width
+that is kept anyhow is not (`kept_widths`).
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class _AdaptiveState(LengthState):
         return _GatedPlan(best.prospect, limit, best.rate, self, about, least=1 + further)
 
     def _best(self, prospects: Many[Prospect], room: int) -> _Best:
-        best = _Best((1.0 + self._policy.margin) / self._verify(1), 0, 0)
+        best = _Best((1.0 + self._policy.margin) / (self._verify(1) + self._beyond(0)), 0, 0)
         if self._policy.only is not None:
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
@@ -149,7 +150,7 @@ class _AdaptiveState(LengthState):
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds) + self._widths.expected(k)
+                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds) + self._beyond(k)
                 rate = (1.0 + expected(first, later, k)) / seconds
                 if rate > best.rate:
                     best = _Best(rate, i, k)
@@ -184,8 +185,7 @@ class _AdaptiveState(LengthState):
         """
 
         def risk(length: int) -> float:
-            drafting = about.start_seconds + length * about.step_seconds
-            return self._widths.expected(length) - self._saved(0, length, drafting)
+            return -self._saved(0, length, about.start_seconds + length * about.step_seconds)
 
         if self._account.suspended(self._loss_unit, risk(1)):
             return 0
@@ -208,6 +208,9 @@ class _AdaptiveState(LengthState):
         """Where a second token is free by the tables, a draft still costs what the margin is there for."""
         return self._account.afford(max(seconds, self._policy.margin * self._verify(1)))
 
+    def _beyond(self, drafted: int) -> float:
+        return self._widths.expected(drafted, self._context)
+
     def _saved(self, accepted: int, drafted: int, drafting: float) -> float:
         """Seconds that a round saves against plain decoding."""
         return (accepted + 1) * self._verify(1) - self._round(drafted, drafting)
@@ -221,7 +224,7 @@ class _AdaptiveState(LengthState):
         later = self._of(plan.about)[1].value
         for k in range(drafted + 1, plan.limit + 1):
             seconds = self._shared((k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1))
-            seconds += self._widths.expected(k) - self._widths.expected(drafted)
+            seconds += self._beyond(k) - self._beyond(drafted)
             if survival * expected(later, later, k - drafted) > plan.rate * seconds:
                 return True
         return False
@@ -254,8 +257,7 @@ class _AdaptiveState(LengthState):
             paper.accepted += int(finding.accepted)
             if not finding.accepted or paper.accepted == paper.length:
                 drafting = finding.prospect.start_seconds + paper.length * finding.prospect.step_seconds
-                saved = self._saved(paper.accepted, paper.length, drafting) - self._widths.expected(paper.length)
-                self._account.save_on_paper(saved)
+                self._account.save_on_paper(self._saved(paper.accepted, paper.length, drafting))
                 self._paper = None
 
     def _verify(self, tokens: int) -> float:

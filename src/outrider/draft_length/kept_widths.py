@@ -1,8 +1,8 @@
 """What drafts cost on an engine that keeps the width of its passes: changes of the width, and tokens filled in.
 
 A draft widens its round's pass, which takes a change; the plain rounds after it are filled up for a while, and then the
-width changes back. So the cost falls on other rounds than the draft's own, and how much there is depends on how the text
-goes: it is followed round by round, by the engine's own rule, and shared out among the drafted rounds.
+width changes back. So the cost falls on other rounds than the draft's own: it is followed round by round, by the engine's
+own rule. While a pass is filled up anyhow, a draft that fits into it costs nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from outrider.costs import Costs
 from outrider.models.openvino.steady import NARROWEST, SteadyWidth
 
-PRIOR_ROUNDS = 4.0  # drafted rounds that the guess weighs: that one in so many takes a change
+SHARE = 0.4  # of a change, reckoned to the round that makes it: those after it have its width for nothing (EXPERIMENTS.md)
 
 
 class KeptWidths:
@@ -19,24 +19,27 @@ class KeptWidths:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._steady = SteadyWidth()
-        self._last = NARROWEST  # plain decoding's
-        self._steady.of(NARROWEST)
-        self._seconds = costs.change
-        self._rounds = PRIOR_ROUNDS
+        self._last = self._steady.of(NARROWEST)  # plain decoding's
 
-    def expected(self, drafted: int) -> float:
-        """Seconds that a round with so many drafted tokens adds beyond its own pass, here or later."""
-        return self._seconds / self._rounds if drafted + 1 > NARROWEST else 0.0
+    def expected(self, drafted: int, context: int) -> float:
+        """Seconds beyond those of its own tokens to reckon with, should the next round draft so many."""
+        own = _own(drafted)
+        return self._beyond(own, self._steady.peek(own), context, SHARE) if self._costs.change else 0.0
 
     def follow(self, drafted: int, context: int) -> float:
-        """A round drafted so many: seconds of its pass beyond those that so many tokens take."""
+        """A round drafted so many. → what its pass took beyond its own tokens"""
         if not self._costs.change:
             return 0.0
-        own = max(NARROWEST, drafted + 1)
+        own = _own(drafted)
         width = self._steady.of(own)
-        extra = max(0.0, self._costs.verify(width, context) - self._costs.verify(own, context))
-        extra += self._costs.change * (width != self._last)
+        extra = self._beyond(own, width, context, 1.0)
         self._last = width
-        self._seconds += extra
-        self._rounds += drafted + 1 > NARROWEST
         return extra
+
+    def _beyond(self, own: int, width: int, context: int, share: float) -> float:
+        filled = max(0.0, self._costs.verify(width, context) - self._costs.verify(own, context))
+        return filled + share * self._costs.change * (width != self._last)
+
+
+def _own(drafted: int) -> int:
+    return max(NARROWEST, drafted + 1)

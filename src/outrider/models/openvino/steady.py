@@ -38,3 +38,9 @@ class SteadyWidth:
             tokens = self._widest
         self._last, self._filled, self._widest = tokens, 0, 0
         return tokens
+
+    def peek(self, tokens: int) -> int:
+        """What `of` would give."""
+        if not self.on or tokens >= self._last:
+            return tokens
+        return self._last if self._filled + self._last - tokens <= BUDGET else max(self._widest, tokens)
