@@ -61,7 +61,7 @@ def test_costs_see_what_a_model_takes() -> None:
 
 
 def test_a_disturbed_pass_is_no_cheap_or_dear_one() -> None:
-    """One of five passes of each size was disturbed, most of them of two sizes; nothing is quicker for being wider."""
+    """One pass of one token was disturbed, and all but one of four; nothing is quicker for being wider."""
     times = {
         1: [2.0, 2.2, 2.2, 2.2, 9.0],
         2: [1.8, 2.1, 2.1, 2.1, 2.1],

@@ -16,7 +16,7 @@ from outrider.models.int8_linear import Int8Linear, can_round
 from outrider.models.transformers_model import TransformersModel
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
 from tests.test_engine_decode import GREEDY, WARM, requests
-from tests.test_heads import exact_joint, first_draft, sample, small_target, write_head
+from tests.test_heads import KINDS, Shape, exact_joint, first_draft, sample, small_target, write_head
 from tests.test_openvino import opened
 from tests.tiny_models import module
 from tests.toys import SETTINGS
@@ -25,10 +25,10 @@ needs_kernels = pytest.mark.skipif(not can_round(), reason="this build of torch 
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", ["autoregressive", "layered", "blockwise"])
-def test_rounded_heads_follow_the_targets_law(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounded_heads_follow_the_targets_law(kind: Shape, tmp_path: Path) -> None:
     target, settings = small_target(), SETTINGS["temperature 1"]
-    drafter = HeadDrafter(write_head(tmp_path, kind, V, [0, 2]), step_seconds=0.1, dtype="int8")  # type: ignore[arg-type]
+    drafter = HeadDrafter(write_head(tmp_path, kind, V, [0, 2]), step_seconds=0.1, dtype="int8")
     written, rounds = sample(target, drafter, settings, FixedLength(3))
     assert drafter.model.rounded
     assert p_value_of(written, exact_joint(target, settings)) > ALARM
@@ -66,11 +66,11 @@ def test_a_rounded_head_says_nearly_what_the_network_says(tmp_path: Path) -> Non
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", ["autoregressive", "layered", "blockwise"])
-def test_batches_are_single_rows_when_sampling_too(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_single_rows_when_sampling_too(kind: Shape, tmp_path: Path) -> None:
     """To the bit: a last bit's difference in the attention would be a step in the rounded layers after it."""
     target = TransformersModel(module("Llama", 1))
-    path = write_head(tmp_path, kind, intermediate_size=512)  # type: ignore[arg-type]
+    path = write_head(tmp_path, kind, intermediate_size=512)
     drafter = HeadDrafter(path, 0.1, "int8")
     batch, _ = decode(target, requests(), WARM, drafter, FixedLength(3))
     for i, request in enumerate(requests()):

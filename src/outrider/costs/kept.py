@@ -13,6 +13,7 @@ import os
 import platform
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -46,7 +47,8 @@ def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
                 path.write_text(json.dumps({"model": model.name, **found.to_dict()}, indent=1))
         _measured[key] = found
         if not hasattr(model, "fingerprint"):  # it is known by its address, which another model may have one day
-            weakref.finalize(model, _measured.pop, key, None)
+            with suppress(TypeError):  # a class with slots alone can't tell its end
+                weakref.finalize(model, _measured.pop, key, None)
     return _measured[key]
 
 

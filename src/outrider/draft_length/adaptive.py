@@ -45,8 +45,8 @@ class AdaptiveLength(DraftLength):
     several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
     probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
     tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: drafts may
-    lose so many passes (and two changes of their width) and this share of the time against plain decoding, and no draft is
-    made that could lose more.
+    lose so many passes, each with two changes of its width, and this share of the time against plain decoding; no draft is
+    made whose own pass could lose more (the changes that it brings about are charged once they have been made).
     """
 
     costs: Costs

@@ -1,0 +1,59 @@
+"""Where training starts: heads and students as parts of their target."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.errors import ParameterError
+from outrider.heads.config import HeadConfig
+from outrider.heads.layers import AutoregressiveHead, make_network
+from outrider.models.transformers_model import TransformersModel
+from outrider.train.start import start_from_target, weight_of
+from outrider.train.student import make_student
+from tests.tiny_models import VOCABULARY, module, tiny
+
+TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
+
+
+def test_a_head_starts_as_the_targets_last_layer() -> None:
+    made = module("Llama", 0, torch.float32)
+    target = TransformersModel(made)
+    network = make_network(HeadConfig("autoregressive", "tiny", 32, VOCABULARY, VOCABULARY, 48, 4, 2, 8))
+    assert isinstance(network, AutoregressiveHead)
+    assert start_from_target(network, target, torch.tensor([TEXT, TEXT[::-1]]))
+    torch.testing.assert_close(network.layer.down.weight, made.model.layers[-1].mlp.down_proj.weight, atol=1e-6, rtol=1e-5)
+    assert not torch.equal(network.mix.join.weight, torch.zeros(32, 64))
+    assert not start_from_target(network, tiny("GPT2"), torch.tensor([TEXT]))
+    weight = torch.randn(5, 7)
+    layer = torch.nn.Linear(7, 5)
+    layer.weight.data.copy_(weight)
+    torch.testing.assert_close(weight_of(layer, 7).detach(), weight, atol=1e-6, rtol=1e-5)
+
+
+def test_a_narrower_head_starts_with_the_neurons_that_matter() -> None:
+    made = module("Llama", 0, torch.float32)
+    last = made.model.layers[-1].mlp
+    with torch.no_grad():
+        last.down_proj.weight[:, ::2] *= 1e-3  # says nothing, however large its neurons are
+        last.up_proj.weight[::2] *= 10.0
+    network = make_network(HeadConfig("autoregressive", "tiny", 32, VOCABULARY, VOCABULARY, 24, 4, 2, 8))
+    assert isinstance(network, AutoregressiveHead)
+    assert start_from_target(network, TransformersModel(made), torch.tensor([TEXT, TEXT[::-1]]))
+    for own, theirs in ((network.layer.gate, last.gate_proj), (network.layer.up, last.up_proj)):
+        torch.testing.assert_close(own.weight, theirs.weight[1::2], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(network.layer.down.weight, last.down_proj.weight[:, 1::2], atol=1e-6, rtol=1e-5)
+    wider = make_network(HeadConfig("autoregressive", "tiny", 32, VOCABULARY, VOCABULARY, 64, 4, 2, 8))
+    assert isinstance(wider, AutoregressiveHead)
+    assert not start_from_target(wider, TransformersModel(made), torch.tensor([TEXT]))
+
+
+def test_a_students_layers_are_the_targets() -> None:
+    target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=6))
+    student = make_student(target, 2)
+    theirs = target.module.model.layers
+    for own, number in zip(student.model.layers, (2, 5), strict=True):
+        torch.testing.assert_close(own.mlp.up_proj.weight, theirs[number].mlp.up_proj.weight)
+    assert not student.get_input_embeddings().weight.requires_grad
+    with pytest.raises(ParameterError, match=r"layers must be in 1 … 5, got 6"):
+        make_student(target, 6)
