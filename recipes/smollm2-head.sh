@@ -9,7 +9,7 @@
 # under permissive licences (corpus/licences.json names them). Held out, and not in the data: its answers to the twenty
 # requests of `bench tasks --task chat`, to twenty problems of HumanEval, and prose about twenty other things.
 set -eu
-out=$1 texts=${2:-1600} steps=${3:-6000} target='' writing=''
+out=$1 texts=${2:-1600} steps=${3:-6000} target='' writing='' rows=64
 . "$(dirname -- "$0")/head_stages.sh"
 
 texts "$texts" "$texts"

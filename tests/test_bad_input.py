@@ -56,6 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["hi", "--target", "/nowhere/model"], "does not exist"),
         (["hi", "--target", "/nowhere/model.gguf"], "does not exist"),
         (["hi", "--colour"], "No such option"),
+        (["hi", "--draft", "suffix:memory=yes"], "name a file, suffix:store=FILE"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

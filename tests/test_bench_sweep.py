@@ -82,6 +82,8 @@ def test_figures_and_predictions_of_two_lengths_by_hand() -> None:
     assert found.c == 0.25
     assert found.alpha == pytest.approx(2 / 3)  # the last round left out: two accepted, then one failure
     assert row.predicted.closed_form == pytest.approx(walltime_factor(2 / 3, 2, 0.25))
+    assert row.predicted.formula == pytest.approx((1 + 2 / 3 + 4 / 9) / (2 * 0.25 + 2.0))
+    assert base.predicted.formula == base.predicted.closed_form == 1.0
     assert row.identical is None
 
 

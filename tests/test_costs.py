@@ -53,10 +53,10 @@ def test_a_batchs_table_knows_whether_rows_wait_for_the_widest() -> None:
 
 
 def test_costs_see_what_a_model_takes() -> None:
-    slow = TableModel(torch.full((3, 3), 1 / 3), seconds_per_call=0.004, seconds_per_token=0.002)
+    slow = TableModel(torch.full((3, 3), 1 / 3), seconds_per_call=0.004, seconds_per_token=0.006)
     quick = TableModel(torch.full((3, 3), 1 / 3))
     costs = measured_costs(slow)
-    assert costs.verify(8) > costs.verify(1) >= 0.006
+    assert costs.verify(8) > costs.verify(1) >= 0.01
     assert measured_costs(quick).verify(1) < costs.verify(1)
 
 
@@ -93,6 +93,7 @@ def test_an_engine_that_pads_may_be_quicker_with_wider_passes(monkeypatch: Any) 
     odd, padding = (measured_costs(kind(torch.full((3, 3), 1 / 3), name=kind.__name__)) for kind in (Odd, Padding))
     assert odd.verify(1) <= odd.verify(2) <= odd.verify(17)
     assert padding.verify_seconds[1] > 1.5 * padding.verify_seconds[4]
+    assert {3, 5, 7} & padding.verify_seconds.keys() == {3, 5, 7}  # any of them may be worth filling up
 
 
 def test_what_a_change_of_width_adds_is_measured(monkeypatch: Any) -> None:

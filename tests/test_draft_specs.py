@@ -127,6 +127,7 @@ def test_several_make_a_choice() -> None:
         ("m:wrong=1", "has no option 'wrong'"),
         ("m:num_draft_tokens=3", "belongs to a draft with a draft of its own"),
         ("m:vocabulary=half", "vocabulary must be intersection or text"),
+        ("m:vocabulary=text,draft=random", "vocabulary and draft exclude each other"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(spec: str, message: str) -> None:

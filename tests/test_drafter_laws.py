@@ -19,6 +19,7 @@ from outrider.drafters import (
     ModelDrafter,
     PromptLookupDrafter,
     RandomDrafter,
+    SelfDrafter,
     SpeculativeDrafter,
     SuffixDrafter,
 )
@@ -47,8 +48,21 @@ def holed() -> TableModel:
     )
 
 
+def reader_of_earlier_texts() -> SuffixDrafter:
+    """A suffix drafter that has met texts of the target before."""
+    drafter = SuffixDrafter(memory=True)
+    earlier = [Request(PROMPT, 60, RandomStream(9, i)) for i in range(3)]
+    decode(table(1, V), earlier, SETTINGS["temperature 1"], drafter, FixedLength(3))
+    return drafter
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "random": RandomDrafter,
+    "prompt lookup": PromptLookupDrafter,
+    "suffix": SuffixDrafter,
+    "suffix with a memory": reader_of_earlier_texts,
+    "self": SelfDrafter,
+    "self, its own sampling": lambda: SelfDrafter(temperature=0.5, top_k=2),
     "model, greedy": lambda: ModelDrafter(table(2, V), SamplingSettings(), 0.3),
     "model without a law in places": lambda: ModelDrafter(holed(), step_seconds=0.3),
     "model, its own sampling": lambda: ModelDrafter(table(2, V), SamplingSettings(temperature=0.5, top_k=2), 0.3),

@@ -128,6 +128,29 @@ def test_the_width_of_a_pass_does_not_change_the_bits(context: int) -> None:
     parts.close()
 
 
+def test_a_pass_made_wider_gives_the_same_bits_and_leaves_nothing_behind() -> None:
+    """Where four tokens are quicker than three, three are scored as four (`costs`)."""
+    row = some_tokens(40, 10)
+    sequence, asked = model().open(), []
+    model().score([sequence], torch.tensor([row[:30]]), [30], "none")
+    wanted = score([sequence], [row[30:36]])[0]
+    sequence.truncate(30)
+
+    def wider(count: int, context: int) -> int:
+        asked.append((count, context))
+        return {1: 2, 3: 8}.get(count, count)
+
+    model().pad_widths(wider)
+    try:
+        got = [score([sequence], [part])[0] for part in (row[30:33], row[33:34], row[34:36])]
+    finally:
+        model().pad_widths(lambda count, context: count)  # noqa: ARG005
+    assert asked == [(3, 30), (1, 33), (2, 34)]
+    assert torch.equal(torch.cat(got), wanted)
+    assert sequence.length == 36
+    sequence.close()
+
+
 def test_a_sequence_opened_beside_one_that_holds_tokens_changes_nothing() -> None:
     row = some_tokens(30, 2)
     first = model().open()
@@ -197,6 +220,17 @@ def test_it_drafts_for_another_engine() -> None:
     assert parted is None or parted.near_tie, str(parted)
     assert result.stats.acceptance_rate is not None
     assert result.stats.acceptance_rate > 0.6
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+def test_it_drafts_for_openvino_and_openvino_for_it() -> None:
+    other = outrider.load(dtype="int8", engine="openvino")
+    for target, draft in ((model(), other), (other, model())):
+        plain = outrider.generate(target, PROMPT, max_new_tokens=48)
+        result = outrider.generate(target, PROMPT, max_new_tokens=48, draft=draft, num_draft_tokens=4)
+        assert result.tokens == plain.tokens
+        assert result.stats.acceptance_rate is not None
+        assert result.stats.acceptance_rate > 0.6
 
 
 def test_a_row_of_a_batch_is_what_it_is_alone_and_its_cells_are_given_back() -> None:

@@ -127,6 +127,14 @@ def test_a_table_of_the_targets_own_text_is_accepted_as_sum_min_says(tmp_path: P
     assert abs(accepted - sum(betas)) < 6 * (sum(b * (1 - b) for b in betas) ** 0.5 + 1)
 
 
+def test_an_order_that_the_table_does_not_hold_is_refused(tmp_path: Path) -> None:
+    found = trained(tmp_path / "t", corpus(), order=3)
+    assert [NgramDrafter(found, order).name for order in (None, 1, 3)] == ["3-gram", "1-gram", "3-gram"]
+    for order in (0, 4):
+        with pytest.raises(ParameterError, match=f"order must be a whole number in 1 … 3, got {order}"):
+            NgramDrafter(found, order)
+
+
 def test_the_file_is_checked(tmp_path: Path) -> None:
     good = tmp_path / "t"
     trained(good, corpus(), order=3)

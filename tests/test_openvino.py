@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +326,14 @@ def test_what_is_filled_in_beside_other_rows_changes_no_bit(weights: Weights, ca
 
     for kept, plain in zip(logits_of(True), logits_of(False), strict=True):
         assert torch.equal(kept, plain)
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_int8_falls_to_openvino_where_torch_cannot_round(
+    possible: bool, target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.models.loading.can_round", lambda: possible)
+    model = outrider.load(target_folder, dtype="int8")
+    assert isinstance(model, OpenVinoModel) is not possible
+    with pytest.raises(ModelError, match="int8 can't be used") if not possible else nullcontext():
+        outrider.load(target_folder, dtype="int8", engine="transformers")

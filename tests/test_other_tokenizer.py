@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +21,11 @@ from outrider.errors import VocabularyMismatchError
 from outrider.models.loading import load_transformers
 from outrider.models.token_bytes import token_bytes
 from outrider.models.transformers_model import TransformersModel
+from outrider.proposal import Proposal
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings, standardize
 from tests.conftest import make_tokenizer
+from tests.test_end_to_end_law import ALARM
 from tests.tiny_models import module
 from tests.toys import table
 
@@ -54,8 +58,8 @@ def test_output_is_that_of_plain_decoding(
     assert foreign._open == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_samples_follow_the_targets_law(kind: str, target: TransformersModel, foreign: TransformersModel) -> None:
+def p_value(target: TransformersModel, drafter: Drafter) -> float:
+    """Chi-square of the first two tokens of many texts against the target's own law of them."""
     settings = SamplingSettings(temperature=0.8, top_k=3)
     prompt = target.tokenizer.encode(TEXT)
 
@@ -68,13 +72,42 @@ def test_samples_follow_the_targets_law(kind: str, target: TransformersModel, fo
     exact = {(a, b): p * q for a, p in law(prompt).items() for b, q in law([*prompt, a]).items()}
     samples = 1200
     requests = [Request(prompt, 2, RandomStream(8, i)) for i in range(samples)]
-    tokens, rounds = decode(target, requests, settings, KINDS[kind](foreign), FixedLength(1))
+    tokens, rounds = decode(target, requests, settings, drafter, FixedLength(1))
     assert sum(r.drafted for row in rounds for r in row) > samples / 4
     counts = Counter(tuple(row) for row in tokens)
     assert set(counts) <= set(exact)
     total = sum(exact.values())  # 1 up to float32
-    p_value = stats.chisquare([counts[k] for k in exact], [samples * p / total for p in exact.values()]).pvalue
-    assert p_value > 1e-6
+    return float(stats.chisquare([counts[k] for k in exact], [samples * p / total for p in exact.values()]).pvalue)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_follow_the_targets_law(kind: str, target: TransformersModel, foreign: TransformersModel) -> None:
+    assert p_value(target, KINDS[kind](foreign)) > ALARM
+
+
+class IntersectionAsItWas(IntersectionDrafter):
+    """A planted fault: its law is not made whole again after the cut."""
+
+    def propose(self, *args: Any) -> Proposal:
+        proposal = super().propose(*args)
+        assert proposal.probs is not None
+        return replace(proposal, probs=0.5 * proposal.probs)
+
+
+class TextWithALaw(TextDrafter):
+    """A planted fault: claims to have drawn what it is certain of."""
+
+    def propose(self, *args: Any) -> Proposal:
+        proposal = super().propose(*args)
+        shape = (*proposal.tokens.shape, args[-1].vocab_size)
+        return replace(proposal, probs=torch.full(shape, 1 / shape[-1], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("wrong", [IntersectionAsItWas, TextWithALaw])
+def test_a_draft_that_claims_another_law_is_rejected(
+    wrong: type[IntersectionAsItWas] | type[TextWithALaw], target: TransformersModel, foreign: TransformersModel
+) -> None:
+    assert p_value(target, wrong(foreign)) < ALARM
 
 
 @pytest.mark.parametrize("kind", KINDS)

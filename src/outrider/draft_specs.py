@@ -132,6 +132,10 @@ def make_model_drafter(
     if vocabulary not in (None, "intersection", "text"):
         raise ParameterError(f"vocabulary must be intersection or text, got {vocabulary!r}")
     foreign = vocabulary is not None or (getattr(target, "tokenizer", None) and not same_tokens(target, model))
+    if inner is not None and vocabulary is not None:
+        raise ParameterError(
+            "vocabulary and draft exclude each other: a draft with a draft of its own needs the target's tokens"
+        )
     if inner is not None and make_inner is not None:
         policy = FixedLength(length) if length is not None else None
         return SpeculativeDrafter(model, make_inner(inner, model), policy, sampling)

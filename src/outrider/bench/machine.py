@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
+from importlib import metadata
 
 import torch
 import transformers
 
 import outrider
+
+ENGINES = ("openvino", "llama-cpp-python", "xllamacpp", "openvino-genai", "gguf")
 
 
 def machine() -> dict[str, object]:
@@ -22,7 +26,17 @@ def machine() -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "outrider": outrider.__version__,
+        **_engines(),
     }
+
+
+def _engines() -> dict[str, str]:
+    """Versions of those that are installed here."""
+    found = {}
+    for name in ENGINES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _processor() -> str:

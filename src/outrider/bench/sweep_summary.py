@@ -1,10 +1,11 @@
 """What a sweep over draft lengths shows: figures of each K, and what they should have been.
 
-Two predictions, since they fail for different reasons. *By the costs*: the recorded rounds by what passes cost around
+Three predictions, since they fail for different reasons. *By the costs*: the recorded rounds by what passes cost around
 each run (`moment`; by the standing cost table in logs without), added up by `draft_length.predicted`; off where these passes
-do not describe the rounds. *Closed form*: Leviathan Theorem 3.8 from alpha
-and c alone; off, too, where scoring K + 1 tokens costs more than scoring one, and where acceptances are not independent. The
-theorem lets every round draft K tokens, so its alpha counts a position where nothing was offered as rejected.
+do not describe the rounds. *By the formula*: from one alpha and these costs, E[tokens] · t(1) / (K t_draft + t(K + 1)); off,
+too, where acceptances are not independent. *Closed form*: Leviathan Theorem 3.8 from alpha and c alone; off, too, where
+scoring K + 1 tokens costs more than scoring one. Both let every round draft K tokens, so alpha counts a position where
+nothing was offered as rejected.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from outrider.costs import Costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.models.base import TextModel
 from outrider.prompts import prepare
-from outrider.theory import walltime_factor
+from outrider.theory import measured_speedup, walltime_factor
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ def percentiles(milliseconds: Sequence[float], weights: Sequence[int] | None = N
 class Prediction:
     """What a K should have given. ratio: predicted / measured time per token.
 
-    speedup: over plain decoding, by the costs. closed_form: by Theorem 3.8.
+    speedup: over plain decoding, by the costs. formula: by alpha and the costs. closed_form: by Theorem 3.8.
     """
 
     ms_per_token: float
     ratio: float
     loop_ms: float
     speedup: float
+    formula: float
     closed_form: float
 
 
@@ -152,7 +154,8 @@ def _sweep(
     rows = []
     for length, chosen in by_length.items():
         parted = _divergences(chosen, by_length[0], prompts, target) if setting.temperature == 0 and length else {}
-        rows.append(_row(setting, length, chosen, by_length[0], tables, walltime_factor(alpha or 0.0, length, c), parted))
+        formula, closed_form = _from_alpha(alpha or 0.0, length, tables), walltime_factor(alpha or 0.0, length, c)
+        rows.append(_row(setting, length, chosen, by_length[0], tables, (formula, closed_form), parted))
     return Sweep(setting.name, alpha, c, _slope(runs), 1000 * tables.step_seconds, rows)
 
 
@@ -162,7 +165,7 @@ def _row(
     runs: list[SweepRun],
     plain: list[SweepRun],
     tables: Tables,
-    closed_form: float,
+    from_alpha: tuple[float, float],
     divergences: dict[str, Divergence],
 ) -> LengthRow:
     rounds = [r for run in runs for r in run.rounds]
@@ -184,19 +187,25 @@ def _row(
         tokens_per_round=per_round,
         efficiency=per_round / (length + 1),
         speedup=paired_ratios(plain_paces, paces),
-        predicted=_predict(runs, tables, fmean(paces), closed_form),
+        predicted=_predict(runs, tables, fmean(paces), *from_alpha),
         identical=same if setting.temperature == 0 else None,
         divergences=divergences,
     )
 
 
-def _predict(runs: list[SweepRun], tables: Tables, measured: float, closed_form: float) -> Prediction:
+def _predict(runs: list[SweepRun], tables: Tables, measured: float, formula: float, closed_form: float) -> Prediction:
     made = [(run.records(), tables.at(moment_of(run)), run.prompt_tokens) for run in runs]
     seconds = [predicted_seconds(rounds, by.costs, by.steps, prompt) for rounds, by, prompt in made]
     plain = [plain_seconds(rounds, by.costs, prompt) for rounds, by, prompt in made]
     pace = fmean(1000 * took / len(run.tokens) for took, run in zip(seconds, runs, strict=True))
     loop = 1000 * sum(seconds) / sum(len(run.rounds) for run in runs)
-    return Prediction(pace, pace / measured, loop, sum(plain) / sum(seconds), closed_form)
+    return Prediction(pace, pace / measured, loop, sum(plain) / sum(seconds), formula, closed_form)
+
+
+def _from_alpha(alpha: float, length: int, tables: Tables) -> float:
+    """Speed-up by the formula."""
+    costs = {n: tables.costs.verify(n) for n in (1, length + 1)}
+    return measured_speedup(alpha, length, tables.step_seconds, costs)
 
 
 def _paces(runs: Sequence[SweepRun]) -> list[float]:

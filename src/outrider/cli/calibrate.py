@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import click
 
@@ -27,8 +28,10 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
     for part in drafter.parts():
         if isinstance(part, ModelDrafter):
             forget_costs(part.model)
+    started = time.perf_counter()
     drafter.measure()
     costs = measured_costs(model)
+    took = time.perf_counter() - started
     steps = drafter.part_seconds()
     if as_json:
         seconds = next(iter(steps.values())) if len(steps) == 1 else steps
@@ -36,8 +39,10 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
             "verify_seconds": {n: costs.verify(n) for n in costs.verify_seconds},
             "draft_seconds": seconds,
             "context": costs.context,
+            "measuring_seconds": took,
         }
         further = {"verify_seconds_per_context_token": dict(costs.per_token), "change_seconds": costs.change}
+        further |= {"measuring_seconds": took}
         click.echo(json.dumps({**about, **further}))
         return
     one = costs.verify(1)
@@ -51,3 +56,4 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
         click.echo(f"a pass of another width than the one before: {1000 * costs.change:.2f} ms more")
     for name, seconds in steps.items():
         click.echo(f"draft {name}: {1000 * seconds:.2f} ms a token, c = {seconds / one:.3f}")
+    click.echo(f"measured in {took:.1f} s")

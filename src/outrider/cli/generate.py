@@ -76,6 +76,7 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     _check(given)
     model = models.load_target()
     drafter = None if given["plain"] else models.load_draft(model)
+    _check_memory(drafter)
     compare, as_json, chat = given.pop("compare"), given.pop("as_json"), given.pop("chat")
     profiled = given.pop("profile")
     given.pop("plain")
@@ -155,6 +156,18 @@ def _constraints(model: TextModel, schema: Path | None, pattern: str | None) -> 
     if pattern is not None:
         found.append(structured.regex(model, pattern))
     return found
+
+
+def _check_memory(drafter: Drafter | None) -> None:
+    """A memory that ends with this one generation would be of no use, and nobody would be told."""
+    from outrider.drafters import SuffixDrafter
+
+    parts = drafter.parts() if drafter is not None else []
+    if any(isinstance(part, SuffixDrafter) and part.forgets_at_exit for part in parts):
+        raise ParameterError(
+            "draft suffix:memory=yes keeps texts for later generations of a process, and generate makes one: name a file, "
+            "suffix:store=FILE"
+        )
 
 
 def _generate(

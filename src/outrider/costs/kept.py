@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from outrider.costs.measure import BATCH_SIZES, LONG_CONTEXT, LONG_SIZES, SIZES, measure_settled
+from outrider.costs.measure import BATCH_SIZES, LONG_CONTEXT, LONG_SIZES, measure_settled, sizes_of
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
@@ -94,7 +94,14 @@ def _key(model: LanguageModel, rows: int = 1) -> str:
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     kind = getattr(model, "fingerprint", id(model))
     parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
-    parts += [torch.__version__, "least with sampling, noise, monotone, change", SIZES, LONG_SIZES, CONTEXT, LONG_CONTEXT]
+    parts += [
+        torch.__version__,
+        "least with sampling, noise, monotone, change",
+        sizes_of(model),
+        LONG_SIZES,
+        CONTEXT,
+        LONG_CONTEXT,
+    ]
     if rows > 1:
         parts += [rows, BATCH_SIZES]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

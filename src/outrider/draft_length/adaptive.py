@@ -166,7 +166,8 @@ class _AdaptiveState(LengthState):
             return None
         i = min(others, key=lambda i: self._tries.get((prospects[i].drafter, prospects[i].kind), 0))
         prospect, verify = prospects[i], self._verify
-        extra = self._shared(prospect.start_seconds + prospect.step_seconds + max(0.0, verify(2) - verify(1)))
+        wider = max(0.0, verify(2) - verify(1) + self._beyond(1) - self._beyond(0))
+        extra = self._shared(prospect.start_seconds + prospect.step_seconds + wider)
         if best.length:
             extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
         return i if self._afford(extra) else None
@@ -175,8 +176,8 @@ class _AdaptiveState(LengthState):
         """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
         if length >= limit or about.foretold:
             return 0
-        wider = max(0.0, self._verify(length + 2) - self._verify(length + 1)) + self._policy.costs.change
-        return int(self._afford(self._shared(about.step_seconds + wider)))
+        wider = self._verify(length + 2) - self._verify(length + 1) + self._beyond(length + 1) - self._beyond(length)
+        return int(self._afford(self._shared(about.step_seconds + max(0.0, wider))))
 
     def _affordable(self, about: Prospect, longest: int) -> int:
         """The longest draft whose loss could be borne, should nothing of it be accepted; 0: drafts are suspended.

@@ -24,7 +24,7 @@ from outrider.ngram.table import NgramTable, read_table
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import Context, SamplingSettings, draw, standardize
 
-# Acceptance assumed at first by the length of the longest context seen (EXPERIMENTS.md), on text like the corpus.
+# Acceptance assumed at first by the length of the longest context seen, on text like the corpus.
 PRIORS = (0.05, 0.2, 0.35, 0.5, 0.6, 0.65, 0.7, 0.7)
 STEP_SECONDS = {True: 2e-5, False: 1.5e-3}  # by whether the law need not be written out; too small to matter more exactly
 
@@ -35,10 +35,11 @@ class NgramDrafter(Drafter):
     def __init__(self, table: NgramTable | str | Path, order: int | None = None) -> None:
         self.table = table if isinstance(table, NgramTable) else read_table(Path(table).expanduser())
         if order is not None:
-            check_count("order", order)
+            check_count("order", order, high=self.table.order, remedy="the table holds no longer n-grams")
             self.table = copy.copy(self.table)
             self.table.levels = self.table.levels[: order - 1]
         self.name = f"{self.table.order}-gram"
+        self._last_quick = True  # for reports
 
     def bind(self, target: LanguageModel) -> None:
         if fingerprint(target) != self.table.tokenizer:
@@ -48,8 +49,14 @@ class NgramDrafter(Drafter):
             )
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        self._last_quick = _quick(context.sampling)
         for row in rows:  # of the row, not of the drafter: batches that sample otherwise may share it
-            row.state = _quick(context.sampling)
+            row.state = self._last_quick
+
+    @property
+    def step_seconds(self) -> float:
+        """As it was asked last; quick at first."""
+        return STEP_SECONDS[self._last_quick]
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         depth = self.table.depth(row.tokens[-self.table.order :])

@@ -53,6 +53,11 @@ class SuffixDrafter(CopyDrafter):
         self._memories: dict[str, SuffixAutomaton] = {}
         self._memory: SuffixAutomaton | None = None
 
+    @property
+    def forgets_at_exit(self) -> bool:
+        """Whether what it remembers is lost with the process."""
+        return self.remembers and self._path is None
+
     def bind(self, target: LanguageModel) -> None:
         """Choose the memory that was written in the target's tokens."""
         if not self.remembers:

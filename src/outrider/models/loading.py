@@ -43,7 +43,7 @@ def load(
     and "int4" (weights; activations in 8 bits), which needs the OpenVINO engine and is converted once and cached.
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
     engine: "transformers", "openvino" (CPU; int8, int4 or float32), "llama.cpp" (CPU; `.gguf` files with their own quantised
-    weights), or "auto": openvino for int4, else transformers.
+    weights), or "auto": openvino for int4, and for int8 on processors without VNNI, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
     `.module` an ordinary transformers model that can be saved and trained.
     num_tokens: leave that many rows of the head, those of the lowest ids, for a draft that costs less (`cut_head`): the
@@ -64,12 +64,17 @@ def load(
         if num_tokens is not None:
             raise ParameterError("num_tokens can't be used with the llama.cpp engine: use --dtype int4 or int8")
         return load_llama_cpp(model, dtype, device)
-    if engine == "openvino" or (engine == "auto" and dtype == "int4"):
+    if engine == "openvino" or (engine == "auto" and _needs_openvino(dtype)):
         return load_openvino(model, dtype, device, num_tokens)
     made = load_transformers(model, dtype=dtype, device=device, pack=pack, num_tokens=num_tokens)
     if compile:
         made.compile()
     return made
+
+
+def _needs_openvino(dtype: str) -> bool:
+    """Whether the transformers engine has no such weights: never in 4 bits, in 8 where torch or the processor can't."""
+    return dtype == "int4" or (dtype == "int8" and not can_round())
 
 
 def compiles(dtype: str, engine: str) -> bool:

@@ -70,7 +70,7 @@ def lengths(
     rows = [{**asdict(cell), "best_fixed": cell.best_fixed, "against_best_fixed": cell.against_best_fixed} for cell in cells]
     about: dict[str, object] = {"bench": "lengths", "target": model.name, "dtype": model.dtype_name}
     about |= {"max_new_tokens": max_new_tokens, "seeds": seeds}
-    click.echo(json.dumps({**about, "costs": dict(costs.verify_seconds), "cells": rows, **machine()}))
+    click.echo(json.dumps({**about, "costs": costs.to_dict(), "cells": rows, **machine()}))
 
 
 def _print_cells(cells: list[Cell]) -> None:

@@ -58,8 +58,8 @@ def sweep(
     prompts = {(one.name, one.digest): prompt_tokens(target, kind, one) for one in examples}
     found = summarise(runs, settings, standing, prompts, target)
     costs = {n: tables.costs.verify(n) for n in tables.costs.verify_seconds}
-    out = {**about, "prompts": len(examples), "verify_seconds": costs, "draft_seconds": tables.steps}
-    out |= {"sweeps": [asdict(one) for one in found], **machine()}
+    out = {**about, "prompts": len(examples), "verify_seconds": costs, "change_seconds": tables.costs.change}
+    out |= {"draft_seconds": tables.steps, "sweeps": [asdict(one) for one in found], **machine()}
     conclude(log, out)
     if as_json:
         click.echo(json.dumps(out))
@@ -93,10 +93,12 @@ def _print(found: Sweep, tokens: int) -> None:
     for row in found.rows:
         click.echo(_measured_line(row))
     click.echo(
-        "\n      ms/token by the costs            round ms       speed-up by              Chen, redrawn: time (tokens/(K+1))"
+        "\n      ms/token by the costs            round ms       speed-up by                           "
+        "Chen, redrawn: time (tokens/(K+1))"
     )
     click.echo(
-        "   K  predicted / measured = ratio  predicted mean    costs  alpha, c  measured         HumanEval         XSum"
+        "   K  predicted / measured = ratio  predicted mean    costs  alpha, costs  alpha, c  measured         HumanEval"
+        "         XSum"
     )
     for row in found.rows:
         click.echo(_predicted_line(row))
@@ -117,7 +119,9 @@ def _predicted_line(row: LengthRow) -> str:
 
     made = row.predicted
     line = f"{row.length:4d}  {made.ms_per_token:9.2f} / {row.ms_per_token:8.2f} = {made.ratio:5.2f}"
-    line += f"  {made.loop_ms:9.2f} {row.loop.mean:6.2f}  {made.speedup:6.2f}× {made.closed_form:8.2f}×"
+    line += (
+        f"  {made.loop_ms:9.2f} {row.loop.mean:6.2f}  {made.speedup:6.2f}× {made.formula:12.2f}× {made.closed_form:8.2f}×"
+    )
     line += f" {row.speedup.median:8.2f}×"
     points = (redrawn(domain, row.length) for domain in ("HumanEval", "XSum"))
     return line + "   " + "".join(f"      {point.relative_time:.2f} ({point.efficiency:.2f})" for point in points)
