@@ -144,7 +144,7 @@ def test_a_pass_made_wider_gives_the_same_bits_and_leaves_nothing_behind() -> No
     try:
         got = [score([sequence], [part])[0] for part in (row[30:33], row[33:34], row[34:36])]
     finally:
-        model().pad_widths(lambda count, context: count)  # noqa: ARG005
+        model().pad_widths(lambda count, context: count)
     assert asked == [(3, 30), (1, 33), (2, 34)]
     assert torch.equal(torch.cat(got), wanted)
     assert sequence.length == 36

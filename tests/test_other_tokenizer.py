@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,36 @@ def test_output_is_that_of_plain_decoding(
     assert foreign._open == []
 
 
-def p_value(target: TransformersModel, drafter: Drafter) -> float:
-    """Chi-square of the first two tokens of many texts against the target's own law of them."""
+@dataclass(frozen=True)
+class Writer:
+    """A target that writes words, and a draft model whose law differs by `noise`, the same tokens under other ids.
+
+    Words, since the texts of random models are cut otherwise than they were written: hardly anything would be accepted.
+    """
+
+    target: TransformersModel
+    draft: TransformersModel
+    words: list[int]
+
+
+def writer(tokenizer: Any, noise: float) -> Writer:
+    words = [i for i in tokenizer.encode(" quick brown fox jumps over lazy dog return") if tokenizer.decode([i])[0] == " "]
+    assert len(words) >= 4
+    made = module("Llama", 0, torch.float32, vocab_size=len(tokenizer), max_position_embeddings=256)
+    shuffled = RenumberedTokenizer(tokenizer)
+    with torch.no_grad():
+        others = [i for i in range(len(tokenizer)) if i not in words]
+        made.lm_head.weight[others] = 0.0
+        twin = copy.deepcopy(made)
+        twin.model.embed_tokens.weight.copy_(made.model.embed_tokens.weight[shuffled.old_of_new])
+        head = made.lm_head.weight.clone()
+        head[words] += noise * torch.randn(len(words), head.shape[1], generator=torch.Generator().manual_seed(5))
+        twin.lm_head.weight.copy_(head[shuffled.old_of_new])
+    return Writer(TransformersModel(made, tokenizer, "writer"), TransformersModel(twin, shuffled, "renumbered"), words)
+
+
+def p_value(target: TransformersModel, drafter: Drafter) -> tuple[float, float]:
+    """Chi-square of the first two tokens of many texts against the target's own law of them. → p, accepted / tested"""
     settings = SamplingSettings(temperature=0.8, top_k=3)
     prompt = target.tokenizer.encode(TEXT)
 
@@ -73,25 +101,31 @@ def p_value(target: TransformersModel, drafter: Drafter) -> float:
     samples = 1200
     requests = [Request(prompt, 2, RandomStream(8, i)) for i in range(samples)]
     tokens, rounds = decode(target, requests, settings, drafter, FixedLength(1))
-    assert sum(r.drafted for row in rounds for r in row) > samples / 4
+    records = [r for row in rounds for r in row]
+    assert sum(r.drafted for r in records) > samples / 4
+    rate = sum(r.accepted for r in records) / sum(r.tested for r in records)
     counts = Counter(tuple(row) for row in tokens)
     assert set(counts) <= set(exact)
     total = sum(exact.values())  # 1 up to float32
-    return float(stats.chisquare([counts[k] for k in exact], [samples * p / total for p in exact.values()]).pvalue)
+    found = stats.chisquare([counts[k] for k in exact], [samples * p / total for p in exact.values()])
+    return float(found.pvalue), rate
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_follow_the_targets_law(kind: str, target: TransformersModel, foreign: TransformersModel) -> None:
-    assert p_value(target, KINDS[kind](foreign)) > ALARM
+def test_samples_follow_the_targets_law(kind: str, target: TransformersModel) -> None:
+    made = writer(target.tokenizer, 0.3)
+    p, rate = p_value(made.target, KINDS[kind](made.draft))
+    assert p > ALARM
+    assert 0.1 < rate < 0.98
 
 
 class IntersectionAsItWas(IntersectionDrafter):
-    """A planted fault: its law is not made whole again after the cut."""
+    """A planted fault: its law is not made whole again after the cut, as if that had left a twentieth."""
 
     def propose(self, *args: Any) -> Proposal:
         proposal = super().propose(*args)
         assert proposal.probs is not None
-        return replace(proposal, probs=0.5 * proposal.probs)
+        return replace(proposal, probs=0.05 * proposal.probs)
 
 
 class TextWithALaw(TextDrafter):
@@ -105,9 +139,10 @@ class TextWithALaw(TextDrafter):
 
 @pytest.mark.parametrize("wrong", [IntersectionAsItWas, TextWithALaw])
 def test_a_draft_that_claims_another_law_is_rejected(
-    wrong: type[IntersectionAsItWas] | type[TextWithALaw], target: TransformersModel, foreign: TransformersModel
+    wrong: type[IntersectionAsItWas] | type[TextWithALaw], target: TransformersModel
 ) -> None:
-    assert p_value(target, wrong(foreign)) < ALARM
+    made = writer(target.tokenizer, 0.3)
+    assert p_value(made.target, wrong(made.draft))[0] < ALARM
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,22 +150,11 @@ def test_the_same_model_behind_a_renumbered_vocabulary_is_always_accepted(kind: 
     """The draft reads the right text and its tokens mean the right things: only then is everything accepted."""
     tokenizer = target.tokenizer
     # A model that writes words with a space before them: such text is always cut into the tokens it was written in.
-    words = [i for i in tokenizer.encode(" quick brown fox jumps over lazy dog return") if tokenizer.decode([i])[0] == " "]
-    assert len(words) >= 4
-    made = module("Llama", 0, torch.float32, vocab_size=target.vocab_size, max_position_embeddings=256)
-    shuffled = RenumberedTokenizer(tokenizer)
-    with torch.no_grad():
-        others = [i for i in range(target.vocab_size) if i not in words]
-        made.lm_head.weight[others] = 0.0
-    twin = copy.deepcopy(made)
-    with torch.no_grad():
-        twin.model.embed_tokens.weight.copy_(made.model.embed_tokens.weight[shuffled.old_of_new])
-        twin.lm_head.weight.copy_(made.lm_head.weight[shuffled.old_of_new])
-    writer = TransformersModel(made, tokenizer, "writer")
-    drafter: Drafter = KINDS[kind](TransformersModel(twin, shuffled, "renumbered"))
+    made = writer(tokenizer, 0.0)
+    drafter: Drafter = KINDS[kind](made.draft)
     request = Request(tokenizer.encode(TEXT), 30, RandomStream(1))
-    tokens, rounds = decode(writer, [request], SamplingSettings(), drafter, FixedLength(3))
-    assert set(tokens[0]) <= set(words)
+    tokens, rounds = decode(made.target, [request], SamplingSettings(), drafter, FixedLength(3))
+    assert set(tokens[0]) <= set(made.words)
     accepted, tested = sum(r.accepted for r in rounds[0]), sum(r.tested for r in rounds[0])
     assert tested > 15
     assert accepted / tested > 0.95
