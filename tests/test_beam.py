@@ -231,6 +231,20 @@ def test_the_adaptive_length_settles_where_steps_are_cheapest() -> None:
     assert useless.plan() in (0, 1)
 
 
+def test_a_useless_draft_is_probed_ever_more_seldom_and_one_that_turns_good_is_taken() -> None:
+    seconds, length, drafted = {"draft": 0.0, "verify": 1.0}, BeamLength(), []
+    for i in range(600):
+        n = length.plan()
+        drafted += [i] * (n > 0)
+        length.update(n, min(n, 1), 0, 1, {**seconds, "draft": 0.9 * n})
+    assert 6 <= len(drafted) <= 10
+    assert drafted[-1] > 400
+    for _ in range(2000):
+        n = length.plan()
+        length.update(n, n, n, n + 1, {**seconds, "draft": 0.02 * n})
+    assert length.plan() > 2
+
+
 def test_contexts_end_the_search_or_the_drafting() -> None:
     """A target whose context is full ends there; a draft with a shorter one drafts as far as it reaches."""
     wide, short = table(1, V), TableModel(table(1, V)._probs, max_length=6)

@@ -13,7 +13,9 @@ from outrider.checks import check_count
 LONGEST = 8
 FIRST = 3  # steps of the first draft, after one pass without
 DECAY = 0.95
-PROBE_AFTER = 12  # passes without a draft, after which one step is drafted to see whether it pays by now
+PROBE_AFTER = 12  # passes without a draft, after which one step is drafted to see whether it pays by now; twice as many
+# after each time that it did not, up to 96: the draft has to read all that it missed
+LONGEST_PAUSE = 96
 
 
 class BeamLength:
@@ -25,6 +27,7 @@ class BeamLength:
         self._fixed = fixed
         self._rounds = 0
         self._idle = 0
+        self._patience = PROBE_AFTER
         self._accepted, self._tested = 1.0, 2.0  # a prior worth two steps
         self._draft_seconds = self._drafted = 0.0
         self._sums = [0.0] * 5  # of 1, n, t, n², n·t over the passes
@@ -36,7 +39,12 @@ class BeamLength:
         if self._rounds < 2:
             return FIRST * self._rounds
         best = max(range(LONGEST + 1), key=lambda n: (self._rate(n), -n))
-        return 1 if best == 0 and self._idle >= PROBE_AFTER else best
+        if best:
+            self._patience = PROBE_AFTER
+        elif self._idle >= self._patience:
+            self._patience = min(2 * self._patience, LONGEST_PAUSE)
+            return 1
+        return best
 
     def update(self, drafted: int, tested: int, accepted: int, steps: int, seconds: dict[str, float]) -> None:
         """Told what a round did."""
