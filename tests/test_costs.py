@@ -141,6 +141,7 @@ def test_a_table_that_real_passes_refute_is_forgotten(
     assert not review_costs(model, [(1, 10, said + 1)] * 3)  # too few to tell
     assert review_costs(model, [(1, 10, said + 1)] * 20, at_once=False)
     assert measured_costs(model).verify(1, 10) == said  # the same seed, the same tokens, as long as the process lasts
+    assert not review_costs(model, [(1, 10, said + 1)] * 20, at_once=False)  # it is gone from the disk: said once
     assert review_costs(model, [(1, 10, said + 1)] * 20)
     assert "measured again" in caplog.text
     assert len(list((cache / "costs").glob("*.json"))) == files - 1

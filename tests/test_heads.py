@@ -32,6 +32,7 @@ from outrider.heads.engine import HeadSequence, open_head
 from outrider.heads.layers import make_network
 from outrider.models.base import LAST, LanguageModel
 from outrider.models.transformers_model import TransformersModel
+from outrider.pass_timer import PassTimer
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import Round
@@ -365,3 +366,24 @@ def test_states_that_are_not_there_yet_are_not_made_up(tmp_path: Path) -> None:
 def test_a_models_reader_is_itself() -> None:
     model = table(2, V)
     assert ModelDrafter(model).reader() is model
+
+
+def test_a_heads_pass_is_timed_after_one_of_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a round: on its own it would find its weights in the caches, and seem twice as quick."""
+    target = small_target()
+    drafter = HeadDrafter(write_head(tmp_path, "autoregressive", V))
+    drafter.bind(target)
+    calls: list[str] = []
+    for model in (target, drafter.model):
+        score = model.score
+
+        def noted(*args: Any, name: str = model.name, score: Any = score) -> Any:
+            calls.append(name)
+            return score(*args)
+
+        monkeypatch.setattr(model, "score", noted)
+    with PassTimer(drafter.model, (1, 3), 8) as timer:
+        for size in (1, 3, 1):
+            assert timer.time(size) > 0
+    assert calls[-6:] == [target.name, drafter.model.name] * 3
+    assert target._open == []

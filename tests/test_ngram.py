@@ -18,7 +18,7 @@ from outrider.drafters import NgramDrafter
 from outrider.errors import ModelError, ParameterError, VocabularyMismatchError
 from outrider.models.table import TableModel
 from outrider.ngram import NgramTable, train
-from outrider.ngram.table import read_table
+from outrider.ngram.table import context_hash, context_hashes, read_table
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.test_end_to_end_law import ALARM, V, p_value, run
@@ -174,3 +174,10 @@ def test_the_command_trains_what_generate_uses(
     assert json.loads(capsys.readouterr().out)["tokens"] == got["tokens"]
     assert run_cli(["train-ngram", str(tmp_path / "missing"), "-o", str(output)]) != 0
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_one_context_hashes_as_all_of_them_do() -> None:
+    tokens = np.random.default_rng(0).integers(0, 200_000, 60)
+    for length in (1, 2, 3, 7):
+        every = context_hashes(tokens, length)
+        assert [context_hash(tokens[i : i + length].tolist()) for i in range(len(every))] == every.tolist()

@@ -31,6 +31,7 @@ WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a la
 ENOUGH_ROUNDS = 8
 _log = logging.getLogger(__name__)
 _measured: dict[str, Costs] = {}
+_refuted: set[str] = set()  # tables that are kept in this process all the same: one warning each
 
 
 def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
@@ -76,9 +77,10 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]],
     decide about drafting for ever. at_once: False keeps it in this process, where the same seed is to give the same tokens.
     Returns whether the table was forgotten.
     """
-    held = _measured.get(_key(model))
+    key = _key(model)
+    held = _measured.get(key)
     passes = list(passes)
-    if held is None or len(passes) < ENOUGH_ROUNDS:
+    if held is None or len(passes) < ENOUGH_ROUNDS or (key in _refuted and not at_once):
         return False
     costs = replace(held, padded=isinstance(model, PadsWidths))
     ratio = median(seconds / costs.verify(tokens, context) for tokens, context, seconds in passes)
@@ -87,6 +89,7 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]],
         return False
     _log.warning("passes of %s take %.2g times what its cost table says: it will be measured again", model.name, ratio)
     forget_costs(model, at_once)
+    (_refuted.discard if at_once else _refuted.add)(key)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Measuring what passes of a model cost on this machine: some seventy, twice as many where a change of width costs
+"""Measuring what passes of a model cost on this machine: some fifty, twice as many where a change of width costs
 something, and again where something else kept it busy.
 """
 
@@ -16,9 +16,10 @@ from outrider.pass_timer import PassTimer, can_pretend
 SIZES = (1, 2, 4, 6, 8, 12, 17)
 PADDED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 17)  # four tokens may be quicker than three: each has to be seen
 BATCH_SIZES = (1, 2, 3, 5, 9)  # of each of several rows: fewer, since the passes are wide
-LONG_SIZES = (1, 2, 4, 8, 17)
+LONG_SIZES = (1, 2, 8, 17)
 LONG_CONTEXT = 2048
-REPEATS = 5
+REPEATS = 4
+LONG_REPEATS = 3  # what a context adds is small beside a pass
 ATTEMPTS = 3
 UNSETTLED = 1.4  # median / least of the same pass: beyond this something else is using the machine
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
     if far <= 2 * short or not can_pretend(model):
         return Costs(near, context=short, change=change * noise), noise
-    distant = _table(_times(model, LONG_SIZES, far)[0], noise, monotone)
+    distant = _table(_times(model, LONG_SIZES, far, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
     both = [n for n in sorted(distant) if n in near]
     rises = [max(0.0, distant[n] - near[n]) / (far - short) for n in both]
     if monotone:  # else a wider pass would seem quicker after a context longer than these
@@ -88,18 +89,20 @@ def _table(times: dict[int, list[float]], noise: float, monotone: bool) -> dict[
 
 
 def _times(
-    model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1
+    model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1, repeats: int = REPEATS, warm: bool = False
 ) -> tuple[dict[int, list[float]], float]:
     """{n: the seconds of each repetition}, n tokens of each of so many rows; and what a change of the width adds.
 
-    The sizes take turns, so that whatever else the machine does meets all of them.
+    The sizes take turns, so that whatever else the machine does meets all of them. warm: passes of these sizes were made
+    just before.
     """
     with PassTimer(model, sizes, context, rows) as timer:
         seconds: dict[int, list[float]] = {n: [] for n in timer.sizes}
-        for repeat in range(REPEATS + 1):
+        for _ in range(0 if warm else 1):
             for n in timer.sizes:
-                took = timer.time(n)
-                if repeat:  # the first pass warms up
-                    seconds[n].append(took)
+                timer.time(n)
+        for _ in range(repeats):
+            for n in timer.sizes:
+                seconds[n].append(timer.time(n))
         added = [min(taken) - min(seconds[n]) for n, taken in timer.changed.items()]
     return seconds, max(0.0, float(f"{median(added):.3g}")) if added else 0.0

@@ -10,9 +10,10 @@ tokens than the same seconds would give at the planned rate: the marginal gain a
 
 Of a copy it is known what it would propose, so it is learned from the tokens that come, whether it is offered or not
 (`foretold`). Other drafts that aren't tried aren't learned, so now and then one is probed with one token, or made one token
-longer; all probes together may cost a small share of the time spent, by the cost tables. What drafts have lost against plain
-decoding is kept account of, too, and bounded (`account`): where every drafted token costs a pass, a few wrong first guesses
-would be a loss.
+longer; all probes together may cost a small share of the time spent, by the cost tables, and one that is tried in vain again
+and again is tried ever more seldom (`tries`), since a round with a draft does a little more than the tables know. What
+drafts have lost against plain decoding is kept account of, too, and bounded (`account`): where every drafted token costs a
+pass, a few wrong first guesses would be a loss.
 
 In a batch whose passes are as wide as their widest row, a row that drafts widens the pass of all. How many others draft with
 it must not matter, or its tokens would depend on its company; so it reckons as if all were like itself. Where a row has
@@ -35,6 +36,7 @@ from outrider.draft_length.foretold import HORIZON
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.rates import Rate
 from outrider.draft_length.signals import PRIORS
+from outrider.draft_length.tries import Tries
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class _AdaptiveState(LengthState):
         self._policy = policy
         self._rates: dict[tuple[str, int], tuple[Rate, Rate]] = {}
         self._signals: dict[tuple[str, int], Rate] = {}
-        self._tries: dict[tuple[str, int], int] = {}
+        self._tries = Tries()
         self._context = 0
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
@@ -161,10 +163,14 @@ class _AdaptiveState(LengthState):
         if room == 0 or self._policy.only is not None:
             return None
         chosen = best.prospect if best.length else -1
-        others = [i for i, p in enumerate(prospects) if p.longest and not p.foretold and i != chosen]
+        others = [
+            i
+            for i, p in enumerate(prospects)
+            if p.longest and not p.foretold and i != chosen and self._tries.due((p.drafter, p.kind))
+        ]
         if not others:
             return None
-        i = min(others, key=lambda i: self._tries.get((prospects[i].drafter, prospects[i].kind), 0))
+        i = min(others, key=lambda i: self._tries.count((prospects[i].drafter, prospects[i].kind)))
         prospect, verify = prospects[i], self._verify
         wider = max(0.0, verify(2) - verify(1) + self._beyond(1) - self._beyond(0))
         extra = self._shared(prospect.start_seconds + prospect.step_seconds + wider)
@@ -232,6 +238,7 @@ class _AdaptiveState(LengthState):
 
     def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect
+        self._tries.end_round()
         kept = self._widths.follow(outcome.drafted, self._context)
         if prospect is None or outcome.drafted == 0:
             self._account.spend(self._verify(1) + kept, -kept)
@@ -239,8 +246,7 @@ class _AdaptiveState(LengthState):
         drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
         saved = self._saved(outcome.accepted, outcome.drafted, drafting) - kept
         self._account.spend(self._round(outcome.drafted, drafting) + kept, saved)
-        key = (prospect.drafter, prospect.kind)
-        self._tries[key] = self._tries.get(key, 0) + 1
+        self._tries.tried((prospect.drafter, prospect.kind), outcome.accepted > 0)
         if not prospect.foretold:
             first, later = self._of(prospect)
             first.update(min(outcome.tested, 1), min(outcome.accepted, 1))

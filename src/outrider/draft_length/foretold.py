@@ -10,6 +10,7 @@ Only what is certain is compared, so whatever is decided from it can't bend the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ HORIZON = 8
 @dataclass
 class _Followed:
     prospect: Prospect
-    tokens: list[int]
+    expected: int | None
+    rest: Iterator[int]
     start: int
     inside: bool
     place: int = 0
@@ -34,12 +36,14 @@ class Foretold:
     def __init__(self) -> None:
         self._followed: list[_Followed] = []
 
-    def add(self, prospect: Prospect, tokens: Many[int], start: int) -> None:
-        """tokens: what would be proposed after `start` tokens of the row."""
-        if not tokens:
+    def add(self, prospect: Prospect, tokens: Iterable[int], start: int) -> None:
+        """tokens: what would be proposed after `start` tokens of the row; read no further than they turn out right."""
+        rest = iter(tokens)
+        expected = next(rest, None)
+        if expected is None:
             return
         inside = any(not f.inside and f.prospect.drafter == prospect.drafter for f in self._followed)
-        self._followed.append(_Followed(prospect, list(tokens), start, inside))
+        self._followed.append(_Followed(prospect, expected, rest, start, inside))
 
     def compare(self, text: Many[int]) -> list[Finding]:
         """What the text, all of it certain, shows of them; proposals that went wrong or came to their end are dropped."""
@@ -47,12 +51,13 @@ class Foretold:
         going_on = []
         for followed in self._followed:
             right = True
-            while right and followed.place < len(followed.tokens) and followed.start + followed.place < len(text):
-                right = text[followed.start + followed.place] == followed.tokens[followed.place]
+            while right and followed.expected is not None and followed.start + followed.place < len(text):
+                right = text[followed.start + followed.place] == followed.expected
                 again = followed.inside and followed.place > 0
                 found.append(Finding(followed.prospect, followed.start, followed.place, right, again))
                 followed.place += 1
-            if right and followed.place < len(followed.tokens):
+                followed.expected = next(followed.rest, None) if right else None
+            if followed.expected is not None:
                 going_on.append(followed)
         self._followed = going_on
         return found

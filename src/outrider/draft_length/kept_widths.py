@@ -10,7 +10,8 @@ from __future__ import annotations
 from outrider.costs import Costs
 from outrider.models.openvino.steady import NARROWEST, SteadyWidth
 
-SHARE = 0.4  # of a change, reckoned to the round that makes it: those after it have its width for nothing (EXPERIMENTS.md)
+# Changes reckoned to a round that makes one: there and back, and what is filled in before it goes back (EXPERIMENTS.md).
+CHARGED = 2.5
 
 
 class KeptWidths:
@@ -24,7 +25,7 @@ class KeptWidths:
     def expected(self, drafted: int, context: int) -> float:
         """Seconds beyond those of its own tokens to reckon with, should the next round draft so many."""
         own = _own(drafted)
-        return self._beyond(own, self._steady.peek(own), context, SHARE) if self._costs.change else 0.0
+        return self._beyond(own, self._steady.peek(own), context, CHARGED) if self._costs.change else 0.0
 
     def follow(self, drafted: int, context: int) -> float:
         """A round drafted so many. → what its pass took beyond its own tokens"""
@@ -36,9 +37,9 @@ class KeptWidths:
         self._last = width
         return extra
 
-    def _beyond(self, own: int, width: int, context: int, share: float) -> float:
+    def _beyond(self, own: int, width: int, context: int, changes: float) -> float:
         filled = max(0.0, self._costs.verify(width, context) - self._costs.verify(own, context))
-        return filled + share * self._costs.change * (width != self._last)
+        return filled + changes * self._costs.change * (width != self._last)
 
 
 def _own(drafted: int) -> int:

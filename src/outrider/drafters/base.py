@@ -11,6 +11,7 @@ offered must not depend on the token drawn for it, or the law is bent (`verify`)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -74,8 +75,10 @@ class Drafter(ABC):
         del row
         return [Prospect(self.name, step_seconds=self.step_seconds)]
 
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
-        """What `propose` would offer for a prospect that is `foretold`: no draw, no pass, and nothing changed."""
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> Iterable[int]:
+        """What `propose` would offer for a prospect that is `foretold`: no draw, no pass, and nothing changed. It may be
+        read later, when the row has gone on, and only so far as it turns out right.
+        """
         del row, prospect, limit
         return []
 

@@ -5,6 +5,7 @@ Who is chosen depends on what is certain only (the prospects), so every proposal
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class ChoiceDrafter(Drafter):
         row.state.counts = [len(some) for some in offered]
         return [prospect for some in offered for prospect in some]
 
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> Iterable[int]:
         number, at = self._whose(row, prospect)
         return self.drafters[number].foretell(_child(row, number), at, limit)
 

@@ -7,6 +7,7 @@ first guess is proposed, a point mass, without writing out a law over the vocabu
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from pathlib import Path
 
@@ -64,10 +65,10 @@ class NgramDrafter(Drafter):
         quick = bool(row.state)
         return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[quick], foretold=quick)]
 
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
-        """Its guesses at temperature 0; where it samples nothing is certain."""
+    def foretell(self, row: DraftRow, prospect: int, limit: int) -> Iterator[int]:
+        """Its guesses at temperature 0, looked up as they are asked for; where it samples nothing is certain."""
         del prospect
-        return self._guesses(row, limit)
+        return self._guesses(row.tokens[-self.table.order :], limit)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         draft = self._guess if _quick(context.sampling) else self._sample
@@ -81,14 +82,13 @@ class NgramDrafter(Drafter):
 
     def _guess(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
         del context
-        return self._guesses(row, limit), []
+        return list(self._guesses(row.tokens[-self.table.order :], limit)), []
 
-    def _guesses(self, row: DraftRow, limit: int) -> list[int]:
-        tail = row.tokens[-self.table.order :]
-        drafted: list[int] = []
+    def _guesses(self, tail: list[int], limit: int) -> Iterator[int]:
         for _ in range(limit):
-            drafted.append(self.table.best([*tail, *drafted][-self.table.order :]))
-        return drafted
+            guess = self.table.best(tail)
+            yield guess
+            tail = [*tail, guess][-self.table.order :]
 
     def _sample(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
         drafted: list[int] = []

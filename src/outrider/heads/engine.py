@@ -27,6 +27,7 @@ from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.int8_linear import can_round, round_linears
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of, pack_linears
+from outrider.models.shared_keys import together
 from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotModel, SlotSequence
 
@@ -100,7 +101,12 @@ class HeadModel(SlotModel[HeadSequence]):
         """What the costs of a pass depend on, the machine apart."""
         beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
         weights = "int8" if self.rounded else self.dtype
-        return f"draft head beside {beside} {weights} {json.dumps(asdict(self.config))}"
+        return f"draft head after a pass of {beside} {weights} {json.dumps(asdict(self.config))}"
+
+    @property
+    def leader(self) -> HandsOutStates:
+        """See `pass_timer.Follows`."""
+        return self.target
 
     @property
     def dtype_name(self) -> str:
@@ -202,6 +208,9 @@ class AutoregressiveModel(HeadModel):
         if self.rounded:  # a last bit's difference would become a step in the layers after it: batches would be other texts
             return steady_attention.attend(self.network, queries, keys, values, mask)[0].transpose(1, 2)
         grouped = self.config.num_heads != self.config.num_kv_heads
+        if grouped and self.device.type == "cpu":
+            times = self.config.num_heads // self.config.num_kv_heads
+            return together(queries, keys, values, None if mask is None else mask.repeat(1, 1, times, 1), None)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
 
 

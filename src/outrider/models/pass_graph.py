@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from outrider.models.base import LAST
 from outrider.models.hidden_states import caught
 from outrider.models.packed_linear import PackedLinear
+from outrider.models.shared_keys import SHARED_KEYS, attend
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -195,28 +197,17 @@ def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _heads_together() -> Iterator[None]:
-    """Let queries whose heads share keys attend side by side, instead of repeating the keys for each of them."""
+    """Let queries whose heads share keys attend side by side (`shared_keys`), whatever the module does otherwise."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **others: Any) -> Any:
-        times = query.shape[1] // key.shape[1]
-        unusual = others.get("position_bias") is not None or others.get("softcap") is not None
-        if times == 1 or unusual or mask is None or mask.dim() != 4 or mask.shape[1] != 1:
-            return plain(module, query, key, value, mask, **others)
-        batch, heads, new, size = query.shape
-        together = query.reshape(batch, key.shape[1], times * new, size)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            together, key, value, attn_mask=mask.repeat(1, 1, times, 1), scale=others.get("scaling")
-        )
-        return out.reshape(batch, heads, new, value.shape[3]).transpose(1, 2).contiguous(), None
-
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
+    names = ("sdpa", SHARED_KEYS)
+    for name in names:
+        ALL_ATTENTION_FUNCTIONS[name] = partial(attend, keep=False)
     try:
         yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+        for name in names:
+            del ALL_ATTENTION_FUNCTIONS[name]
 
 
 def _name_packed(graph: GraphModule) -> None:

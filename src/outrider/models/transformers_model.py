@@ -97,7 +97,8 @@ class TransformersModel(SlotModel[SlotSequence]):
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
         widths = "" if self.compiled is None else f" {self.compiled.widths}"
-        return f"{self.dtype_name}{widths} {self.module.config.to_json_string()}"
+        attention = self.module.config._attn_implementation
+        return f"{self.dtype_name}{widths} {attention} {self.module.config.to_json_string()}"
 
     @property
     def weight_bytes(self) -> int:

@@ -26,6 +26,7 @@ from outrider.errors import ModelError
 
 MAGIC = b"outrider-ngram-1\n"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_BITS = 2**64 - 1
 _SMOOTHING = 0.5  # counted for every token of the vocabulary
 ARRAYS = ("keys", "starts", "totals", "distinct", "tokens", "counts")
 _TYPES = {"keys": "<u8", "starts": "<u8", "totals": "<u4", "distinct": "<u4", "tokens": "<u4", "counts": "<u4"}
@@ -40,6 +41,15 @@ def context_hashes(tokens: NDArray[Any], length: int) -> NDArray[np.uint64]:
         for i in range(length):
             out = (out ^ (ids[i : i + count] + np.uint64(1))) * _MULTIPLIER
             out ^= out >> np.uint64(29)
+    return out
+
+
+def context_hash(context: Many[int]) -> int:
+    """The hash of one window, in plain integers: a tenth of the time that arrays of one element take."""
+    out = len(context)
+    for token in context:
+        out = (out ^ (token + 1)) * int(_MULTIPLIER) & _BITS
+        out ^= out >> 29
     return out
 
 
@@ -58,9 +68,9 @@ class Level:
     tokens: NDArray[Any]
     counts: NDArray[Any]
 
-    def find(self, key: np.uint64) -> int:
-        """The index of a context, -1 if it was not seen."""
-        at = int(np.searchsorted(self.keys, key))
+    def find(self, key: int) -> int:
+        """The index of a context, by its hash; -1 if it was not seen."""
+        at = int(self.keys.searchsorted(np.uint64(key)))
         return at if at < len(self.keys) and self.keys[at] == key else -1
 
 
@@ -113,8 +123,7 @@ class NgramTable:
     def _find(self, context: Many[int], length: int) -> int:
         if len(context) < length:
             return -1
-        key = context_hashes(np.asarray(context[len(context) - length :]), length)[0]
-        return self.levels[length - 1].find(key)
+        return self.levels[length - 1].find(context_hash(context[len(context) - length :]))
 
 
 def write_table(
@@ -166,4 +175,5 @@ def read_table(path: Path) -> NgramTable:
 def _array(data: NDArray[Any], at: int, size: int, dtype: str) -> tuple[NDArray[Any], int]:
     if at + size > len(data):
         raise ValueError("the file is too short")
-    return data[at : at + size].view(dtype), at + size + -size % 8
+    # A plain view: of the class for mapped files, every look at an element makes an object of it.
+    return data[at : at + size].view(np.ndarray).view(dtype), at + size + -size % 8

@@ -1,0 +1,62 @@
+"""Attention for heads that share keys: the numbers of transformers' own, in ragged batches, windows and whole prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import outrider
+from outrider.models.shared_keys import SHARED_KEYS, use_shared_keys
+from outrider.models.transformers_model import TransformersModel
+from tests.ragged import reference, score, some_tokens
+from tests.tiny_models import module
+
+SHARING = ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma3", "Phi3", "Starcoder2", "Cohere", "Granite"]
+
+
+def sharing(architecture: str) -> TransformersModel:
+    made = module(architecture)
+    assert use_shared_keys(made)
+    return TransformersModel(made, name=f"sharing-{architecture}")
+
+
+@pytest.mark.parametrize("architecture", SHARING)
+def test_logits_are_those_of_transformers_attention(architecture: str) -> None:
+    """Prompts of several lengths read at once, then passes of one to five tokens in turn, rows of their own lengths."""
+    model, plain = sharing(architecture), TransformersModel(module(architecture), name="plain")
+    rows = [model.open() for _ in range(3)]
+    held: list[list[int]] = [[], [], []]
+    for step, counts in enumerate([(9, 3, 14), (1, 1, 1), (5, 1, 2), (1, 4, 1), (2, 2, 2), (1, 1, 1)]):
+        new = [some_tokens(count, 10 * step + i) for i, count in enumerate(counts)]
+        got = score(model, rows, new)
+        for i, part in enumerate(new):
+            held[i] += part
+            wanted = reference(plain, held[i])[-len(part) :]
+            torch.testing.assert_close(got[i], wanted, atol=1e-10, rtol=0)
+    for row in rows:
+        row.close()
+
+
+def test_passes_of_two_models_in_turn_keep_their_own_masks() -> None:
+    first, second = sharing("Llama"), sharing("Qwen2")
+    texts = {first: some_tokens(11, 1), second: some_tokens(20, 2)}
+    opened = {model: model.open() for model in texts}
+    for start in range(0, 10, 2):
+        for model, tokens in texts.items():
+            got = score(model, [opened[model]], [tokens[start : start + 2]])[0]
+            plain = TransformersModel(module("Llama" if model is first else "Qwen2"), name="plain")
+            torch.testing.assert_close(got, reference(plain, tokens[: start + 2])[-2:], atol=1e-10, rtol=0)
+
+
+def test_models_whose_heads_share_nothing_are_left_as_they_are() -> None:
+    made = module("GPT2")
+    assert not use_shared_keys(made)
+    assert made.config._attn_implementation == "sdpa"
+
+
+def test_loaded_models_have_it(target_folder: Path) -> None:
+    model = outrider.load(target_folder, dtype="float32")
+    assert isinstance(model, TransformersModel)
+    assert model.module.config._attn_implementation == SHARED_KEYS
