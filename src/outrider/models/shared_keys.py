@@ -61,7 +61,10 @@ def attend(
 
 
 def together(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """All heads at once: query [B, heads, N, D], key and value [B, kv_heads, L, ·], mask for N · heads / kv_heads rows → [B, heads, N, E]"""
+    """All heads at once. query [B, heads, N, D], key and value [B, kv_heads, L, ·] → [B, heads, N, E]
+
+    mask: for N · heads / kv_heads rows.
+    """
     batch, heads, new, size = query.shape
     rows = query.reshape(batch, key.shape[1], heads // key.shape[1] * new, size)
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
