@@ -28,7 +28,7 @@ def test_logits_are_those_of_transformers_attention(architecture: str) -> None:
     model, plain = sharing(architecture), TransformersModel(module(architecture), name="plain")
     rows = [model.open() for _ in range(3)]
     held: list[list[int]] = [[], [], []]
-    for step, counts in enumerate([(9, 3, 14), (1, 1, 1), (5, 1, 2), (1, 4, 1), (2, 2, 2), (1, 1, 1)]):
+    for step, counts in enumerate([(9, 3, 14), (1, 70, 1), (1, 1, 1), (5, 1, 2), (1, 4, 1), (2, 2, 2), (1, 1, 1)]):
         new = [some_tokens(count, 10 * step + i) for i, count in enumerate(counts)]
         got = score(model, rows, new)
         for i, part in enumerate(new):

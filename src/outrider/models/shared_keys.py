@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SHARED_KEYS = "outrider_shared_keys"
+WIDEST = 64  # tokens of a row: parts of prompts are wider, where the repeated mask would weigh more than repeated keys
 
 
 def use_shared_keys(module: Any) -> bool:
@@ -46,10 +47,11 @@ def attend(
     query [B, heads, N, D], key and value [B, kv_heads, L, ·] → [B, N, heads, E]. attention_mask: [B, 1, N, L] or None.
     keep: the mask for all heads of a group is made once for all layers; not where a graph is traced.
     """
-    times = query.shape[1] // key.shape[1]
+    times, new = query.shape[1] // key.shape[1], query.shape[2]
     unusual = any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
-    whole = attention_mask is None and query.shape[2] > 1  # causal: a mask of its own would have to be made
-    if times == 1 or unusual or whole or (attention_mask is not None and attention_mask.shape[1:3] != (1, query.shape[2])):
+    alone = attention_mask is None and new == 1  # several tokens without a mask are causal: one would have to be made
+    masked = attention_mask is not None and new <= WIDEST and attention_mask.shape[1:3] == (1, new)
+    if times == 1 or unusual or not (alone or masked):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
@@ -68,7 +70,7 @@ def together(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sca
     batch, heads, new, size = query.shape
     rows = query.reshape(batch, key.shape[1], heads // key.shape[1] * new, size)
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
-    return out.view(batch, heads, new, value.shape[3])
+    return out.reshape(batch, heads, new, value.shape[3])
 
 
 # A pass has one mask for all its layers: it is repeated once. (mask, times, what came of it), replaced as a whole.
