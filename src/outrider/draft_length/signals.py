@@ -1,8 +1,8 @@
 """How sure a drafter was of a token it drew, in a few classes: what the draft-length policy learns acceptance for.
 
 The signal is the draft's own probability of the token at temperature 1, before any filter: at temperature 0 the law is
-one-hot and tells nothing. It belongs to a token that is offered in any case, and only decides about the next one. The law's
-entropy, the margin to the second best token and the position in the draft foretell nothing that it does not (EXPERIMENTS.md).
+one-hot and tells nothing. It belongs to a token that is offered in any case, and only decides about the next one. The
+law's entropy, the margin to the second best token and the position foretell nothing beyond it (EXPERIMENTS.md).
 """
 
 from __future__ import annotations
