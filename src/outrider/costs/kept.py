@@ -66,6 +66,7 @@ def forget_costs(model: LanguageModel, at_once: bool = True) -> None:
     key = _key(model)
     if at_once:
         _measured.pop(key, None)
+        _refuted.discard(key)
     if path := _path(key):
         path.unlink(missing_ok=True)
 
@@ -89,7 +90,8 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]],
         return False
     _log.warning("passes of %s take %.2g times what its cost table says: it will be measured again", model.name, ratio)
     forget_costs(model, at_once)
-    (_refuted.discard if at_once else _refuted.add)(key)
+    if not at_once:
+        _refuted.add(key)
     return True
 
 
