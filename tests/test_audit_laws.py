@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.audit.planted import FAULTS, fault_law
-from outrider.audit.support import rounding_needed, within_rounding
+from outrider.audit.support import rounding_needed, truncated_first, within_rounding
 from outrider.sampling import SamplingSettings
 from tests.audit_texts import ONE
 from tests.toys import WRONG_RULES, table
@@ -89,3 +89,13 @@ def test_what_rounding_would_be_needed() -> None:
     assert rounding_needed(LOGITS, 1, SamplingSettings()) == pytest.approx(0.5, rel=0.02)
     assert rounding_needed(LOGITS, 4, ONE) == float("inf")
     assert rounding_needed(LOGITS, 2, SamplingSettings(temperature=1.0, top_k=2)) == pytest.approx(0.005, rel=0.02)
+
+
+def test_what_processors_and_bias_did_is_not_done_again() -> None:
+    """The logits have it already: a second time would need the texts, and would favour token 3 twice."""
+
+    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(f"called again, with {ids.shape} and {scores.shape}")
+
+    settings = SamplingSettings(temperature=0.5, top_k=3, logit_bias={3: 3.5}, processors=(processor,))
+    assert [truncated_first(LOGITS, token, settings) for token in range(5)] == [True, True, True, False, False]

@@ -10,7 +10,18 @@ import pytest
 
 import outrider
 from outrider.bench.examples import Example
-from outrider.bench.quality import Answer, Bleu, Mean, Perplexity, difference, estimate, exact, make_metric, rouge2
+from outrider.bench.quality import (
+    Answer,
+    Bleu,
+    Mean,
+    Perplexity,
+    WordErrors,
+    difference,
+    estimate,
+    exact,
+    make_metric,
+    rouge2,
+)
 from outrider.errors import ParameterError
 from tests.task_data import answer
 
@@ -26,6 +37,17 @@ def test_scores_are_those_of_the_packages() -> None:
     corpus = BLEU().corpus_score(answers, [references]).score
     assert estimate(bleu, sums).value == pytest.approx(corpus)
     assert estimate(bleu, sums).low < corpus < estimate(bleu, sums).high
+
+
+def test_word_errors_are_counted_over_the_words_of_the_references() -> None:
+    """One of five words another, one left out, one put in; case and punctuation do not count."""
+    metric = WordErrors()
+    answers = ["the quick red fox jumps", "A dog,  barks Loudly now!"]
+    references = ["The quick brown fox jumps.", "A dog barks loudly and now"]
+    sums = [metric.sums(answer(a, r)) for a, r in zip(answers, references, strict=True)]
+    assert sums == [[1.0, 5.0], [1.0, 6.0]]
+    assert estimate(metric, sums).value == pytest.approx(2 / 11)
+    assert metric.sums(answer("and a dog barks loudly now", "a dog barks loudly now")) == [1.0, 5.0]
 
 
 def test_perplexity_is_that_of_the_target(target_folder: Path) -> None:

@@ -177,6 +177,59 @@ def test_recordings_are_heard(whisper: Path, tmp_path: Path, capsys: pytest.Capt
     assert [row.tokens for row in together] == [got["tokens"]] * 2
 
 
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    """Lines that name recordings, by names relative to their own folder."""
+    for i in range(3):
+        write_wav(tmp_path / f"{i}.wav", tone(0.2 + 0.1 * i))
+    path = tmp_path / "recordings.jsonl"
+    path.write_text("".join(json.dumps({"audio": f"{i}.wav", "reference": "the fox"}) + "\n" for i in range(3)))
+    return path
+
+
+def test_tune_and_bench_hear_recordings(
+    whisper: Path, recordings: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del cache
+    draft = save_encoder_decoder(recordings.parent / "draft", "Whisper", 1, decoder_layers=1)
+    drafts = ["--draft", str(draft), "--draft", "random"]
+    model = ["--target", str(whisper), "--dtype", "float64", "--max-new-tokens", "8"]
+    tuned = as_json(capsys, "tune", *model, *drafts, "--prompts", str(recordings))
+    assert {one["name"] for one in tuned["candidates"]} == {str(draft), "random"}
+    assert set(tuned["equivalents"]) <= {"transformers"}  # neither vLLM nor llama.cpp speculates with these
+    task = [*model, "--task", f"jsonl:{recordings}", "--temperature", "0"]
+    scored = as_json(capsys, "bench", "tasks", *task, "--draft", str(draft), "--num-draft-tokens", "2", "--metric", "wer")
+    plain, drafted = scored["rows"]
+    assert drafted["identical"] == 3
+    assert drafted["quality"] == plain["quality"] != 0.0
+    alpha = as_json(capsys, "bench", "alpha", *task, *drafts)
+    assert all(0 <= row["alpha"]["value"] <= 1 for row in alpha["rows"])
+    assert sum(row["tokens"] for row in alpha["rows"]) > 0
+    swept = as_json(capsys, "bench", "sweep", *task, "--draft", str(draft), "--lengths", "0-1")
+    assert all(row["identical"] == 3 for row in swept["sweeps"][0]["rows"] if row["identical"] is not None)
+
+
+def test_audit_hears_recordings(whisper: Path, recordings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Own texts, kept and gone on with; read from the file; and, the negative control, said to be of another temperature."""
+    kept = recordings.parent / "texts.jsonl"
+    options = ["--target", str(whisper), "--dtype", "float32"]
+    own = [*options, "--prompts", str(recordings), "--save", str(kept), "--json"]
+    for tokens in (400, 1100):
+        assert run(["audit", *own, "--tokens", str(tokens)]) != 1
+    assert run(["audit", *options, "--outputs", str(kept), "--json"]) != 1
+    capsys.readouterr()
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert {line["audio"] for line in lines} == {str(recordings.parent / f"{i}.wav") for i in range(3)}
+    for line in lines:
+        del line["temperature"]
+    kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(["audit", *options, "--outputs", str(kept), "--temperature", "0.7", "--json"]) == 1
+    capsys.readouterr()
+    kept.write_text(json.dumps({**lines[0], "audio": 3}) + "\n")
+    assert run(["audit", *options, "--outputs", str(kept)]) == 2
+    assert 'must name a recording as {"audio": FILE' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_wav_files_of_every_width_and_two_channels(width: int, tmp_path: Path) -> None:
     left, right = tone(0.01), 0.25 * tone(0.01)
@@ -236,6 +289,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no WAV": (["generate", "--audio", "TEXT", "--target", "WHISPER"], "is no PCM WAV file"),
     "no file": (["generate", "--audio", "NONE", "--target", "WHISPER"], "can't be read"),
     "language": (["generate", "--audio", "WAV", "--language", "en", "--target", "WHISPER"], "language and task"),
+    "audio to a model that reads": (["audit", "--target", "T5", "--prompts", "LINES"], "reads text, not audio"),
+    "prompts and outputs": (["audit", "--prompts", "LINES", "--outputs", "LINES"], "--prompts is what to generate from"),
+    "a recording for texts": (["train", "texts", "--prompts", "LINES", "-o", "NONE"], "must hold text, it has recordings"),
+    "no recording": (["audit", "--prompts", "GONE", "--target", "WHISPER"], "none.wav can't be read"),
     "language of text": (["generate", "x", "--language", "en", "--target", "T5"], "are for --audio"),
     "both": (["generate", "x", "--audio", "WAV", "--target", "WHISPER"], "--audio excludes PROMPT"),
     "draft that hears": (["generate", "x", "--target", "T5", "--draft", "WHISPER"], "read different sources"),
@@ -261,7 +318,11 @@ def test_what_does_not_work_is_refused_by_one_line(
         "LONG": write_wav(tmp_path / "long.wav", tone(1.5)),
         "TEXT": tmp_path / "text.wav",
         "NONE": tmp_path / "none.wav",
+        "LINES": tmp_path / "lines.jsonl",
+        "GONE": tmp_path / "gone.jsonl",
     }
+    places["LINES"].write_text('{"audio": "tone.wav"}\n')
+    places["GONE"].write_text('{"audio": "none.wav"}\n')
     assert run([str(places.get(argument, argument)) for argument in arguments]) in (1, 2)
     captured = capsys.readouterr()
     assert captured.out == ""

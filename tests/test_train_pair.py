@@ -48,9 +48,11 @@ def test_a_pair_is_trained_goes_on_and_drafts(data: Path, tmp_path: Path, capsys
     assert "go on with --resume" in " ".join(capsys.readouterr().err.split())
     table = f"ngram:table={output}/ngrams"
     drafts = [f"{output}/draft", f"{table},order=2", f"{table},order=1"]
-    asked = ["bench", "alpha", "--target", f"{output}/target", "--task", "lm1b", "--prompts", "4", "--temperature", "1"]
+    asked = ["bench", "alpha", "--target", f"{output}/target", "--task", "lm1b", "--prompts", "4"]
+    asked += ["--temperature", "1", "--temperature", "0"]
     found = call(capsys, *asked, "--max-new-tokens", "24", *(o for draft in drafts for o in ("--draft", draft)), "--json")
-    alphas = [row["alpha"]["value"] for row in found["rows"]]
+    assert {(row["setting"], row["texts"]) for row in found["rows"]} == {("temperature 1, top-p 1", 4), ("greedy", 1)}
+    alphas = [row["alpha"]["value"] for row in found["rows"] if row["setting"] != "greedy"]
     assert all(0 < alpha <= 1 for alpha in alphas)
     assert alphas[2] < alphas[1]  # a word says which is next, and the most frequent one does not
     assert alphas[2] < alphas[0]

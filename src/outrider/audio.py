@@ -1,5 +1,7 @@
 """Speech as a prompt: samples from a WAV file, for models whose encoder hears (Whisper).
 
+A line of a JSON file names a recording as {"audio": FILE, "language": …, "task": …}, the last two if need be.
+
 Files are read with Python's own `wave`: PCM of 8, 16, 24 or 32 bits, channels averaged. Nothing is resampled or cut: a model
 hears a recording as it is or says why not.
 """
@@ -7,9 +9,10 @@ hears a recording as it is or says why not.
 from __future__ import annotations
 
 import wave
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,13 +31,14 @@ class Audio:
     """A recording as a prompt. samples: float32 [T] in [-1, 1]. rate: in hertz.
 
     language, task: for multilingual Whisper models ("en", "german", …; "transcribe", "translate"); without a language the
-    model judges which it is.
+    model judges which it is. file: where it was read from, if it was.
     """
 
     samples: Samples
     rate: int
     language: str | None = None
     task: str | None = None
+    file: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.samples, np.ndarray) or self.samples.ndim != 1 or not len(self.samples):
@@ -64,7 +68,35 @@ def read_wav(path: Path | str, language: str | None = None, task: str | None = N
     if not raw:
         raise ParameterError(f"audio {path} holds no samples: record something")
     samples = _decoded(raw, width).reshape(-1, channels).mean(1, dtype=np.float32)
-    return Audio(samples, rate, language, task)
+    return Audio(samples, rate, language, task, str(Path(path).absolute()))
+
+
+class Recordings:
+    """Those that lines of a JSON file name, each read once. folder: what file names are relative to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[tuple[str, str | None, str | None], Audio] = {}
+
+    def named_by(self, entry: Mapping[str, Any], where: str) -> Audio | None:
+        """The recording of a line, None if it names none. where: the line, for errors."""
+        if entry.get("audio") is None:
+            return None
+        file, language, task = entry["audio"], entry.get("language"), entry.get("task")
+        if not all(isinstance(value, str) and value for value in (file, language or "none", task or "none")):
+            raise ParameterError(f'{where}: must name a recording as {{"audio": FILE, "language": …, "task": …}}')
+        key = (file, language, task)
+        if key not in self._read:
+            self._read[key] = read_wav(self._folder / Path(file).expanduser(), language, task)
+        return self._read[key]
+
+
+def named(audio: Audio) -> dict[str, str]:
+    """A recording as a line of a JSON file names it. Raises `ParameterError` for one that was not read from a file."""
+    if audio.file is None:
+        raise ParameterError("a recording that is to be named must have been read from a file: use read_wav")
+    found = {"audio": audio.file, "language": audio.language, "task": audio.task}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _decoded(raw: bytes, width: int) -> Samples:

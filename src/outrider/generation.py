@@ -40,7 +40,7 @@ def generate(  # type: ignore[overload-overlap]
 ) -> Result: ...
 @overload
 def generate(
-    target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Audio], **options: Unpack[GenerateOptions]
+    target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int] | Audio], **options: Unpack[GenerateOptions]
 ) -> list[Result]: ...
 def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
     """Generate with speculative decoding; the law of the output is that of `target` alone, unless `lenience` is below 1.

@@ -18,6 +18,8 @@ from outrider.sampling import SamplingSettings
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | Audio
 """Text as it is, token ids, chat messages ({"role": …, "content": …}) for the model's chat template, or a recording."""
+Asked = list[int] | Audio
+"""A prompt as a model reads it, or hears it."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,18 @@ def prepare(target: TextModel, prompt: Prompt) -> Prepared:
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
     assert isinstance(target, EncoderDecoderModel)
-    if isinstance(prompt, Audio) and target.hears:
-        source: Source = features(target, prompt)
-        return Prepared(decoder_prefix(target, source, prompt.language, prompt.task), source)
-    source = encode(target, prompt)
-    return Prepared(decoder_prefix(target, source), source)
+    read = asked(target, prompt)
+    if isinstance(read, Audio):
+        heard = features(target, read)
+        return Prepared(decoder_prefix(target, heard, read.language, read.task), heard)
+    return Prepared(decoder_prefix(target, read), read)
+
+
+def asked(target: TextModel, prompt: Prompt) -> Asked:
+    """Token ids of a prompt, or the recording that a model which hears is to hear."""
+    if isinstance(prompt, Audio) and getattr(target, "hears", False):
+        return prompt
+    return encode(target, prompt)
 
 
 def encode(target: TextModel, prompt: Prompt) -> list[int]:
@@ -51,7 +60,8 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     tokenizer: Any = getattr(target, "tokenizer", None)  # token ids need none
     hears = getattr(target, "hears", False)
     if hears or isinstance(prompt, Audio):
-        what = "hears audio and reads no text: use outrider generate --audio FILE.wav" if hears else "reads text, not audio"
+        how = 'give --audio FILE.wav, or --prompts with lines of {"audio": FILE.wav}'
+        what = f"hears audio and reads no text: {how}" if hears else "reads text, not audio"
         raise ParameterError(f"{target.name} {what}")
     if isinstance(prompt, str):
         if not prompt:
@@ -78,11 +88,9 @@ def end_tokens(target: TextModel) -> frozenset[int]:
     return target.end_tokens | (frozenset() if own is None else {own})
 
 
-def law_along(target: TextModel, sampling: SamplingSettings) -> SamplingSettings:
-    """The settings along texts of any prompts, whose end nothing forces."""
-    if not getattr(target, "has_encoder", False):
-        return sampling
-    return with_own_rules(target, sampling, [prepare(target, "A").tokens])
+def law_along(target: TextModel, sampling: SamplingSettings, prefix: Sequence[int]) -> SamplingSettings:
+    """The settings along texts whose end nothing forces. prefix: what a decoder of an encoder begins with."""
+    return with_own_rules(target, sampling, [prefix])
 
 
 def with_own_rules(

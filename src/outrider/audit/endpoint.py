@@ -18,6 +18,7 @@ from outrider.audit.text import Text
 from outrider.endpoint import EndpointError, post, request_body
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
+from outrider.prompts import Prompt, encode
 from outrider.sampling import SamplingSettings
 
 MOST_EMPTY = 8  # answers in a row
@@ -30,7 +31,7 @@ def endpoint_texts(
     sampling: SamplingSettings,
     tokens: int,
     extra: dict[str, Any] | None = None,
-    prompts: Sequence[str] = PROMPTS,
+    prompts: Sequence[Prompt] = PROMPTS,
     seed: int = 0,
     done: int = 0,
 ) -> Iterator[Text]:
@@ -41,7 +42,7 @@ def endpoint_texts(
     refuse_encoder(target, "an audit of a server")
     made = empty = 0
     while made < tokens:
-        ids = [int(token) for token in target.tokenizer.encode(prompts[done % len(prompts)])]
+        ids = encode(target, prompts[done % len(prompts)])
         body = {
             **request_body(ids, sampling, TOKENS_PER_TEXT, text_seed(seed, done) % 2**31),
             **NAME_TOKENS,

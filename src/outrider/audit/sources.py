@@ -1,6 +1,7 @@
 """Where audited texts come from: our own decoder, a file of any engine's outputs, a server.
 
-A file holds JSON lines: {"prompt": text or token ids, "tokens": generated ids}. Optional: "rounds", as [tokens, drafted,
+A file holds JSON lines: {"prompt": text or token ids, "tokens": generated ids}, "audio" and a WAV file in place of the
+prompt for models that hear. Optional: "rounds", as [tokens, drafted,
 accepted] each; the sampling settings ("temperature", "top_p", "top_k", "min_p"), "target" and "draft", which must not differ
 from what is audited. Texts must be independent samples, so none may be there twice.
 """
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from outrider.audio import Audio, Recordings, named
 from outrider.audit.text import Text
 from outrider.choices import Draft, Length
 from outrider.errors import ParameterError
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import encode, prepare
+from outrider.prompts import Asked, Prompt, asked, prepare
 from outrider.records import Round
 from outrider.sampling import SamplingSettings
 
@@ -53,18 +56,18 @@ class Planned:
     """A text to be written: its number among all texts, from which its prompt and seed follow, and its length."""
 
     number: int
-    prompt: str
+    prompt: Prompt
     seed: int
     max_new_tokens: int
 
 
-def longest_text(sampling: SamplingSettings, tokens: int, prompts: Sequence[str] = PROMPTS) -> int:
+def longest_text(sampling: SamplingSettings, tokens: int, prompts: Sequence[Prompt] = PROMPTS) -> int:
     """Tokens of a text at most, if `tokens` are wanted: greedily there is one text of each prompt and no more."""
     return max(TOKENS_PER_TEXT, -(-tokens // len(prompts))) if sampling.greedy else TOKENS_PER_TEXT
 
 
 def plan_group(
-    sampling: SamplingSettings, missing: int, longest: int, seed: int, done: int, prompts: Sequence[str] = PROMPTS
+    sampling: SamplingSettings, missing: int, longest: int, seed: int, done: int, prompts: Sequence[Prompt] = PROMPTS
 ) -> list[Planned]:
     """The next `ROWS` texts, while `missing` new tokens are wanted; none if they would be the same as those before.
 
@@ -82,7 +85,7 @@ def own_texts(
     sampling: SamplingSettings,
     tokens: int,
     length: Length = None,
-    prompts: Sequence[str] = PROMPTS,
+    prompts: Sequence[Prompt] = PROMPTS,
     seed: int = 0,
     done: int = 0,
 ) -> Iterator[Text]:
@@ -92,10 +95,10 @@ def own_texts(
     """
     made, longest = 0, longest_text(sampling, tokens, prompts)
     while group := plan_group(sampling, tokens - made, longest, seed, done, prompts):
-        ids = [encode(target, one.prompt) for one in group]
+        read = [asked(target, one.prompt) for one in group]
         results = generate(
             target,
-            ids,
+            read,
             draft=draft,
             num_draft_tokens=length,
             max_new_tokens=group[0].max_new_tokens,
@@ -104,16 +107,17 @@ def own_texts(
             **sampling.options(),
         )
         done += ROWS
-        for prompt, result in zip(ids, results, strict=True):
+        for prompt, result in zip(read, results, strict=True):
             made += len(result.tokens)
             yield _text(target, prompt, result.tokens, tuple(result.rounds))
 
 
-def _text(target: TextModel, prompt: list[int], new: Sequence[int], rounds: tuple[Round, ...]) -> Text:
-    """The text of a prompt's tokens, which are an encoder-decoder's source, and the new ones."""
+def _text(target: TextModel, prompt: Asked, new: Sequence[int], rounds: tuple[Round, ...]) -> Text:
+    """The text of a prompt, which is an encoder-decoder's source, and the new tokens."""
     seen = prepare(target, prompt)
-    source = None if seen.source is None else tuple(prompt)
-    return Text((*seen.tokens, *new), len(seen.tokens), rounds, source)
+    source = seen.source if seen.source is None or isinstance(seen.source, Tensor) else tuple(seen.source)
+    heard = prompt if isinstance(prompt, Audio) else None
+    return Text((*seen.tokens, *new), len(seen.tokens), rounds, source, heard)
 
 
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
@@ -127,7 +131,11 @@ def text_seed(seed: int, number: int) -> int:
 def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | None) -> str:
     """A text as a line of such a file."""
     line: dict[str, Any] = {"target": target, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
-    line["prompt"] = list(text.tokens[: text.prompt_length] if text.source is None else text.source)
+    if text.heard is not None:
+        line |= named(text.heard)
+    else:
+        read = text.tokens[: text.prompt_length] if text.source is None else text.source
+        line["prompt"] = [int(token) for token in read]
     line["tokens"] = list(text.tokens[text.prompt_length :])
     if text.rounds:
         line["rounds"] = [[len(record.tokens), record.drafted, record.accepted] for record in text.rounds]
@@ -142,12 +150,13 @@ def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft:
         raise ParameterError(f"outputs file {path} can't be read ({error}): name a file of JSON lines") from None
     wanted = {"target": target.name, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
     seen: dict[tuple[Any, ...], int] = {}
+    recordings = Recordings(path.parent)
     texts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        text = _parse(line, f"{path}, line {number}", target, wanted)
-        first = seen.setdefault((text.source, text.tokens), number)
+        text = _parse(line, f"{path}, line {number}", target, wanted, recordings)
+        first = seen.setdefault((text.heard or text.source, text.tokens), number)
         if first != number and (len(text.new) >= SURELY_DIFFERENT or sampling.greedy):
             raise ParameterError(f"{path}, line {number}: repeats line {first}, so it is no further sample: remove it")
         texts.append(text)
@@ -163,13 +172,16 @@ def drop_torn_line(path: Path) -> None:
         path.write_bytes(whole[: whole.rfind(b"\n") + 1])
 
 
-def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any]) -> Text:
+def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], recordings: Recordings) -> Text:
     try:
         entry = json.loads(line)
-        prompt, new = entry["prompt"], token_ids(entry["tokens"])
-        ids = encode(target, prompt) if isinstance(prompt, str) else token_ids(prompt)
+        prompt = recordings.named_by(entry, where) or entry["prompt"]
+        new = token_ids(entry["tokens"])
+        read = asked(target, prompt) if isinstance(prompt, str | Audio) else token_ids(prompt)
         rounds = read_rounds(entry.get("rounds") or (), new)
         other = next((name for name in wanted if _differs(entry, wanted, name)), None)
+    except ParameterError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:80]
         raise ParameterError(
@@ -178,11 +190,12 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any]) -> 
     if other is not None:
         option = other.replace("_", "-")
         raise ParameterError(f"{where}: {other} is {entry[other]!r}, audited is {wanted[other]!r}: give --{option}")
+    ids = [] if isinstance(read, Audio) else read
     wrong = [token for token in (*ids, *new) if not 0 <= token < target.vocab_size]
-    if wrong or not new or not ids:
+    if wrong or not new or not read:
         what = f"token {wrong[0]}" if wrong else "no tokens"
         raise ParameterError(f"{where}: tokens must be in 0 … {target.vocab_size - 1}, got {what}: another tokenizer?")
-    return _text(target, ids, new, rounds)
+    return _text(target, read, new, rounds)
 
 
 def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:

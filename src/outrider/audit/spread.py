@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from outrider.audit.sources import ROWS, longest_text, plan_group, read_rounds
+from outrider.audit.sources import PROMPTS, ROWS, longest_text, plan_group, read_rounds
 from outrider.audit.text import Text
 from outrider.batch import Job, Setup
 from outrider.batch.jobs import LAW
 from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
 from outrider.errors import ModelError
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, refuse_encoder
+from outrider.prompts import Prompt, encode
 from outrider.sampling import SamplingSettings
 
 
 def spread_texts(
-    cluster: Cluster, setup: Setup, target: TextModel, sampling: SamplingSettings, tokens: int, seed: int, done: int
+    cluster: Cluster,
+    setup: Setup,
+    target: TextModel,
+    sampling: SamplingSettings,
+    tokens: int,
+    seed: int,
+    done: int,
+    prompts: Sequence[Prompt] = PROMPTS,
 ) -> Iterator[Text]:
     """Texts until they hold `tokens` new tokens or more. setup: with `rounds`; its defaults are replaced by `sampling`.
 
@@ -24,10 +32,11 @@ def spread_texts(
     """
     law = {name: getattr(sampling, name) for name in LAW}
     setup = replace(setup, chat=False, defaults={**law, "seed": 0, "ignore_eos": True})
-    longest = longest_text(sampling, tokens)
+    refuse_encoder(target, "audit --ray")
+    longest = longest_text(sampling, tokens, prompts)
     made = 0
     while made < tokens:
-        before, jobs = made, _jobs(target, sampling, tokens - made, longest, seed, done)
+        before, jobs = made, _jobs(target, sampling, tokens - made, longest, seed, done, prompts)
         records = RayPool(cluster)(setup, jobs, {}, forget_tables)
         for record in in_order(records, done):
             if "error" in record:
@@ -40,12 +49,20 @@ def spread_texts(
             return  # no further texts are to be had
 
 
-def _jobs(target: TextModel, sampling: SamplingSettings, tokens: int, longest: int, seed: int, done: int) -> Iterator[Job]:
+def _jobs(
+    target: TextModel,
+    sampling: SamplingSettings,
+    tokens: int,
+    longest: int,
+    seed: int,
+    done: int,
+    prompts: Sequence[Prompt],
+) -> Iterator[Job]:
     """Texts that hold so many tokens, if none of them ends early."""
     planned = 0
-    while group := plan_group(sampling, tokens - planned, longest, seed, done):
+    while group := plan_group(sampling, tokens - planned, longest, seed, done, prompts):
         for one in group:
-            prompt = [int(token) for token in target.tokenizer.encode(one.prompt)]
+            prompt = encode(target, one.prompt)
             options = {"max_new_tokens": one.max_new_tokens, "seed": one.seed}
             yield Job(one.number, prompt, options, {"metadata": prompt})
         planned += ROWS * group[0].max_new_tokens

@@ -69,8 +69,12 @@ def within_rounding(logits: Tensor, token: int, settings: SamplingSettings, roun
 
 
 def truncated_first(logits: Tensor, token: int, settings: SamplingSettings) -> bool:
-    """Whether the token would be allowed if truncation came before the temperature, as in llama.cpp: another law."""
-    return bool(standardize(logits.unsqueeze(0), replace(settings, temperature=1.0))[0, token] > 0)
+    """Whether the token would be allowed if truncation came before the temperature, as in llama.cpp: another law.
+
+    logits: [V], processed
+    """
+    truncated = SamplingSettings(temperature=1.0, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
+    return bool(standardize(logits.unsqueeze(0), truncated)[0, token] > 0)
 
 
 def processed_only(settings: SamplingSettings) -> SamplingSettings:

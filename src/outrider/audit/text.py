@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from outrider.audio import Audio
 from outrider.records import Round
 
 
@@ -11,13 +14,14 @@ from outrider.records import Round
 class Text:
     """A prompt and what was generated after it. rounds: what each round did, where that is known.
 
-    source: what an encoder read; the prompt is then what the decoder began with.
+    source: what an encoder read; the prompt is then what the decoder began with. heard: the recording that it was taken of.
     """
 
     tokens: tuple[int, ...]
     prompt_length: int
     rounds: tuple[Round, ...] = ()
-    source: tuple[int, ...] | None = None
+    source: tuple[int, ...] | Tensor | None = field(default=None, compare=False)
+    heard: Audio | None = None
 
     @property
     def new(self) -> tuple[int, ...]:

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 import torch
 
 from outrider.bench.contest import Setting
-from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.examples import Example, TaskKind, asked_of
 from outrider.bench.quality import Estimate, Mean, estimate
 from outrider.drafters import Drafter
 from outrider.forced import betas_along
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import law_along, prepare
+from outrider.prompts import Asked, law_along, prepare
 from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 
@@ -46,6 +46,16 @@ class Reading:
         return self.example, self.digest, self.setting, self.draft
 
 
+def texts_of(examples: Sequence[Example], setting: Setting) -> list[Example]:
+    """Those to be read: greedily the same prompt gives the same text, which is one text however often it is asked for."""
+    if setting.temperature:
+        return list(examples)
+    first: dict[str, Example] = {}
+    for example in examples:
+        first.setdefault(example.digest, example)
+    return list(first.values())
+
+
 def measure(
     target: TextModel,
     drafts: Mapping[str, Drafter],
@@ -57,9 +67,12 @@ def measure(
 ) -> Iterator[Reading]:
     """The text of each example and setting, then every draft on it; what the log holds is not done again."""
     done = {one.key: one for one in (Reading(**entry) for entry in log.entries)}
+    wanted = {setting.name: {one.number for one in texts_of(examples, setting)} for setting in settings}
     for example in examples:
-        prompt = prompt_tokens(target, kind, example)
+        prompt = asked_of(target, kind, example)
         for setting in settings:
+            if example.number not in wanted[setting.name]:
+                continue
             text: list[int] = []
             for name in (TEXT, *drafts):
                 key = (example.name, example.digest, setting.name, name)
@@ -75,18 +88,19 @@ def measure(
                 yield done[key]
 
 
-def _write(target: TextModel, prompt: list[int], setting: Setting, tokens: int, seed: int) -> list[int]:
+def _write(target: TextModel, prompt: Asked, setting: Setting, tokens: int, seed: int) -> list[int]:
     law = {"temperature": setting.temperature, "top_p": setting.top_p}
     return generate(target, prompt, draft=None, max_new_tokens=tokens, seed=seed, **law).tokens  # type: ignore[call-overload,no-any-return]
 
 
 def read(
-    target: TextModel, drafter: Drafter, sampling: SamplingSettings, prompt: list[int], text: list[int]
+    target: TextModel, drafter: Drafter, sampling: SamplingSettings, prompt: Asked, text: list[int]
 ) -> tuple[list[float], int]:
     """The draft along the text. → beta of each position, how many had an offer"""
     drafter.bind(target)
     drafter.measure()
-    seen, law = prepare(target, prompt), law_along(target, sampling)
+    seen = prepare(target, prompt)
+    law = law_along(target, sampling, seen.tokens)
     betas = betas_along(drafter, target, [*seen.tokens, *text], len(seen.tokens), law, seen.source)
     return [0.0 if math.isnan(beta) else beta for beta in betas], sum(not math.isnan(beta) for beta in betas)
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
-from outrider.bench.examples import Example, TaskKind, prompt_tokens, stops
+from outrider.bench.examples import Example, TaskKind, asked_of, stops
 from outrider.bench.quality import Answer, Estimate, Metric, difference, estimate
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import prepare
+from outrider.prompts import Asked, prepare
 from outrider.run_log import RunLog
 
 PLAIN = "plain"
@@ -109,7 +109,7 @@ def _generate(
     tokens: int,
     metric: Metric | None = None,
 ) -> AnswerRun:
-    prompt = prompt_tokens(target, plan.kind, example)
+    prompt = asked_of(target, plan.kind, example)
     result = generate(
         target,
         prompt,
@@ -134,7 +134,7 @@ def make_run(
     example: Example,
     setting: Setting,
     sample: int,
-    prompt: list[int],
+    prompt: Asked,
     result: Mapping[str, Any],
     metric: Metric | None,
 ) -> AnswerRun:
@@ -271,7 +271,7 @@ def _divergences(
     found = {}
     for base, run in _pairs(runs, plain):
         if base.tokens != run.tokens:
-            seen = prepare(target, prompt_tokens(target, plan.kind, examples[_prompt_key(run)]))
+            seen = prepare(target, asked_of(target, plan.kind, examples[_prompt_key(run)]))
             parted = first_divergence(target, seen.tokens, base.tokens, run.tokens, seen.source)
             if parted is not None:
                 found[run.example] = parted

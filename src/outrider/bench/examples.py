@@ -17,13 +17,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from outrider.audio import Audio, Recordings
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, has_encoder
-from outrider.prompts import encode
+from outrider.prompts import Asked, asked, encode
 from outrider.tables import Row, column, load_hub, read_table
 
-NEED_REFERENCES = ("rouge2", "bleu", "exact")
+NEED_REFERENCES = ("rouge2", "bleu", "wer", "exact")
 CODE_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
@@ -32,23 +33,26 @@ class Example(Task):
     """One prompt; an empty one is the beginning of a text.
 
     number: its place in the data. reference: the answer wanted, if there is one. chat: whether the prompt is a user's turn
-    for a model with a chat template.
+    for a model with a chat template. audio: what is to be heard, of an empty prompt.
     """
 
     number: int = 0
     reference: str | None = None
     chat: bool = False
+    audio: Audio | None = None
 
     @property
     def digest(self) -> str:
         """Tells examples apart whose names agree, in logs."""
-        parts = [self.prompt, self.reference, self.chat]
+        parts: list[Any] = [self.prompt, self.reference, self.chat]
+        if self.audio is not None:
+            parts += [self.audio.samples.tobytes(), self.audio.rate, self.audio.language, self.audio.task]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """metric: pass@1, rouge2, bleu, perplexity, exact or none. hub: data set, configuration, split on the Hugging Face hub.
+    """metric: one of `quality.METRICS`. hub: data set, configuration, split on the Hugging Face hub.
     prompt, reference: names that the columns may have; a dot leads into a nested one. raw, chat: the prompt around the
     column's text. stop: where an answer to the raw prompt ends.
     """
@@ -173,8 +177,9 @@ def load_examples(source: Source) -> list[Example]:
     rows = _rows(source, kind, last + 1)
     if first >= len(rows):
         raise ParameterError(f"prompts must be in 0 … {len(rows) - 1}, got {source.prompts}: the data has no more")
+    recordings = None if source.file is None else Recordings(source.file.parent)
     asked = range(first, min(last + 1, len(rows)))
-    return [_example(source, kind, i, rows[i]) for i in asked]
+    return [_example(source, kind, i, rows[i], recordings) for i in asked]
 
 
 def _rows(source: Source, kind: TaskKind, count: int) -> Sequence[Row]:
@@ -192,15 +197,16 @@ def chat_prompts() -> list[Row]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def _example(source: Source, kind: TaskKind, number: int, row: Mapping[str, Any]) -> Example:
-    text = column(row, _names(source.prompt_column, kind.prompt), "prompt-column")
+def _example(source: Source, kind: TaskKind, number: int, row: Mapping[str, Any], recordings: Recordings | None) -> Example:
+    audio = None if recordings is None or "prompt" in row else recordings.named_by(row, f"row {number}")
+    text = "" if audio is not None else column(row, _names(source.prompt_column, kind.prompt), "prompt-column")
     names = _names(source.reference_column, kind.reference)
     reference = column(row, names, "reference-column") if source.scored_by in NEED_REFERENCES else None
     chat = kind.chat is not None and not source.raw
-    if not isinstance(text, str) or not text.strip() or not (reference is None or isinstance(reference, str)):
+    if not isinstance(text, str) or not (text.strip() or audio) or not (reference is None or isinstance(reference, str)):
         raise ParameterError(f"row {number} must have text in its columns for prompt and reference (task {source.name})")
     name = str(row.get("id", number))
-    return Example(name, text, number, reference, chat)
+    return Example(name, text, number, reference, chat, audio)
 
 
 def _names(chosen: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -212,8 +218,15 @@ def has_template(target: TextModel) -> bool:
     return bool(getattr(target.tokenizer, "chat_template", None))
 
 
-def prompt_tokens(target: TextModel, kind: TaskKind, example: Example) -> list[int]:
+def asked_of(target: TextModel, kind: TaskKind, example: Example) -> Asked:
     """An example as this model is asked it. An encoder reads the bare text: such models are made for a task."""
+    return prompt_tokens(target, kind, example) if example.audio is None else asked(target, example.audio)
+
+
+def prompt_tokens(target: TextModel, kind: TaskKind, example: Example) -> list[int]:
+    """The same, of text. Raises `ParameterError` for a recording."""
+    if example.audio is not None:
+        return encode(target, example.audio)
     if not example.prompt:
         return _beginning(target)
     if example.chat and has_template(target):

@@ -1,4 +1,4 @@
-"""How good answers are, with intervals: ROUGE-2, BLEU, exact matches, perplexity under the target, tests passed.
+"""How good answers are, with intervals: ROUGE-2, BLEU, word errors, matches, perplexity under the target, tests passed.
 
 A metric turns an answer into a few *sums* (matches, lengths, a count of 1), and sums over many answers into a score. So the
 score of any resample of the prompts is a product with a matrix, and prompts with several answers are resampled whole.
@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.audio import Audio
 from outrider.bench.examples import NEED_REFERENCES, Example
 from outrider.bench.precision import laws
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
+from outrider.prompts import Asked
 
 METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
 RESAMPLES = 2000
@@ -31,10 +33,10 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Answer:
-    """To one example. prompt, tokens: ids."""
+    """To one example. prompt: what was asked. tokens: ids."""
 
     example: Example
-    prompt: list[int]
+    prompt: Asked
     tokens: list[int]
     text: str
 
@@ -74,6 +76,7 @@ class Perplexity:
         self._target = target
 
     def sums(self, answer: Answer) -> list[float]:
+        assert not isinstance(answer.prompt, Audio)
         tokens = answer.prompt + answer.tokens
         following = torch.tensor(tokens[1:])
         parts, at = [], 0
@@ -109,6 +112,33 @@ class Bleu:
         return np.asarray(scores).reshape(sums.shape[:-1])
 
 
+class WordErrors:
+    """The word error rate: words substituted, left out and put in (Levenshtein), over the words of the references.
+
+    Case and punctuation do not count.
+    """
+
+    name = "WER"
+
+    def __init__(self) -> None:
+        try:
+            import jiwer
+        except ImportError:
+            raise ParameterError(f"the word error rate needs jiwer: {_INSTALL}") from None
+        steps = [jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()]
+        self._words: Any = jiwer.Compose([*steps, jiwer.ReduceToListOfListOfWords()])
+        self._compare: Any = jiwer.process_words
+
+    def sums(self, answer: Answer) -> list[float]:
+        reference = answer.example.reference
+        found = self._compare(reference, answer.text, reference_transform=self._words, hypothesis_transform=self._words)
+        wrong = found.substitutions + found.deletions + found.insertions
+        return [float(wrong), float(found.hits + found.substitutions + found.deletions)]
+
+    def score(self, sums: Sums) -> Sums:
+        return np.asarray(sums[..., 0] / sums[..., 1])
+
+
 def rouge2() -> Mean:
     """F-measure of bigrams, stemmed, as T5 and Chen et al. report it (rouge-score), 0 … 1."""
     try:
@@ -134,7 +164,7 @@ def make_metric(name: str, target: TextModel | None, run_code: bool = False) -> 
         raise ParameterError(f"metric must be one of {', '.join(METRICS)}, got {name!r}")
     if name == "perplexity":
         return Perplexity(target) if target is not None else None
-    made: dict[str, Callable[[], Metric]] = {"rouge2": rouge2, "bleu": Bleu, "exact": exact}
+    made: dict[str, Callable[[], Metric]] = {"rouge2": rouge2, "bleu": Bleu, "wer": WordErrors, "exact": exact}
     return made[name]() if name in made else None
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
-from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.examples import Example, TaskKind, asked_of
 from outrider.bench.moment import mean_moment, time_moment
 from outrider.drafters import Drafter
 from outrider.generation import generate
@@ -88,7 +88,7 @@ def measure(
 def _generate(
     target: TextModel, draft: Drafter, kind: TaskKind, example: Example, setting: Setting, length: int, tokens: int
 ) -> SweepRun:
-    prompt = prompt_tokens(target, kind, example)
+    prompt = asked_of(target, kind, example)
     held = len(prepare(target, prompt).tokens)
     context = held + tokens // 2
     before = time_moment(target, draft, length, context)

@@ -24,7 +24,7 @@ from outrider.bench.sweep import SweepRun
 from outrider.costs import Costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.models.base import TextModel
-from outrider.prompts import prepare
+from outrider.prompts import Asked, prepare
 from outrider.theory import measured_speedup, walltime_factor
 
 
@@ -135,7 +135,7 @@ def summarise(
     runs: Sequence[SweepRun],
     settings: Sequence[Setting],
     tables: Tables,
-    prompts: dict[tuple[str, str], list[int]],
+    prompts: dict[tuple[str, str], Asked],
     target: TextModel,
 ) -> list[Sweep]:
     """A sweep per setting. prompts: {(example, digest): token ids}, to judge divergences by."""
@@ -143,7 +143,7 @@ def summarise(
 
 
 def _sweep(
-    setting: Setting, runs: list[SweepRun], tables: Tables, prompts: dict[tuple[str, str], list[int]], target: TextModel
+    setting: Setting, runs: list[SweepRun], tables: Tables, prompts: dict[tuple[str, str], Asked], target: TextModel
 ) -> Sweep:
     by_length: dict[int, list[SweepRun]] = {}
     for run in sorted(runs, key=lambda run: (run.length, run.example, run.digest)):
@@ -241,7 +241,7 @@ def _slope(runs: Sequence[SweepRun]) -> float | None:
 
 
 def _divergences(
-    runs: list[SweepRun], plain: list[SweepRun], prompts: dict[tuple[str, str], list[int]], target: TextModel
+    runs: list[SweepRun], plain: list[SweepRun], prompts: dict[tuple[str, str], Asked], target: TextModel
 ) -> dict[str, Divergence]:
     found = {}
     for run, base in zip(runs, plain, strict=True):

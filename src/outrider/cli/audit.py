@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outrider.draft_length import OptimalLength
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
+    from outrider.prompts import Prompt
     from outrider.sampling import SamplingSettings
 
 OWN_DRAFT = "self:temperature=1.5"  # rejected often enough to show every fault, whatever the target
@@ -43,6 +44,7 @@ class _Wanted:
     rounding: float | None
     seed: int
     cluster: Cluster | None
+    prompts: Sequence[Prompt]
     models: ModelChoice
 
     @property
@@ -55,6 +57,7 @@ _DRAFT = (
     "Who drafts, as for generate; for others' outputs, who drafted if that is known  [default: " + OWN_DRAFT + "; unknown]"
 )
 _OUTPUTS = 'Audit these outputs of any engine: JSON lines of {"prompt": text or ids, "tokens": ids}.'
+_PROMPTS = 'Yours: JSON lines of {"prompt": text} or {"audio": FILE.wav}, or a text file.  [default: 16 beginnings of texts]'
 _TOKENS = "How many to generate at least, for each temperature."
 
 
@@ -68,6 +71,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 )
 @truncation_options
 @click.option("--tokens", type=int, default=5000, show_default=True, help=_TOKENS)
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help=_PROMPTS)
 @click.option("--outputs", type=click.Path(path_type=Path), metavar="FILE", help=_OUTPUTS)
 @click.option("--endpoint", metavar="URL", help="Audit a server with OpenAI's completions: http://localhost:8080/v1 say.")
 @click.option("--extra", metavar="JSON", help="Further fields of the requests to the server.")
@@ -86,6 +90,7 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
 
     models.refuse_compile("an audit")
     settings = _settings(given)
+    given["prompts"] = _prompts(given["prompts"])
     wanted = _Wanted(models=models, **given)
     _check(wanted, settings, plot)
     try:
@@ -112,6 +117,13 @@ def _settings(given: dict[str, Any]) -> list[SamplingSettings]:
 
     rest = {name: given.pop(name) for name in ("top_k", "top_p", "min_p")}
     return [SamplingSettings(temperature=temperature, **rest) for temperature in given.pop("temperature")]
+
+
+def _prompts(path: Path | None) -> Sequence[Prompt]:
+    from outrider.audit.sources import PROMPTS
+    from outrider.prompt_file import read_prompts
+
+    return PROMPTS if path is None else read_prompts(path)
 
 
 def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None) -> None:
@@ -155,6 +167,8 @@ def _check_used(wanted: _Wanted) -> None:
         raise click.UsageError("--ray and --tensor-parallel exclude each other: leave one out")
     if not wanted.own and source("length") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--num-draft-tokens is for Outrider's own decoder: leave it out for another engine's outputs")
+    if wanted.outputs is not None and source("prompts") == ParameterSource.COMMANDLINE:
+        raise click.UsageError("--prompts is what to generate from, --outputs is there already: leave one out")
     if wanted.outputs is not None and source("tokens") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--tokens is how many to generate, --outputs is there already: leave one out")
 
@@ -178,27 +192,32 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
     from rich.progress import Progress
 
     from outrider.audit.sampled import TextAudit
-    from outrider.audit.sources import name_of
+    from outrider.audit.sources import name_of, read_texts
     from outrider.audit.verdict import judge
-    from outrider.prompts import law_along
+    from outrider.prompts import law_along, prepare
 
-    audit = TextAudit(model, drafter, law_along(model, sampling), wanted.rounding, wanted.seed)
+    texts: Iterable[Text]
+    if wanted.outputs is not None:
+        texts = held = read_texts(wanted.outputs, model, sampling)
+        prefix = held[0].tokens[: held[0].prompt_length]
+    else:
+        texts = _made(model, drafter, sampling, wanted)
+        every = [prepare(model, prompt) for prompt in wanted.prompts]  # what can't be read is said before any work
+        prefix = tuple(every[0].tokens)
+    audit = TextAudit(model, drafter, law_along(model, sampling, prefix), wanted.rounding, wanted.seed)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("Generating and scoring", total=wanted.tokens)
-        for text in _texts(model, drafter, sampling, wanted):
+        for text in texts:
             audit.add(text)
             progress.update(bar, completed=min(audit.count, wanted.tokens))
         progress.update(bar, completed=wanted.tokens)
     return judge(audit, name_of(sampling))
 
 
-def _texts(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted) -> Iterator[Text]:
-    """The texts of a file, or those saved before and fresh ones after them."""
+def _made(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted) -> Iterator[Text]:
+    """The texts saved before, and fresh ones after them."""
     from outrider.audit.sources import drop_torn_line, read_texts, to_json
 
-    if wanted.outputs is not None:
-        yield from read_texts(wanted.outputs, model, sampling)
-        return
     name = drafter.name if drafter is not None else None
     saved: list[Text] = []
     if wanted.save is not None and wanted.save.exists():
@@ -222,11 +241,11 @@ def _fresh(
 
     if wanted.endpoint is not None:
         extra = parse_extra(wanted.extra)
-        return endpoint_texts(wanted.endpoint, model, sampling, tokens, extra, seed=wanted.seed, done=done)
+        return endpoint_texts(wanted.endpoint, model, sampling, tokens, extra, wanted.prompts, wanted.seed, done)
     length = parse_length(wanted.length)
     if wanted.cluster is not None:
         return _spread(model, sampling, wanted, length, tokens, done)
-    return own_texts(model, drafter, sampling, tokens, length, seed=wanted.seed, done=done)
+    return own_texts(model, drafter, sampling, tokens, length, wanted.prompts, wanted.seed, done)
 
 
 def _spread(
@@ -239,4 +258,4 @@ def _spread(
     assert wanted.cluster is not None
     draft = wanted.models.draft or (OWN_DRAFT,)
     setup = wanted.models.setup(draft=draft, num_draft_tokens=length, batch_size=ROWS, rounds=True)
-    return spread_texts(wanted.cluster, setup, model, sampling, tokens, wanted.seed, done)
+    return spread_texts(wanted.cluster, setup, model, sampling, tokens, wanted.seed, done, wanted.prompts)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outrider.batch.ray_pool import Cluster
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
+    from outrider.prompts import Asked, Prompt
     from outrider.sampling import SamplingSettings
     from outrider.tune.configuration import Configuration
     from outrider.tune.predict import Candidate
@@ -32,13 +33,14 @@ _SHOWN = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True)
 class _Found:
-    """The outcome: predictions, runs, choice."""
+    """The outcome: predictions, runs, choice. encoder: whether the target has one, as vLLM's and llama.cpp's have not."""
 
     candidates: list[Candidate]
     runs: list[Run]
     setups: dict[str, tuple[str | None, int | str]]
     configuration: Configuration
     chosen: str
+    encoder: bool
 
 
 @click.command()
@@ -54,7 +56,7 @@ class _Found:
     "--prompts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='Yours: JSON lines of {"prompt": text}, or a text file, one prompt a line.  [default: a few of all kinds]',
+    help='Yours: JSON lines of {"prompt": text} or {"audio": FILE.wav}, or a text file.  [default: a few of all kinds]',
 )
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Of each prompt.")
 @click.option("--temperature", type=float, default=0.0, show_default=True)
@@ -86,7 +88,7 @@ def tune(positional: str | None, models: ModelChoice, write: Path | None, as_jso
         _show(found, write)
 
 
-def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings, list[str]]:
+def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings, list[Prompt]]:
     """Refuse what can't work before a model is loaded; → settings and prompts."""
     from outrider.audit.sources import PROMPTS
     from outrider.prompt_file import read_prompts
@@ -98,24 +100,25 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
     if given["max_new_tokens"] < 2:
         raise ParameterError(f"max_new_tokens must be 2 or more, got {given['max_new_tokens']}: 128 tell more")
     check_parent(write)
-    return sampling, read_prompts(given["prompts"]) if given["prompts"] is not None else list(PROMPTS[:8])
+    return sampling, list(PROMPTS[:8]) if given["prompts"] is None else list(read_prompts(given["prompts"]))
 
 
 def _tune(
     model: TextModel,
     models: ModelChoice,
     sampling: SamplingSettings,
-    texts: list[str],
+    texts: list[Prompt],
     tokens: int,
     seed: int,
     cluster: Cluster | None,
 ) -> _Found:
-    from outrider.prompts import encode
+    from outrider.models.base import has_encoder
+    from outrider.prompts import asked
     from outrider.tune.configuration import Configuration
     from outrider.tune.trial import Setup, overall
 
     drafters = {spec: models.load_one_draft(spec, model) for spec in models.draft}
-    prompts = [encode(model, text) for text in texts]
+    prompts = [asked(model, text) for text in texts]
     written = _write(model, models, prompts, sampling, tokens, seed, cluster)
     candidates = _predict(model, drafters, sampling, written)
     best = max(candidates, key=lambda one: one.best.speedup)
@@ -130,18 +133,18 @@ def _tune(
     draft, length = named[chosen]
     how = (models.dtype, models.engine, models.device, models.compile)
     configuration = Configuration(models.target, draft, length, *how)
-    return _Found(candidates, runs, named, configuration, chosen)
+    return _Found(candidates, runs, named, configuration, chosen, has_encoder(model))
 
 
 def _write(
     model: TextModel,
     models: ModelChoice,
-    prompts: list[list[int]],
+    prompts: list[Asked],
     sampling: SamplingSettings,
     tokens: int,
     seed: int,
     cluster: Cluster | None,
-) -> list[tuple[list[int], list[int]]]:
+) -> list[tuple[Asked, list[int]]]:
     """The target's own texts. → prompt and new tokens of each"""
     from outrider.models.base import refuse_encoder
     from outrider.tune.writing import own_texts, spread_texts
@@ -150,7 +153,8 @@ def _write(
         texts = own_texts(model, prompts, sampling, tokens, seed)
     else:
         refuse_encoder(model, "tune --ray")
-        texts = spread_texts(cluster, models.setup(compile=models.compile), prompts, sampling, tokens, seed)
+        read = [prompt for prompt in prompts if isinstance(prompt, list)]  # all of them: nothing is heard without an encoder
+        texts = spread_texts(cluster, models.setup(compile=models.compile), read, sampling, tokens, seed)
     return list(zip(prompts, _bar(texts, "The target writes", len(prompts)), strict=True))
 
 
@@ -158,7 +162,7 @@ def _predict(
     model: TextModel,
     drafters: dict[str, Drafter],
     sampling: SamplingSettings,
-    written: list[tuple[list[int], list[int]]],
+    written: list[tuple[Asked, list[int]]],
 ) -> list[Candidate]:
     """Every candidate is held beside the target's texts, every length is predicted."""
     from outrider.costs import measured_costs
@@ -172,7 +176,7 @@ def _predict(
         drafter.measure()
     pairs = [(name, prompt, new) for name in drafters for prompt, new in written]
     measured: dict[str, list[Any]] = {name: [] for name in drafters}
-    law = law_along(model, sampling)
+    law = law_along(model, sampling, prepare(model, written[0][0]).tokens)
     for name, prompt, new in _bar(pairs, "Acceptance of the drafts"):
         seen = prepare(model, prompt)
         measured[name].append(chances(drafters[name], model, [*seen.tokens, *new], len(seen.tokens), law, seen.source))
@@ -196,7 +200,7 @@ def _relative_bytes(drafter: Drafter, model: TextModel) -> float:
 
 
 def _try(
-    model: TextModel, setups: dict[str, Setup], prompts: list[list[int]], sampling: SamplingSettings, tokens: int, seed: int
+    model: TextModel, setups: dict[str, Setup], prompts: list[Asked], sampling: SamplingSettings, tokens: int, seed: int
 ) -> list[Run]:
     from outrider.tune.trial import run_setups
 
@@ -248,7 +252,8 @@ def _equivalents(found: _Found) -> dict[str, str]:
     """For engines whose drafts have one length: the best one that was predicted."""
     draft, _ = found.setups[found.chosen]
     fixed = next((one.best.length for one in found.candidates if one.name == draft), 0)
-    return found.configuration.equivalents(fixed)
+    every = found.configuration.equivalents(fixed)
+    return {engine: text for engine, text in every.items() if engine == "transformers" or not found.encoder}
 
 
 def _show(found: _Found, write: Path | None) -> None:

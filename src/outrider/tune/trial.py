@@ -10,7 +10,8 @@ from outrider.bench.contest import in_turn
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.choices import Draft, Length
 from outrider.generation import generate
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, has_encoder
+from outrider.prompts import Asked
 from outrider.results import Result
 from outrider.sampling import SamplingSettings
 
@@ -39,7 +40,7 @@ class Run:
 def run_setups(
     target: TextModel,
     setups: Mapping[str, Setup],
-    prompts: Many[Many[int]],
+    prompts: Many[Asked],
     sampling: SamplingSettings,
     max_new_tokens: int,
     seed: int,
@@ -54,16 +55,14 @@ def run_setups(
             yield Run(name, number, stats.tokens_per_second, stats.tokens, stats.mean_acceptance_length)
 
 
-def _generate(
-    target: TextModel, setup: Setup, prompt: Many[int], sampling: SamplingSettings, tokens: int, seed: int
-) -> Result:
+def _generate(target: TextModel, setup: Setup, prompt: Asked, sampling: SamplingSettings, tokens: int, seed: int) -> Result:
     return generate(
         target,
-        list(prompt),
+        prompt,
         draft=setup.draft,
         num_draft_tokens=setup.length,
         max_new_tokens=tokens,
-        ignore_eos=True,
+        ignore_eos=not has_encoder(target),  # after the answer to a source comes nothing that anybody wants
         seed=seed,
         **sampling.options(),
     )

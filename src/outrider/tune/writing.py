@@ -13,17 +13,18 @@ from outrider.batch import Job, Setup
 from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
 from outrider.errors import ModelError
 from outrider.generation import generate
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, has_encoder
+from outrider.prompts import Asked
 from outrider.sampling import SamplingSettings
 
 
 def own_texts(
-    target: TextModel, prompts: Many[Many[int]], sampling: SamplingSettings, tokens: int, seed: int
+    target: TextModel, prompts: Many[Asked], sampling: SamplingSettings, tokens: int, seed: int
 ) -> Iterator[list[int]]:
-    """The new tokens of every prompt, in order; ends of text are ignored."""
+    """The new tokens of every prompt, in order; ends of text are ignored, but for answers to a source."""
     for number, prompt in enumerate(prompts):
-        options = {**sampling.options(), "max_new_tokens": tokens, "ignore_eos": True, "seed": seed + number}
-        yield list(generate(target, list(prompt), draft=None, **options).tokens)
+        options = {**sampling.options(), "max_new_tokens": tokens, "ignore_eos": not has_encoder(target)}
+        yield list(generate(target, prompt, draft=None, seed=seed + number, **options).tokens)
 
 
 def spread_texts(

@@ -30,7 +30,7 @@ def alpha(
     Leviathan Table 3, where 10,000 tokens were read: models gave 0.5 to 0.9, bigrams about 0.2, and the sharper the law the
     higher. Give --draft several times; unigrams and bigrams are ngram:table=FILE,order=1 and order=2.
     """
-    from outrider.bench.acceptance import measure, summarise
+    from outrider.bench.acceptance import measure, summarise, texts_of
     from outrider.bench.examples import load_examples
     from outrider.bench.machine import machine
 
@@ -42,7 +42,8 @@ def alpha(
     kept = open_log(log, about)
     drafts = {spec: models.load_one_draft(spec, target) for spec in dict.fromkeys(models.draft)}
     steps = measure(target, drafts, kind, examples, settings, max_new_tokens, kept)
-    rows = summarise(track(steps, "Reading", len(examples) * len(settings) * (1 + len(drafts))))
+    texts = sum(len(texts_of(examples, setting)) for setting in settings)
+    rows = summarise(track(steps, "Reading", texts * (1 + len(drafts))))
     out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
     conclude(log, out)
     if as_json:

@@ -39,7 +39,7 @@ _SOURCE = (
 )
 _SCORING = (
     click.option("--reference-column", metavar="NAME", help="Where the data has its references."),
-    click.option("--metric", help="pass@1, rouge2, bleu, exact, perplexity or none  [default: the task's]"),
+    click.option("--metric", help="pass@1, rouge2, bleu, wer, exact, perplexity or none  [default: the task's]"),
 )
 _SAMPLING = (
     click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True),

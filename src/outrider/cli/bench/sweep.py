@@ -37,7 +37,7 @@ def sweep(
 
     Chen Figure 1, Leviathan Table 4. At temperature 0 the texts of all K must agree; where they differ it is said why.
     """
-    from outrider.bench.examples import load_examples, prompt_tokens
+    from outrider.bench.examples import asked_of, load_examples
     from outrider.bench.machine import machine
     from outrider.bench.sweep import measure
     from outrider.bench.sweep_summary import Tables, summarise, tables_of
@@ -55,7 +55,7 @@ def sweep(
     draft.measure()
     standing = Tables(measured_costs(target), draft.part_seconds(), draft.step_seconds)
     tables = tables_of(runs, standing)
-    prompts = {(one.name, one.digest): prompt_tokens(target, kind, one) for one in examples}
+    prompts = {(one.name, one.digest): asked_of(target, kind, one) for one in examples}
     found = summarise(runs, settings, standing, prompts, target)
     costs = {n: tables.costs.verify(n) for n in tables.costs.verify_seconds}
     out = {**about, "prompts": len(examples), "verify_seconds": costs, "change_seconds": tables.costs.change}

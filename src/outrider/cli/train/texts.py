@@ -39,13 +39,13 @@ def texts(
     from rich.console import Console
     from rich.progress import Progress
 
-    from outrider.prompt_file import read_prompts
+    from outrider.prompt_file import read_texts
     from outrider.run_log import RunLog
     from outrider.train.states import digest
     from outrider.train.texts import TextSettings, write_texts
 
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
-    asked = read_prompts(prompts) if prompts else None
+    asked = read_texts(prompts) if prompts else None
     models.refuse_compile("writing texts")
     target = models.load_target()
     about = {"texts by": target.name, "dtype": target.dtype_name, "temperatures": list(temperature), "seed": seed}
