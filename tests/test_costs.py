@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,22 @@ def test_a_table_that_real_passes_refute_is_forgotten(
     said = measured_costs(model).verify(1, 10)
     assert review_costs(model, [(1, 10, said + 1)] * 20, at_once=False)
     forget_costs(model)
+
+
+def test_what_is_known_of_a_model_without_a_name_ends_with_it(monkeypatch: Any) -> None:
+    """Its address may be another's one day, whose table must be refuted for itself."""
+    from outrider.costs import kept
+
+    monkeypatch.setattr("outrider.costs.measure.UNSETTLED", float("inf"))
+    model = TableModel(torch.full((3, 3), 1 / 3), name="short-lived")
+    said = measured_costs(model).verify(1, 10)
+    assert review_costs(model, [(1, 10, said + 1)] * 20, at_once=False)
+    known = kept._key(model)
+    assert known in kept._refuted
+    del model
+    gc.collect()
+    assert known not in kept._refuted
+    assert known not in kept._measured
 
 
 def test_a_table_measured_on_a_busy_machine_is_not_kept(target_folder: Path, cache: Path, monkeypatch: Any) -> None:

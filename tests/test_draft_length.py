@@ -17,6 +17,7 @@ from outrider.draft_length.base import Finding
 from outrider.draft_length.foretold import Foretold
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
+from outrider.draft_length.signals import PRIORS
 from outrider.errors import ParameterError
 from outrider.models.openvino.steady import BUDGET, SteadyWidth
 from outrider.records import Round
@@ -208,6 +209,36 @@ def test_what_changes_of_width_cost_is_charged_to_drafts() -> None:
     assert drafted[0] > 1
     assert 1.4 <= wasted < 1.0 + 2 * 0.7 + 0.01 * 60 * 9 + 2.0
     assert sum(n > 1 for n in drafted) < 30
+
+
+def test_a_model_that_is_mostly_right_shares_its_changes_of_width_among_rounds() -> None:
+    """Charged to one round each they keep drafts short, as they must for copies that come and go: a fifth of the speed."""
+    costs = Costs({1: 25.0, 2: 25.0, 4: 27.0, 8: 30.0, 17: 38.0}, change=14.0)
+    assert KeptWidths(costs).expected(4, 0, lasting=1.0) < KeptWidths(costs).expected(4, 0) - 20.0
+    model = Prospect("model", first=0.75, later=0.75, step_seconds=3.0, gated=True)
+
+    def speed(fixed: int | None, chance: float, seed: int) -> float:
+        signal = min(range(len(PRIORS)), key=lambda i: abs(PRIORS[i] - chance))  # as sure as it is right
+        state, kept, luck = AdaptiveLength(costs).start(), KeptWidths(costs), random.Random(seed)
+        seconds = tokens = 0.0
+        for _ in range(150):
+            drafted = fixed or 0
+            if fixed is None:
+                plan, signals = state.plan([model], 64, 0), list[int]()
+                while plan.limit > len(signals) and (not plan.gated or not signals or plan.go_on(signals)):
+                    signals.append(signal)
+                drafted = len(signals)
+            accepted = next((i for i in range(drafted) if luck.random() > chance), drafted)
+            if fixed is None:
+                outcome = Trial(model if drafted else None, drafted, min(accepted + 1, drafted), accepted, tuple(signals))
+                state.update(outcome)
+            seconds += drafted * 3.0 + costs.verify(drafted + 1, 0) + kept.follow(drafted, 0)
+            tokens += accepted + 1
+        return tokens / seconds
+
+    for chance, best in ((0.75, 3), (0.9, 8)):
+        adaptive, fixed = (sum(speed(length, chance, seed) for seed in range(3)) for length in (None, best))
+        assert adaptive > 0.92 * fixed
 
 
 def test_recorded_rounds_have_the_widths_that_passes_kept() -> None:

@@ -6,9 +6,11 @@ import json
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import outrider.ngram.training as training
 from outrider.cli.main import run as run_cli
@@ -180,4 +182,7 @@ def test_one_context_hashes_as_all_of_them_do() -> None:
     tokens = np.random.default_rng(0).integers(0, 200_000, 60)
     for length in (1, 2, 3, 7):
         every = context_hashes(tokens, length)
-        assert [context_hash(tokens[i : i + length].tolist()) for i in range(len(every))] == every.tolist()
+        windows = [tokens[i : i + length] for i in range(len(every))]
+        kinds: list[Any] = [np.ndarray.tolist, list, torch.from_numpy]
+        for kind in kinds:  # tokens need not be Python's own numbers
+            assert [context_hash(kind(window)) for window in windows] == every.tolist()

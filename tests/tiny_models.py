@@ -93,6 +93,7 @@ _CLASSES = {
     **{name: (f"{name}Config", f"{name}ForConditionalGeneration") for name in ENCODER_DECODERS},
     "Marian": ("MarianConfig", "MarianMTModel"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "Gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
     "OPT": ("OPTConfig", "OPTForCausalLM"),
 }
 

@@ -49,7 +49,7 @@ def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
         _measured[key] = found
         if not hasattr(model, "fingerprint"):  # it is known by its address, which another model may have one day
             with suppress(TypeError):  # a class with slots alone can't tell its end
-                weakref.finalize(model, _measured.pop, key, None)
+                weakref.finalize(model, _forget_key, key)
     return _measured[key]
 
 
@@ -61,12 +61,16 @@ def kept_costs(model: LanguageModel) -> Costs | None:
     return None if found is None else replace(found, padded=isinstance(model, PadsWidths))
 
 
+def _forget_key(key: str) -> None:
+    _measured.pop(key, None)
+    _refuted.discard(key)
+
+
 def forget_costs(model: LanguageModel, at_once: bool = True) -> None:
     """Make the next `measured_costs` of this model measure anew, or only those of later processes."""
     key = _key(model)
     if at_once:
-        _measured.pop(key, None)
-        _refuted.discard(key)
+        _forget_key(key)
     if path := _path(key):
         path.unlink(missing_ok=True)
 

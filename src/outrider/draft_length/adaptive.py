@@ -152,7 +152,7 @@ class _AdaptiveState(LengthState):
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds) + self._beyond(k)
+                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds) + self._beyond(k, prospect)
                 rate = (1.0 + expected(first, later, k)) / seconds
                 if rate > best.rate:
                     best = _Best(rate, i, k)
@@ -172,7 +172,7 @@ class _AdaptiveState(LengthState):
             return None
         i = min(others, key=lambda i: self._tries.count((prospects[i].drafter, prospects[i].kind)))
         prospect, verify = prospects[i], self._verify
-        wider = max(0.0, verify(2) - verify(1) + self._beyond(1) - self._beyond(0))
+        wider = max(0.0, verify(2) - verify(1) + self._beyond(1, prospect) - self._beyond(0))
         extra = self._shared(prospect.start_seconds + prospect.step_seconds + wider)
         if best.length:
             extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
@@ -182,7 +182,8 @@ class _AdaptiveState(LengthState):
         """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
         if length >= limit or about.foretold:
             return 0
-        wider = self._verify(length + 2) - self._verify(length + 1) + self._beyond(length + 1) - self._beyond(length)
+        wider = self._verify(length + 2) - self._verify(length + 1)
+        wider += self._beyond(length + 1, about) - self._beyond(length, about)
         return int(self._afford(self._shared(about.step_seconds + max(0.0, wider))))
 
     def _affordable(self, about: Prospect, longest: int) -> int:
@@ -215,8 +216,11 @@ class _AdaptiveState(LengthState):
         """Where a second token is free by the tables, a draft still costs what the margin is there for."""
         return self._account.afford(max(seconds, self._policy.margin * self._verify(1)))
 
-    def _beyond(self, drafted: int) -> float:
-        return self._widths.expected(drafted, self._context)
+    def _beyond(self, drafted: int, prospect: Prospect | None = None) -> float:
+        """Of a round with so many tokens of that prospect. A model that is mostly right drafts in the next round, too."""
+        right = self._of(prospect)[0].value if prospect is not None and prospect.gated else 0.0
+        lasting = max(0.0, 2.0 * right - 1.0)
+        return self._widths.expected(drafted, self._context, lasting)
 
     def _saved(self, accepted: int, drafted: int, drafting: float) -> float:
         """Seconds that a round saves against plain decoding."""
@@ -231,7 +235,7 @@ class _AdaptiveState(LengthState):
         later = self._of(plan.about)[1].value
         for k in range(drafted + 1, plan.limit + 1):
             seconds = self._shared((k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1))
-            seconds += self._beyond(k) - self._beyond(drafted)
+            seconds += self._beyond(k, plan.about) - self._beyond(drafted, plan.about)
             if survival * expected(later, later, k - drafted) > plan.rate * seconds:
                 return True
         return False

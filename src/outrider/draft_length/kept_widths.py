@@ -10,8 +10,9 @@ from __future__ import annotations
 from outrider.costs import Costs
 from outrider.models.openvino.steady import NARROWEST, SteadyWidth
 
-# Changes reckoned to a round that makes one: there and back, and what is filled in before it goes back (EXPERIMENTS.md).
-CHARGED = 2.5
+# Changes reckoned to a round that makes one and is the only one to draft for a while, as copies are: there and back, and
+# what is filled in before it goes back. And to one of many in a row, which share the change (EXPERIMENTS.md).
+CHARGED, SHARED = 2.5, 0.4
 
 
 class KeptWidths:
@@ -22,10 +23,13 @@ class KeptWidths:
         self._steady = SteadyWidth()
         self._last = self._steady.of(NARROWEST)  # plain decoding's
 
-    def expected(self, drafted: int, context: int) -> float:
-        """Seconds beyond those of its own tokens to reckon with, should the next round draft so many."""
-        own = _own(drafted)
-        return self._beyond(own, self._steady.peek(own), context, CHARGED) if self._costs.change else 0.0
+    def expected(self, drafted: int, context: int, lasting: float = 0.0) -> float:
+        """Seconds beyond those of its own tokens to reckon with, should the next round draft so many.
+
+        lasting: how sure it is, from 0 to 1, that the rounds after it will draft as well.
+        """
+        own, changes = _own(drafted), CHARGED + lasting * (SHARED - CHARGED)
+        return self._beyond(own, self._steady.peek(own), context, changes) if self._costs.change else 0.0
 
     def follow(self, drafted: int, context: int) -> float:
         """A round drafted so many. → what its pass took beyond its own tokens"""

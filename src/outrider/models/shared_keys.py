@@ -22,9 +22,8 @@ def use_shared_keys(module: Any) -> bool:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    config = module.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", None)
-    shared = heads is not None and (getattr(config, "num_key_value_heads", None) or heads) != heads
+    # Asked of the layers: where these differ, a configuration has no one number of heads.
+    shared = any(getattr(part, "num_key_value_groups", 1) > 1 for part in module.modules())
     if module.device.type != "cpu" or not shared or module.config._attn_implementation != "sdpa":
         return False
     AttentionInterface.register(SHARED_KEYS, attend)
@@ -45,10 +44,11 @@ def attend(
     """As transformers calls it, and by its own function where this one does not apply.
 
     query [B, heads, N, D], key and value [B, kv_heads, L, ·] → [B, N, heads, E]. attention_mask: [B, 1, N, L] or None.
-    keep: the mask for all heads of a group is made once for all layers; not where a graph is traced.
+    keep: the mask for all heads of a group is made once for all layers that have it; not where a graph is traced.
     """
     times, new = query.shape[1] // key.shape[1], query.shape[2]
     unusual = any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
+    unusual = unusual or bool(others.get("dropout"))
     alone = attention_mask is None and new == 1  # several tokens without a mask are causal: one would have to be made
     masked = attention_mask is not None and new <= WIDEST and attention_mask.shape[1:3] == (1, new)
     if times == 1 or unusual or not (alone or masked):
@@ -58,7 +58,9 @@ def attend(
         return out, None
     mask = attention_mask
     if mask is not None:
-        mask = _repeated(mask, times, query.dtype) if keep else mask.repeat(1, 1, times, 1)
+        # Without inference mode a mask may be written to between the layers, or be asked for its gradient.
+        kept = keep and torch.is_inference_mode_enabled()
+        mask = _kept_for(mask, times, query.dtype) if kept else _repeated(mask, times, query.dtype)
     return together(query, key, value, mask, others.get("scaling")).transpose(1, 2).contiguous(), None
 
 
@@ -73,17 +75,30 @@ def together(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sca
     return out.reshape(batch, heads, new, value.shape[3])
 
 
-# A pass has one mask for all its layers: it is repeated once. (mask, times, what came of it), replaced as a whole.
-_kept: list[tuple[Tensor, int, Tensor] | None] = [None]
+# A pass has a mask for all its layers of one type, two types at most in the models there are: each is repeated once.
+# What is kept: (mask, times, what came of it), the newest first, replaced as a whole.
+_kept: list[tuple[tuple[Tensor, int, Tensor], ...]] = [()]
+
+
+def forget_masks() -> None:
+    """A pass is over: none of its masks comes again."""
+    _kept[0] = ()
+
+
+def _kept_for(mask: Tensor, times: int, dtype: torch.dtype) -> Tensor:
+    """`_repeated`, or what it was for the same mask in this pass."""
+    held = _kept[0]
+    for known, by, repeated in held:
+        if known is mask and by == times and repeated.dtype is dtype:
+            return repeated
+    made = _repeated(mask, times, dtype)
+    _kept[0] = ((mask, times, made), *held[:1])
+    return made
 
 
 def _repeated(mask: Tensor, times: int, dtype: torch.dtype) -> Tensor:
     """The mask for so many heads below each other, added to the scores: [B, 1, times · N, L]."""
-    kept = _kept[0]
-    if kept is None or kept[0] is not mask or kept[1] != times or kept[2].dtype is not dtype:
-        added = mask
-        if mask.dtype is torch.bool:
-            added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-        kept = (mask, times, added.repeat(1, 1, times, 1))
-        _kept[0] = kept
-    return kept[2]
+    added = mask
+    if mask.dtype is torch.bool:
+        added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+    return added.repeat(1, 1, times, 1)

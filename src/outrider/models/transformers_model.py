@@ -21,6 +21,7 @@ from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe
 from outrider.models.rollback import refuse_without_rollback
+from outrider.models.shared_keys import forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
 from outrider.models.slots import SlotModel, SlotSequence
 
@@ -237,6 +238,7 @@ class TransformersModel(SlotModel[SlotSequence]):
             arguments["logits_to_keep"] = 1 if tail else index_of(kept, tokens.device)
         with caught(self.module, {layer: kept.put for layer, kept in self._kept_states().items()}):
             out: Tensor = self.module(**arguments).logits
+        forget_masks()
         if cut and out.shape[1] == width:  # a model that computes all logits whether asked to or not
             out = out[:, kept]
         return out

@@ -48,7 +48,7 @@ def context_hash(context: Many[int]) -> int:
     """The hash of one window, in plain integers: a tenth of the time that arrays of one element take."""
     out = len(context)
     for token in context:
-        out = (out ^ (token + 1)) * int(_MULTIPLIER) & _BITS
+        out = (out ^ (int(token) + 1)) * int(_MULTIPLIER) & _BITS
         out ^= out >> 29
     return out
 
