@@ -38,10 +38,11 @@ def make_tokenizer(extra: str = "") -> transformers.PreTrainedTokenizerFast:
     )
 
 
-def save_model(folder: Path, seed: int, extra: str = "", architecture: str = "Llama") -> Path:
+def save_model(folder: Path, seed: int, extra: str = "", architecture: str = "Llama", **overrides: Any) -> Path:
     """A model folder as `save_pretrained` writes it."""
     tokenizer = make_tokenizer(extra)
-    made = module(architecture, seed, torch.float32, vocab_size=len(tokenizer), max_position_embeddings=256)
+    size = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    made = module(architecture, seed, torch.float32, **{**size, **overrides})
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

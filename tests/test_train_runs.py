@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import outrider
 from outrider.cli.main import run
 from outrider.cli.train.made import as_head, as_model
 from outrider.draft_specs import is_named
 from outrider.errors import ParameterError
 from outrider.heads.config import load_head
 from tests.commands import call
+from tests.conftest import save_model
 
 ROOT = Path(__file__).parent.parent
 LINES = ["the quick brown fox jumps over the lazy dog 0123456789 ", "def f(x): return x + 1 "] * 20
@@ -156,6 +158,22 @@ def test_a_student_is_used_by_its_path(
     assert "a lower bound" not in (tmp_path / "random" / "README.md").read_text()
     generate = ["generate", "the quick", "--target", str(target_folder), "--max-new-tokens", "4", "--json"]
     assert len(call(capsys, *generate, "--draft", made["use"])["tokens"]) == 4
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_student_of_a_target_with_tied_embeddings_is_kept_and_goes_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = save_model(tmp_path / "tied", 0, tie_word_embeddings=True)
+    out = tmp_path / "student"
+    settings = options("student", target, data, "-o", out, "--layers", 1)
+    assert call(capsys, *settings)["steps"] == 2
+    assert sorted(path.name for path in (out / "checkpoints").glob("checkpoint-*"))[-1] == "checkpoint-2"
+    made = call(capsys, *settings, "--steps", 4, "--resume")
+    assert made["steps"] == 4
+    student = outrider.load(out)
+    drafted = outrider.generate(outrider.load(target), "the quick", draft=student, num_draft_tokens=2, max_new_tokens=6)
+    assert drafted.stats.drafted > 0
 
 
 def test_names_that_can_not_be_drafts_are_refused_at_once(

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from outrider.checks import check_count
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.train.checkpoints import check_settings, keep_settings, last_checkpoint
 
 Windows = Dataset[dict[str, torch.Tensor]]
@@ -136,6 +136,27 @@ class _Trainer(Trainer):  # type: ignore[misc]
             }
         self.log(flat)
         return flat
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Weights that are one (a head tied to the embeddings) are written once: read back, either is both."""
+        given = self.model.state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, _once(given))
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """A checkpoint has every weight once; transformers would only warn of others, and train on without them."""
+        weights = self.model.state_dict()
+        wrong = set(load_result.unexpected_keys) | (set(load_result.missing_keys) & set(_once(weights)))
+        if wrong:
+            raise ModelError(f"checkpoint can't be gone on with: it is not of this draft ({min(wrong)}): train anew")
+
+
+def _once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the second names of tensors that share their memory."""
+    first: dict[tuple[int, torch.Size], str] = {}
+    for name, value in weights.items():
+        first.setdefault((value.data_ptr(), value.shape), name)
+    names = set(first.values())
+    return {name: value for name, value in weights.items() if name in names or not value.numel()}
 
 
 def processes() -> Any:
