@@ -113,7 +113,9 @@ def first_layers(target: TransformersModel, layers: int) -> TransformersModel:
     view.module = _cut(target.module, int(target.module.config.get_text_config().num_hidden_layers), layers)
     view._name = f"{target.name}[:{layers}]"
     view._width = _as_it_is
-    view.compiled = None  # the passes of all layers
+    view.compiled = view.recorded = None  # the passes of all layers
+    if target.recorded is not None:
+        view.record()
     return view
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from outrider.errors import CacheFolderError, ParameterError
 from outrider.models.cache_folder import cache_folder
-from outrider.models.pass_graph import STEP, check_free, lower_packed, parts_of, trace_pass
+from outrider.models.pass_graph import STEP, PassInputs, check_free, describe_pass, lower_packed, trace_pass
 from outrider.models.pass_trial import difference, gain
 from outrider.models.probe import TOLERANCE
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 WIDTHS = (1, 2, 4, 8)
 GAIN = 0.97  # used only if it takes at most this share of the ordinary pass's time
 GAINS = "gains.json"
-_FORMAT = 1  # to be raised when what is compiled changes with neither torch nor transformers
+_FORMAT = 2  # to be raised when what is compiled changes with neither torch nor transformers
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False}  # packed weights have no strides to be asserted
 _log = logging.getLogger(__name__)
 Pass = Callable[..., Any]
@@ -48,11 +48,9 @@ class CompiledPasses:
     """Passes of a model by their number of tokens, and what they read."""
 
     def __init__(self, model: TransformersModel, passes: dict[int, Pass]) -> None:
-        self._model = model
         self._passes = passes
         self.widths = tuple(sorted(passes))
-        self._parts = parts_of(model.module).inputs
-        self._row: tuple[tuple[int, ...], list[Tensor]] = ((), [])
+        self._inputs = PassInputs(model)
 
     def width(self, tokens: int) -> int | None:
         """The least compiled width that holds that many tokens."""
@@ -64,14 +62,8 @@ class CompiledPasses:
         Returns logits [1, N, V] and the states that the head read [1, N, width], overwritten by the next call.
         """
         columns = rounded_up(longest)
-        cache = self._model._cache
-        cache.reserve(1, columns)
-        key = (slot, cache.num_slots, cache.capacity)
-        if self._row[0] != key:
-            self._row = (key, self._model.cache_row(slot))
-        logits, states = self._passes[tokens.shape[1]](
-            columns, cache.capacity, tokens, positions[0], *self._row[1], *self._parts
-        )
+        capacity, *read = self._inputs.of(slot, columns)
+        logits, states = self._passes[tokens.shape[1]](columns, capacity, tokens, positions[0], *read)
         return logits, states
 
 
@@ -129,15 +121,9 @@ def _say(line: str) -> None:
 
 def _folder(model: TransformersModel) -> Path:
     """Where a model's compiled passes are kept, by all that they depend on."""
-    import transformers
-
-    import outrider
-
     device = model.device
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    about = [_FORMAT, outrider.__version__, torch.__version__, transformers.__version__, place, torch.get_num_threads()]
-    about += [model.fingerprint, model.max_length, [type(part).__qualname__ for part in model.module.modules()]]
-    about += parts_of(model.module).describe()
+    about = [_FORMAT, place, torch.get_num_threads(), model.recorded is not None, *describe_pass(model)]
     name = hashlib.sha256(repr(about).encode()).hexdigest()[:24]
     try:
         folder = cache_folder() / "compiled" / name

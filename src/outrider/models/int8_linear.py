@@ -21,6 +21,7 @@ from outrider.models.packed_linear import OpaqueLinear, plain_weight
 from outrider.models.steady_attention import use_steady_attention
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
+UNIT = 1.0
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
 
@@ -60,9 +61,15 @@ class Int8Linear(OpaqueLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         divided, scale = self._rows(x)
-        out: Tensor = _multiply(divided, 1.0, ZERO, self._packed)
+        out = self._product(divided, self._packed)
         out = out.mul_(scale) if self.bias is None else torch.addcmul(self.bias, out, scale)
         return out.to(x.dtype)
+
+    @staticmethod
+    def _product(x: Tensor, packed: Any) -> Tensor:
+        """Of rows that were divided by their scales, still without these."""
+        out: Tensor = _multiply(x, UNIT, ZERO, packed)
+        return out
 
 
 class Int8Embedding(nn.Module):

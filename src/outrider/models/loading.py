@@ -45,8 +45,8 @@ def load(
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
     engine: "transformers", "openvino" (CPU; int8, int4 or float32), "llama.cpp" (CPU; `.gguf` files with their own quantised
     weights), or "auto": openvino for int4, and for int8 on processors without VNNI, else transformers.
-    pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`), up to twice as fast; False keeps
-    `.module` an ordinary transformers model that can be saved and trained.
+    pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`) and record its passes (`recorded`), up to
+    three times as fast; False keeps `.module` an ordinary transformers model that can be saved and trained.
     num_tokens: leave that many rows of the head, those of the lowest ids, for a draft that costs less (`cut_head`): the
     other tokens have probability 0.
     compile: score a few tokens of one sequence by compiled passes where they are measured to be quicker (docs/engines.md).
@@ -68,6 +68,8 @@ def load(
     if engine == "openvino" or (engine == "auto" and _needs_openvino(dtype)):
         return load_openvino(model, dtype, device, num_tokens)
     made = load_transformers(model, dtype=dtype, device=device, pack=pack, num_tokens=num_tokens)
+    if pack:
+        made.record()
     if compile:
         made.compile()
     return made

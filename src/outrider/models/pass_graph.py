@@ -1,21 +1,22 @@
-"""One forward pass of a model as a graph of tensor operations, for so many tokens of one row and any context.
+"""One forward pass of a model as a graph of tensor operations, for tokens of one row and any context.
 
-What is compiled must not depend on numbers that change from pass to pass, or each position would be compiled anew. So the
+A graph must not depend on numbers that change from pass to pass, or each position would need another one. So the
 cache is written at positions that are a tensor, and its capacity and the columns that are read are symbols of the graph;
-the number of tokens is fixed. Everything that is read is an input: no weight is copied into the graph, and its kernels
-can be kept on disk and used by the next process without tracing the model again.
+the number of tokens is a symbol, too, or fixed. Everything that is read is an input: no weight is copied into the graph, and
+what is made of it (`recorded`, `compiled`) can be kept on disk and used by the next process without tracing the model again.
 
 The graph takes `columns`, `capacity`, tokens [1, N], positions [N], each layer's keys and values [1, heads, capacity, size],
-then the parameters, buffers and packed weights (`Parts.inputs`); it returns logits [1, N, V] and the states that the head
-reads, [1, N, width]. Only the attention is written anew, for heads that share keys, where transformers would copy these.
+then the parameters, buffers and packed weights (`Parts.inputs`); it returns logits [1, N, V] and the states asked for, each
+[1, N, width]. Only the attention is written anew, for heads that share keys, where transformers would copy these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,9 +24,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.models.base import LAST
-from outrider.models.hidden_states import caught
-from outrider.models.packed_linear import PackedLinear
-from outrider.models.shared_keys import SHARED_KEYS, attend
+from outrider.models.hidden_states import Put, caught
+from outrider.models.int8_linear import Int8Linear, RowScale
+from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.shared_keys import SHARED_KEYS, WIDEST, attend, forget_masks
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -33,10 +35,12 @@ if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
 
 STEP = 32  # columns are read in multiples of this, so that kernels for aligned masks fit
-_COLUMNS, _CAPACITY = 11 * STEP, 23 * STEP  # sizes while tracing: equal to no size of a model, so that none is mistaken
+# Sizes while tracing: equal to no size of a model, so that none is mistaken.
+_COLUMNS, _CAPACITY, _WIDTH = 11 * STEP, 23 * STEP, WIDEST - 3
 _torch_library: Any = torch.library  # parts of which have no types
 _library = _torch_library.Library("outrider", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.define("int8_product(Tensor x, Tensor weight) -> Tensor")
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -44,13 +48,14 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _packed_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _packed_shape(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     del bias
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 _library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
-torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
+for _name in ("packed_linear", "int8_product"):
+    torch.library.register_fake(f"outrider::{_name}", _packed_shape, lib=_library)
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,10 @@ class Parts:
     """What a pass reads beside its row: tensors by name, and layers whose weight has a layout that can't be traced."""
 
     tensors: dict[str, Tensor]
-    packed: tuple[PackedLinear, ...]
+    packed: tuple[OpaqueLinear, ...]
 
     @property
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[Any]:
         return [*self.tensors.values(), *(layer._packed for layer in self.packed)]
 
     def describe(self) -> list[object]:
@@ -73,7 +78,41 @@ class Parts:
 def parts_of(module: torch.nn.Module) -> Parts:
     """Of a module as it is now."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return Parts(tensors, tuple(layer for layer in module.modules() if isinstance(layer, PackedLinear)))
+    return Parts(tensors, tuple(layer for layer in module.modules() if isinstance(layer, OpaqueLinear)))
+
+
+@dataclass
+class PassInputs:
+    """What the passes of a model read in the order of a graph's inputs, the row at hand looked up once."""
+
+    model: TransformersModel
+    parts: list[Any] = field(init=False)
+    _row: tuple[tuple[int, ...], list[Tensor]] = field(default=((), []), init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = parts_of(self.model.module).inputs
+
+    def of(self, slot: int, columns: int) -> list[Any]:
+        """For a slot's row of a cache of at least so many columns."""
+        cache = self.model._cache
+        cache.reserve(1, columns)
+        key = (slot, cache.num_slots, cache.capacity)
+        if self._row[0] != key:
+            self._row = (key, self.model.cache_row(slot))
+        return [cache.capacity, *self._row[1], *self.parts]
+
+
+def describe_pass(model: TransformersModel) -> list[object]:
+    """What a graph depends on, the values of its inputs apart."""
+    import transformers
+
+    import outrider
+
+    config = model.module.config
+    about: list[object] = [outrider.__version__, torch.__version__, transformers.__version__]
+    about += [config.to_json_string(), config._attn_implementation, model.dtype_name, model.max_length]
+    about += [[type(part).__qualname__ for part in model.module.modules()]]
+    return about + parts_of(model.module).describe()
 
 
 @dataclass(frozen=True)
@@ -118,8 +157,11 @@ class _Row(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-def trace_pass(model: TransformersModel, width: int) -> Traced:
-    """The pass of `width` tokens. Raises whatever the model's code raises where it can't be traced."""
+def trace_pass(model: TransformersModel, width: int | None, layers: Sequence[int] = (LAST,)) -> Traced:
+    """The pass of `width` tokens, None for any number up to `WIDEST`, that hands out the states of these layers.
+
+    Raises whatever the model's code raises where it can't be traced.
+    """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -129,12 +171,15 @@ def trace_pass(model: TransformersModel, width: int) -> Traced:
     mode = FakeTensorMode(shape_env=shapes)
     parts, row = parts_of(model.module), model.cache_row(0)
     columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
+    tokens = _symbol(shapes, "width", _WIDTH) if width is None else width
     with mode:
-        inputs = [columns, capacity, *_stand_ins(row, parts, width, capacity)]
+        inputs = [columns, capacity, *_stand_ins(row, parts, tokens, capacity)]
     with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
-        graph = make_fx(_pass_of(model, parts, len(row)))(*inputs)
+        graph = make_fx(_pass_of(model, parts, len(row), layers))(*inputs)
     _name_packed(graph)
     check_free(shapes)
+    symbols = [size.node.expr for size in (columns, capacity, tokens) if not isinstance(size, int)]
+    _check_guards(shapes, symbols)
     return Traced(graph, inputs, mode)
 
 
@@ -143,6 +188,18 @@ def check_free(shapes: Any) -> None:
     fixed = {symbol: value for symbol, value in shapes.replacements.items() if not value.free_symbols}
     if fixed:
         raise RuntimeError(f"its pass depends on the length of the context: {fixed}")
+
+
+def _check_guards(shapes: Any, symbols: list[Any]) -> None:
+    """Raise if the model's code took a decision by one of the sizes that is another one for other sizes.
+
+    Sizes of 1 apart, for which everything is contiguous: that changes what is copied, not what is computed.
+    """
+    for columns, width in product((WIDEST, 1 << 20), (2, WIDEST)):
+        sizes = dict(zip(symbols, (columns, 2 * columns + 1, width), strict=False))
+        for guard in shapes.guards:
+            if guard.expr.subs(sizes) != True:  # noqa: E712 - of a computer algebra
+                raise RuntimeError(f"its pass depends on sizes: {guard.expr}")
 
 
 def _symbol(shapes: Any, name: str, size: int) -> Any:
@@ -154,7 +211,7 @@ def _symbol(shapes: Any, name: str, size: int) -> Any:
     return shapes.create_symintnode(symbol, hint=size, source=source)
 
 
-def _stand_ins(row: list[Tensor], parts: Parts, width: int, capacity: int) -> list[Tensor]:
+def _stand_ins(row: list[Tensor], parts: Parts, width: Any, capacity: Any) -> list[Tensor]:
     """Tensors without values for all inputs but the two numbers; to be called in the mode that makes such."""
     device = row[0].device
     held = [torch.empty(1, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in row]
@@ -164,23 +221,33 @@ def _stand_ins(row: list[Tensor], parts: Parts, width: int, capacity: int) -> li
     return [tokens, torch.empty(width, dtype=torch.long, device=device), *held, *tensors, *packed]
 
 
-def _pass_of(model: TransformersModel, parts: Parts, rows: int) -> Any:
+def _pass_of(model: TransformersModel, parts: Parts, rows: int, layers: Sequence[int]) -> Any:
     """The function that is traced."""
     names = list(parts.tensors)
 
-    def run(columns: int, capacity: int, tokens: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:
+    def run(columns: int, capacity: int, tokens: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         del capacity
         row, tensors, packed = flat[:rows], flat[rows : rows + len(names)], flat[rows + len(names) :]
+        scales = RowScale()
         for layer, weight in zip(parts.packed, packed, strict=True):
             layer._packed = weight
+            if isinstance(layer, Int8Linear):
+                layer._rows, layer._product = scales, _int8_product  # type: ignore[method-assign]
         cache = Cache(layers=[_Row(row[i], row[i + 1], at, columns) for i in range(0, rows, 2)])
-        states: list[Tensor] = []
-        with caught(model.module, {LAST: states.append}), _heads_together():
+        states: dict[int, Tensor] = {}
+        catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
+        with caught(model.module, catching), _heads_together():
             arguments = model.pass_arguments(tokens, at.unsqueeze(0), columns, cache)
             out = torch.func.functional_call(model.module, dict(zip(names, tensors, strict=True)), kwargs=arguments)
-        return out.logits, states[0]
+        return out.logits, *(states[layer] for layer in layers)
 
     return run
+
+
+def _int8_product(x: Tensor, packed: Tensor) -> Tensor:
+    """What can be traced in place of the kernel whose weight is no tensor."""
+    out: Tensor = torch.ops.outrider.int8_product(x, packed)
+    return out
 
 
 @contextmanager
@@ -202,10 +269,11 @@ def _heads_together() -> Iterator[None]:
 
     names = ("sdpa", SHARED_KEYS)
     for name in names:
-        ALL_ATTENTION_FUNCTIONS[name] = partial(attend, keep=False)
+        ALL_ATTENTION_FUNCTIONS[name] = partial(attend, keep=True)
     try:
         yield
     finally:
+        forget_masks()
         for name in names:
             del ALL_ATTENTION_FUNCTIONS[name]
 

@@ -38,13 +38,13 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    keep: bool = True,
+    keep: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls it, and by its own function where this one does not apply.
 
     query [B, heads, N, D], key and value [B, kv_heads, L, ·] → [B, N, heads, E]. attention_mask: [B, 1, N, L] or None.
-    keep: the mask for all heads of a group is made once for all layers that have it; not where a graph is traced.
+    keep: whether the mask for all heads of a group is made once for all layers that have it; None: in inference mode.
     """
     times, new = query.shape[1] // key.shape[1], query.shape[2]
     unusual = any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
@@ -59,7 +59,7 @@ def attend(
     mask = attention_mask
     if mask is not None:
         # Without inference mode a mask may be written to between the layers, or be asked for its gradient.
-        kept = keep and torch.is_inference_mode_enabled()
+        kept = torch.is_inference_mode_enabled() if keep is None else keep
         mask = _kept_for(mask, times, query.dtype) if kept else _repeated(mask, times, query.dtype)
     return together(query, key, value, mask, others.get("scaling")).transpose(1, 2).contiguous(), None
 

@@ -20,8 +20,9 @@ from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe
+from outrider.models.recorded import RecordedPasses, record_passes
 from outrider.models.rollback import refuse_without_rollback
-from outrider.models.shared_keys import forget_masks
+from outrider.models.shared_keys import WIDEST, forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
 from outrider.models.slots import SlotModel, SlotSequence
 
@@ -51,6 +52,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
         self.compiled: CompiledPasses | None = None
+        self.recorded: RecordedPasses | None = None
         self._prepare(model)
         probe(self)
 
@@ -97,9 +99,10 @@ class TransformersModel(SlotModel[SlotSequence]):
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        widths = "" if self.compiled is None else f" {self.compiled.widths}"
+        how = "" if self.compiled is None else f" {self.compiled.widths}"
+        how += "" if self.recorded is None else " recorded"
         attention = self.module.config._attn_implementation
-        return f"{self.dtype_name}{widths} {attention} {self.module.config.to_json_string()}"
+        return f"{self.dtype_name}{how} {attention} {self.module.config.to_json_string()}"
 
     @property
     def weight_bytes(self) -> int:
@@ -135,6 +138,8 @@ class TransformersModel(SlotModel[SlotSequence]):
         self.check_layers(layers)
         for layer in (LAST, *layers):
             self._cache.keep_states(layer)
+        if self.recorded is not None and self.recorded.layers != tuple(self._kept_states()):
+            self.record()
 
     def check_layers(self, layers: Many[int]) -> None:
         """Raise `ParameterError` unless the states of these layers can be kept."""
@@ -177,6 +182,16 @@ class TransformersModel(SlotModel[SlotSequence]):
         self._cache.move(source.slot, target.slot, length, target.length)
         target.advance(length - target.length)
 
+    def record(self) -> None:
+        """From now on score a few tokens of one sequence by recorded passes, which give the same bits sooner (`recorded`).
+
+        Does nothing where the model can't be recorded, and for encoder-decoders and on devices other than CPUs. The module
+        must stay as it is: its weights may be written to, but not replaced.
+        """
+        self.recorded = None
+        if self.device.type == "cpu" and not self.has_encoder:
+            self.recorded = record_passes(self, tuple(self._kept_states()))
+
     def compile(self) -> None:
         """From now on score a few tokens of one sequence by compiled passes, where these are quicker here (`compiled`).
 
@@ -210,10 +225,13 @@ class TransformersModel(SlotModel[SlotSequence]):
         longest = max(starts) + width
         self._cache.reserve(len(self._open), longest)
         self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
-        if quick is None or compiled_width is None:
-            out = self._forward(tokens, positions, longest, _kept(lengths, width, logits))
-        else:
+        kept = _kept(lengths, width, logits)
+        if quick is not None and compiled_width is not None:
             out = self._forward_compiled(quick, tokens, positions, longest)
+        elif len(rows) == 1 and kept is None and width <= WIDEST and self.recorded is not None:
+            out = self._forward_recorded(self.recorded, tokens, positions, longest)
+        else:
+            out = self._forward(tokens, positions, longest, kept)
         if out.shape[-1] < self._vocab_size:  # a head that was cut
             out = fit_vocabulary(out, self._vocab_size)
         for row, count in zip(rows, lengths, strict=True):
@@ -225,7 +243,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         if out.shape[1] == 1:
             return out
         # Some or all positions are there: pick each row's last.
-        kept = _kept(lengths, width, logits) or list(range(width))
+        kept = kept or list(range(width))
         pick = index_of([kept.index(count - 1) for count in lengths], out.device)
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
 
@@ -264,6 +282,13 @@ class TransformersModel(SlotModel[SlotSequence]):
         out, states = quick.run(self._cache.placement.slots[0], tokens, positions, longest)
         if self._cache.states:
             self._cache.states[LAST].put(states)
+        return out
+
+    def _forward_recorded(self, passes: RecordedPasses, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """All logits of one row."""
+        out, states = passes.run(self._cache.placement.slots[0], tokens, positions, longest)
+        for layer, state in zip(passes.layers, states, strict=True):
+            self._cache.states[layer].put(state)
         return out
 
 

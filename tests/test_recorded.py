@@ -1,0 +1,269 @@
+"""Recorded passes: the bits of ordinary ones at any width and position, read again by the next start, left out otherwise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import outrider
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import PromptLookupDrafter
+from outrider.drafters.early_exit import first_layers
+from outrider.models import recorded
+from outrider.models.graph_text import graph_text
+from outrider.models.int8_linear import can_round, round_to_int8
+from outrider.models.packed_linear import pack_linears
+from outrider.models.recorded import RecordedPasses
+from outrider.models.shared_keys import WIDEST, use_shared_keys
+from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.transformers_model import TransformersModel
+from outrider.prefill import prefill
+from outrider.randomness import RandomStream
+from tests.ragged import score, some_tokens
+from tests.test_engine_decode import GREEDY
+from tests.tiny_models import CONFIGS, module, tiny_encoder_decoder
+
+KINDS = ["float32", "bfloat16", *(["int8"] if can_round() else [])]
+LONG = 4 * MIN_CAPACITY
+
+
+def made(architecture: str, kind: str = "float32", **overrides: Any) -> TransformersModel:
+    """As `load` makes them."""
+    found = module(architecture, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **overrides)
+    if kind == "int8":
+        round_to_int8(found)
+    else:
+        pack_linears(found)
+        use_shared_keys(found)
+    return TransformersModel(found, name=f"tiny-{architecture}")
+
+
+def pair(architecture: str, kind: str = "float32", **overrides: Any) -> tuple[TransformersModel, TransformersModel]:
+    """An ordinary model and the same one with recorded passes."""
+    ordinary, quick = (made(architecture, kind, **overrides) for _ in range(2))
+    quick.record()
+    assert quick.recorded is not None
+    return ordinary, quick
+
+
+def scored(model: TransformersModel, row: list[int], start: int, widths: Sequence[int]) -> list[Tensor]:
+    """The logits of passes one after the other, each after one of wrong tokens that is taken back."""
+    sequence = model.open()
+    prefill(model, [sequence], [row[:start]])
+    found = []
+    for width in widths:
+        at = sequence.length
+        score(model, [sequence], [[3 + token % 50 for token in row[at : at + width]]])
+        sequence.truncate(at)
+        found += score(model, [sequence], [row[at : at + width]])
+    sequence.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        *((name, "float32") for name in sorted(CONFIGS.keys() - {"Mixtral"})),
+        *((name, kind) for name in ("Llama", "Gemma3", "GPT2") for kind in KINDS[1:]),
+    ],
+)
+def test_the_bits_are_those_of_ordinary_passes(architecture: str, kind: str, cache: Path) -> None:
+    ordinary, quick = pair(architecture, kind)
+    row = some_tokens(96, 1)
+    widths = (1, 2, 3, 4, 5, 8, 1, 13, 1, 30)
+    for wanted, got in zip(scored(ordinary, row, 20, widths), scored(quick, row, 20, widths), strict=True):
+        assert torch.equal(wanted, got)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bits_are_the_same_after_the_cache_has_grown(kind: str, cache: Path) -> None:
+    ordinary, quick = pair("Llama", kind, max_position_embeddings=LONG)
+    row = some_tokens(2 * MIN_CAPACITY + 99, 2)
+    for start in (MIN_CAPACITY - 6, 2 * MIN_CAPACITY - 3):
+        widths = (1, 4, WIDEST, 3)
+        for wanted, got in zip(scored(ordinary, row, start, widths), scored(quick, row, start, widths), strict=True):
+            assert torch.equal(wanted, got)
+
+
+def test_passes_of_one_row_with_all_their_logits_are_recorded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, quick = pair("Llama")
+    seen: list[int] = []
+    plain = RecordedPasses.run
+
+    def counting(self: RecordedPasses, slot: int, tokens: Tensor, positions: Tensor, longest: int) -> Any:
+        seen.append(tokens.shape[1])
+        return plain(self, slot, tokens, positions, longest)
+
+    monkeypatch.setattr(RecordedPasses, "run", counting)
+    one, other = quick.open(), quick.open()
+    score(quick, [one], [[5]])
+    score(quick, [other], [[5, 6, 7]])
+    score(quick, [one, other], [[5], [6]])  # rows side by side are not
+    score(quick, [one], [[5] * WIDEST])
+    assert quick.score([other], torch.tensor([[5, 6]]), [2], "none") is None  # nor is what is only read
+    out = quick.score([other], torch.tensor([[5, 6, 7, 0]]), [3], "last")
+    assert out is not None
+    assert out.shape[1] == 1
+    assert seen == [1, 3, WIDEST, 4]
+
+
+def test_rows_keep_apart_and_a_closed_slot_is_taken_over(cache: Path) -> None:
+    found = []
+    for model in pair("Qwen2"):
+        rows = [some_tokens(40, 2), some_tokens(30, 3)]
+        sequences = [model.open() for _ in rows]
+        prefill(model, sequences, [rows[0][:20], rows[1][:9]])
+        out = []
+        for width in (1, 4, 2):
+            for i in (1, 0):
+                start = sequences[i].length
+                out += score(model, [sequences[i]], [rows[i][start : start + width]])
+        sequences[0].close()  # the other one takes its slot
+        start = sequences[1].length
+        out += score(model, [sequences[1]], [rows[1][start : start + 3]])
+        found.append(out)
+    assert all(torch.equal(wanted, got) for wanted, got in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("layers", [(), (1, 2)])
+def test_states_for_heads_are_kept(layers: tuple[int, ...], cache: Path) -> None:
+    ordinary, quick = pair("Llama", num_hidden_layers=3)
+    row = some_tokens(40, 6)
+    found = []
+    for model in (ordinary, quick):
+        model.keep_states(layers)
+        scored(model, row, 10, (1, 4))  # a slot that was in use
+        sequence = model.open()
+        for width in (10, 1, 4, 2):
+            score(model, [sequence], [row[sequence.length : sequence.length + width]])
+        found.append(model.states(sequence, 0, 17, layers))
+    assert quick.recorded is not None
+    assert len(quick.recorded.layers) == 1 + len(layers)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_texts_are_the_same(kind: str, cache: Path) -> None:
+    ordinary, quick = pair("Llama", kind)
+    for number in range(2):
+        request = Request(some_tokens(12, number) * 2, 60, RandomStream(0, number))
+        wanted, _ = decode(ordinary, [request], GREEDY, PromptLookupDrafter(), FixedLength(3))
+        got, _ = decode(quick, [request], GREEDY, PromptLookupDrafter(), FixedLength(3))
+        assert got == wanted
+
+
+def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordinary, quick = pair("Llama")
+    (kept,) = (cache / "recorded").iterdir()
+    text = kept.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded, "trace_pass", lambda *args: pytest.fail("traced again"))
+        quick.record()
+    assert quick.recorded is not None
+    for damage in (text[: len(text) // 2], "", "graph("):
+        kept.write_text(damage)
+        quick.record()
+        assert kept.read_text() == text
+        row = some_tokens(20, 1)
+        assert torch.equal(scored(ordinary, row, 5, (3,))[0], scored(quick, row, 5, (3,))[0])
+
+
+def test_other_models_have_other_recordings(cache: Path) -> None:
+    for kind in KINDS:
+        made("Llama", kind).record()
+    made("Llama", intermediate_size=64).record()
+    assert len(list((cache / "recorded").iterdir())) == len(KINDS) + 1
+
+
+def test_other_bits_are_never_used(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Planted: a recording with another operation near its end."""
+
+    def planted(graph: Any) -> str:
+        text = graph_text(graph)
+        at = text.rindex("aten::silu(")
+        return text[:at] + "aten::tanh(" + text[at + len("aten::silu(") :]
+
+    model = made("Llama")
+    with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
+        patch.setattr(recorded, "graph_text", planted)
+        model.record()
+    assert model.recorded is None
+    assert "its recorded passes give other bits" in caplog.text
+    assert model.score([model.open()], torch.tensor([[5, 6, 7]]), [3]) is not None
+    model.record()  # what was found is kept
+    assert model.recorded is None
+
+
+def test_decisions_by_values_or_sizes_are_not_recorded(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Mixtral's experts ask which tokens are theirs; and a model whose code asks how long the context is."""
+    model = made("Mixtral")
+    with caplog.at_level(logging.DEBUG):
+        model.record()
+    assert model.recorded is None
+
+    by_length = made("Llama")
+    whole = by_length.module.model.norm.forward
+
+    def scaled(x: Tensor) -> Tensor:
+        longest = by_length.module.model.norm.seen.shape[-2]
+        return whole(x) if longest < 100 else whole(x) * 2  # type: ignore[no-any-return]
+
+    plain = by_length.pass_arguments
+
+    def arguments(tokens: Tensor, positions: Tensor, longest: int, cache: Any) -> dict[str, Any]:
+        by_length.module.model.norm.seen = torch.empty(longest, 1)
+        return plain(tokens, positions, longest, cache)
+
+    by_length.module.model.norm.forward = scaled
+    by_length.pass_arguments = arguments  # type: ignore[method-assign]
+    with caplog.at_level(logging.DEBUG):
+        by_length.record()
+    assert by_length.recorded is None
+    assert "its pass depends on sizes" in caplog.text
+
+
+def test_what_cannot_be_kept_is_recorded_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "cache"))
+    model = made("Llama")
+    model.record()
+    assert model.recorded is not None
+
+
+def test_encoder_decoders_stay_as_they_are(cache: Path) -> None:
+    model = tiny_encoder_decoder("T5")
+    model.record()
+    assert model.recorded is None
+
+
+def test_the_first_layers_are_recorded_for_themselves(cache: Path) -> None:
+    ordinary, quick = pair("Llama")
+    row = some_tokens(30, 4)
+    views = [first_layers(model, 1) for model in (ordinary, quick)]
+    assert [view.recorded is not None for view in views] == [False, True]
+    assert quick.recorded is not views[1].recorded
+    found = [scored(view, row, 9, (1, 3)) for view in views]
+    assert all(torch.equal(wanted, got) for wanted, got in zip(*found, strict=True))
+    assert torch.equal(*(scored(model, row, 9, (2,))[0] for model in (ordinary, quick)))
+
+
+def test_costs_of_recorded_and_ordinary_passes_are_not_mixed_up(cache: Path) -> None:
+    ordinary, quick = pair("Llama")
+    assert ordinary.fingerprint != quick.fingerprint
+    assert ordinary.dtype_name == quick.dtype_name
+
+
+def test_loaded_models_are_recorded_unless_their_module_is_wanted(target_folder: Path, cache: Path) -> None:
+    quick: Any = outrider.load(target_folder, dtype="float32")
+    ordinary: Any = outrider.load(target_folder, dtype="float32", pack=False)
+    assert quick.recorded is not None
+    assert ordinary.recorded is None
