@@ -12,24 +12,30 @@ from torch import nn
 import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ParameterError
-from outrider.models.int8_linear import Int8Embedding, Int8Linear, RowScale, can_round, round_to_int8
+from outrider.models import int8_linear
+from outrider.models.int8_linear import Int8Embedding, Int8Linear, RowScale, can_round, has_tiles, round_to_int8
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
+from tests.ragged import score, some_tokens
 from tests.tiny_models import module
 
 pytestmark = pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels")
 
 
-def layer(bias: bool) -> tuple[Int8Linear, nn.Linear]:
+TILES = [False, *([True] if has_tiles() else [])]
+
+
+def layer(bias: bool, tiles: bool = False) -> tuple[Int8Linear, nn.Linear]:
     torch.manual_seed(0)
     plain = nn.Linear(96, 64, bias=bias)
-    return Int8Linear(plain.weight, plain.bias, RowScale()), plain
+    return Int8Linear(plain.weight, plain.bias, RowScale(), tiles), plain
 
 
+@pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_very_different_size_are_all_near_the_product(bias: bool, dtype: torch.dtype) -> None:
-    rounded, plain = layer(bias)
+def test_rows_of_very_different_size_are_all_near_the_product(bias: bool, dtype: torch.dtype, tiles: bool) -> None:
+    rounded, plain = layer(bias, tiles)
     x = (torch.randn(2, 5, 96) * torch.tensor([1.0, 1e-3, 1e3, 7.0, 0.0])[:, None]).to(dtype)
     with torch.inference_mode():
         got, want = rounded(x), plain(x.float())
@@ -39,14 +45,48 @@ def test_rows_of_very_different_size_are_all_near_the_product(bias: bool, dtype:
     assert (error <= 0.02 * spread + 0.01 * want.abs().mean(-1)).all()
 
 
-def test_a_rows_bits_do_not_depend_on_its_neighbours() -> None:
-    rounded, _ = layer(bias=True)
+@pytest.mark.parametrize("tiles", TILES)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(tiles: bool) -> None:
+    rounded, _ = layer(True, tiles)
     x = torch.randn(17, 96) * torch.rand(17, 1) * 100
     with torch.inference_mode():
         together = rounded(x)
         for width in (1, 2, 3, 5, 8):
             for at in range(0, 17, width):
                 assert torch.equal(rounded(x[at : at + width].clone()), together[at : at + width])
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this processor has no tiles of integers")
+@pytest.mark.parametrize("size", [(64, 96), (576, 1536), (1536, 8960)])
+def test_both_kernels_give_the_same_bits(size: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(size, generator=generator) * torch.rand(size[0], 1, generator=generator)
+    bias = torch.randn(size[0], generator=generator)
+    layers = [Int8Linear(weight, bias, RowScale(), tiles) for tiles in (False, True)]
+    for width in (1, 2, 7, 16, 33):
+        x = torch.randn(1, width, size[1], generator=generator) * 30
+        with torch.inference_mode():
+            assert torch.equal(*(one(x) for one in layers))
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this processor has no tiles of integers")
+def test_a_model_with_both_kernels_gives_the_bits_of_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large layers by tiles, recorded as well."""
+    rows = [some_tokens(30, 1)]
+    found = []
+    for least in (1 << 30, 0, 1536):  # none, all, and some layers of this model
+        monkeypatch.setattr(int8_linear, "TILES_FROM", least)
+        rounded = module("Llama", dtype=torch.float32)
+        round_to_int8(rounded)
+        model = TransformersModel(rounded)
+        for record in (False, True):
+            if record:
+                model.record()
+                assert model.recorded is not None
+            sequence = model.open()
+            found.append(torch.cat([score(model, [sequence], [rows[0][at : at + 5]])[0] for at in range(0, 30, 5)]))
+            sequence.close()
+    assert all(torch.equal(found[0], one) for one in found[1:])
 
 
 def test_layers_side_by_side_share_the_rounded_input_and_never_a_stale_one() -> None:

@@ -20,7 +20,7 @@ from outrider.models import recorded
 from outrider.models.graph_text import graph_text
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
-from outrider.models.recorded import RecordedPasses
+from outrider.models.recorded import Recording
 from outrider.models.shared_keys import WIDEST, use_shared_keys
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
@@ -92,26 +92,66 @@ def test_the_bits_are_the_same_after_the_cache_has_grown(kind: str, cache: Path)
             assert torch.equal(wanted, got)
 
 
-def test_passes_of_one_row_with_all_their_logits_are_recorded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_with_all_their_logits_are_recorded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, quick = pair("Llama")
-    seen: list[int] = []
-    plain = RecordedPasses.run
+    seen: list[tuple[int, ...]] = []
+    plain = Recording.run
 
-    def counting(self: RecordedPasses, slot: int, tokens: Tensor, positions: Tensor, longest: int) -> Any:
-        seen.append(tokens.shape[1])
-        return plain(self, slot, tokens, positions, longest)
+    def counting(self: Recording, slots: slice, tokens: Tensor, positions: Tensor, longest: int) -> Any:
+        seen.append(tuple(tokens.shape))
+        return plain(self, slots, tokens, positions, longest)
 
-    monkeypatch.setattr(RecordedPasses, "run", counting)
+    monkeypatch.setattr(Recording, "run", counting)
     one, other = quick.open(), quick.open()
+    score(quick, [one, other], [[5], [6]])  # the first pass of several rows is compared with ordinary ones
+    seen.clear()
     score(quick, [one], [[5]])
     score(quick, [other], [[5, 6, 7]])
-    score(quick, [one, other], [[5], [6]])  # rows side by side are not
+    score(quick, [one, other], [[5], [6]])
     score(quick, [one], [[5] * WIDEST])
+    third = quick.open()
+    score(quick, [one, third], [[5], [6]])  # rows apart are not
     assert quick.score([other], torch.tensor([[5, 6]]), [2], "none") is None  # nor is what is only read
     out = quick.score([other], torch.tensor([[5, 6, 7, 0]]), [3], "last")
     assert out is not None
     assert out.shape[1] == 1
-    assert seen == [1, 3, WIDEST, 4]
+    assert seen == [(1, 1), (1, 3), (2, 1), (1, WIDEST), (1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        *((name, "float32") for name in ("Gemma3", "GPT2", "Llama", "OPT", "Phi3", "GPTNeoX")),
+        *(("Llama", kind) for kind in KINDS[1:]),
+    ],
+)
+def test_rows_side_by_side_have_the_bits_of_ordinary_passes(architecture: str, kind: str, cache: Path) -> None:
+    """Ragged calls, roll-backs, a subset, a closed row."""
+    found = []
+    for model in pair(architecture, kind):
+        model.keep_states()
+        rows = [some_tokens(n, n) for n in (40, 23, 31)]
+        sequences = [model.open() for _ in rows]
+        prefill(model, sequences, [rows[0][:20], rows[1][:5], rows[2][:11]])
+        out = []
+        for start, widths in ((0, (1, 3, 2)), (3, (5, 1, 8)), (9, (1, 1, 1))):
+            for sequence, done in zip(sequences, (20, 5, 11), strict=True):
+                sequence.truncate(min(sequence.length, done + start))
+            parts = [
+                row[sequence.length : sequence.length + width]
+                for row, sequence, width in zip(rows, sequences, widths, strict=True)
+            ]
+            out += score(model, sequences, parts)
+        out += score(model, sequences[1:], [[4, 5], [6]])
+        sequences[0].close()
+        out += score(model, sequences[1:], [[7], [8, 9, 10]])
+        found.append([*out, *(model.states(sequence, 0, sequence.length) for sequence in sequences[1:])])
+    assert quick_for_several(model)
+    assert all(torch.equal(wanted, got) for wanted, got in zip(*found, strict=True))
+
+
+def quick_for_several(model: TransformersModel) -> bool:
+    return model.recorded is not None and model.recorded.of(2) is not None
 
 
 def test_rows_keep_apart_and_a_closed_slot_is_taken_over(cache: Path) -> None:

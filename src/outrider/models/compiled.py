@@ -62,8 +62,8 @@ class CompiledPasses:
         Returns logits [1, N, V] and the states that the head read [1, N, width], overwritten by the next call.
         """
         columns = rounded_up(longest)
-        capacity, *read = self._inputs.of(slot, columns)
-        logits, states = self._passes[tokens.shape[1]](columns, capacity, tokens, positions[0], *read)
+        capacity, read = self._inputs.of(slice(slot, slot + 1), columns)
+        logits, states = self._passes[tokens.shape[1]](columns, capacity, tokens, positions, *read)
         return logits, states
 
 

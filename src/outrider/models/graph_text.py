@@ -203,8 +203,16 @@ def _int8_product(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, .
     return kernel, (x, UNIT, ZERO, weight)
 
 
+def _int8_tiles(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    del target
+    x, weight, scales, zeros = args
+    kernel = torch.ops.onednn.qlinear_pointwise.default
+    return kernel, (x, UNIT, ZERO, weight, scales, zeros, None, UNIT, 0, torch.float32, "none", [], "")
+
+
 # What stands in the graph for kernels that can't be traced (`pass_graph`).
 _KERNELS: dict[str, Callable[[Any, tuple[Any, ...]], tuple[Any, tuple[Any, ...]]]] = {
     "outrider.packed_linear.default": _packed_linear,
     "outrider.int8_product.default": _int8_product,
+    "outrider.int8_tiles.default": _int8_tiles,
 }

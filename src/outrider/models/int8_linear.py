@@ -3,7 +3,8 @@
 Weights are rounded once, with a scale per output. Activations are rounded in each call, with a scale per token: torch's
 kernel has one scale for a whole pass, which would make a token's logits depend on the drafted tokens beside it. So every row
 is divided by its own scale first and the kernel's is 1. The products are summed as integers: a row's result is the same to
-the bit however many rows there are.
+the bit however many rows there are, and by either of two kernels: oneDNN's computes sixteen rows in the time of one where
+the processor has tiles of integers (AMX), but each call of it takes longer, so that small layers keep the other one.
 
 Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: see
 `steady_attention`.
@@ -12,6 +13,7 @@ Rounding makes a step of any difference in a last bit, so nothing else may depen
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from outrider.models.steady_attention import use_steady_attention
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 UNIT = 1.0
+TILES_FROM = 1 << 21  # weights of a layer from which oneDNN's kernel gains more than its call takes (EXPERIMENTS.md)
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
 
@@ -33,42 +36,65 @@ class RowScale:
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
-        self._rounded: tuple[Tensor, Tensor] | None = None
+        self._divided: tuple[Tensor, Tensor] | None = None
+        self._rounded: Tensor | None = None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """X [.., in] → x / scale, scale [.., 1]; float32."""
-        if self._input is not x or self._rounded is None:
+        if self._input is not x or self._divided is None:
             wide = x.float()
             scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-30).div_(127.0)
-            self._input, self._rounded = x, (wide / scale, scale)
-        return self._rounded
+            self._input, self._divided, self._rounded = x, (wide / scale, scale), None
+        return self._divided
+
+    def rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """X [.., in] → x / scale + ZERO as uint8, scale [.., 1] in float32.
+
+        As the other kernel rounds: after the zero was added, which costs a number's last bits.
+        """
+        divided, scale = self(x)
+        if self._rounded is None:
+            self._rounded = (divided + ZERO).round_().to(torch.uint8)
+        return self._rounded, scale
 
 
 class Int8Linear(OpaqueLinear):
-    """x → x · weightᵀ + bias, both rounded to 8 bits. [.., in] → [.., out], in x's type."""
+    """x → x · weightᵀ + bias, both rounded to 8 bits. [.., in] → [.., out], in x's type.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rows: RowScale) -> None:
+    tiles: whether by oneDNN's kernel, None: where it is quicker.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: RowScale, tiles: bool | None = None) -> None:
         super().__init__(weight, None if bias is None else bias.float())
+        self.tiles = (weight.numel() >= TILES_FROM and has_tiles()) if tiles is None else tiles
         scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / 127.0
+        zeros = torch.zeros(len(weight), dtype=torch.int32)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces another home for quantised tensors; the kernels stay
-            rounded = torch.quantize_per_channel(
-                weight.detach().float(), scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8
-            )
-            self._packed = torch.ops.quantized.linear_prepack(rounded, None)
+            rounded = torch.quantize_per_channel(weight.detach().float(), scales, zeros.long(), 0, torch.qint8)
+            if self.tiles:
+                self._packed = torch.ops.onednn.qlinear_prepack(rounded.int_repr(), None)
+            else:
+                self._packed = torch.ops.quantized.linear_prepack(rounded, None)
+        self.register_buffer("scales", scales.float() if self.tiles else None, persistent=False)
+        self.register_buffer("zeros", zeros if self.tiles else None, persistent=False)
         self._rows = rows
         self.bytes_per_weight = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        divided, scale = self._rows(x)
-        out = self._product(divided, self._packed)
+        given, scale = self._rows.rounded(x) if self.tiles else self._rows(x)
+        out = self._product(given)
         out = out.mul_(scale) if self.bias is None else torch.addcmul(self.bias, out, scale)
         return out.to(x.dtype)
 
-    @staticmethod
-    def _product(x: Tensor, packed: Any) -> Tensor:
-        """Of rows that were divided by their scales, still without these."""
-        out: Tensor = _multiply(x, UNIT, ZERO, packed)
+    def _product(self, x: Tensor) -> Tensor:
+        """Of rows that were divided by their scales, still without these: [.., in] → float32 [.., out]"""
+        out: Tensor
+        if self.tiles:
+            how: Any = (None, UNIT, 0, torch.float32, "none", [], "")
+            out = torch.ops.onednn.qlinear_pointwise(x, UNIT, ZERO, self._packed, self.scales, self.zeros, *how)
+        else:
+            out = _multiply(x, UNIT, ZERO, self._packed)
         return out
 
 
@@ -101,6 +127,20 @@ def can_round() -> bool:
     try:
         largest = torch.ones(8, 256)
         return torch.allclose(Int8Linear(largest, None, RowScale())(largest), torch.full((8, 8), 256.0), rtol=0.01)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this processor has tiles of integers, and oneDNN's kernel gives the other's results to the bit."""
+    if not torch.cpu.get_capabilities().get("amx_int8"):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(96, 160, generator=generator), torch.randn(5, 160, generator=generator)
+    try:
+        with torch.inference_mode():
+            return torch.equal(*(Int8Linear(weight, None, RowScale(), tiles)(x) for tiles in (False, True)))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
 

@@ -1,18 +1,18 @@
-"""One forward pass of a model as a graph of tensor operations, for tokens of one row and any context.
+"""One forward pass of a model as a graph of tensor operations, for tokens of one row or several and any context.
 
 A graph must not depend on numbers that change from pass to pass, or each position would need another one. So the
 cache is written at positions that are a tensor, and its capacity and the columns that are read are symbols of the graph;
-the number of tokens is a symbol, too, or fixed. Everything that is read is an input: no weight is copied into the graph, and
-what is made of it (`recorded`, `compiled`) can be kept on disk and used by the next process without tracing the model again.
+the numbers of tokens and of rows are symbols, too, or fixed. Everything that is read is an input: no weight is copied into
+the graph, and what is made of it (`recorded`, `compiled`) can be kept on disk and used by the next process without tracing.
 
-The graph takes `columns`, `capacity`, tokens [1, N], positions [N], each layer's keys and values [1, heads, capacity, size],
-then the parameters, buffers and packed weights (`Parts.inputs`); it returns logits [1, N, V] and the states asked for, each
-[1, N, width]. Only the attention is written anew, for heads that share keys, where transformers would copy these.
+The graph takes `columns`, `capacity`, tokens [R, N], positions [R, N], each layer's keys and values [R, heads, capacity,
+size], then the parameters, buffers and packed weights (`Parts.inputs`); it returns logits [R, N, V] and the states asked
+for, each [R, N, width]. Only the attention is written anew, for heads that share keys, where transformers would copy these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
 STEP = 32  # columns are read in multiples of this, so that kernels for aligned masks fit
 # Sizes while tracing: equal to no size of a model, so that none is mistaken.
-_COLUMNS, _CAPACITY, _WIDTH = 11 * STEP, 23 * STEP, WIDEST - 3
+_COLUMNS, _CAPACITY, _WIDTH, _ROWS = 11 * STEP, 23 * STEP, WIDEST - 3, 19
 _torch_library: Any = torch.library  # parts of which have no types
 _library = _torch_library.Library("outrider", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 _library.define("int8_product(Tensor x, Tensor weight) -> Tensor")
+_library.define("int8_tiles(Tensor x, Tensor weight, Tensor scales, Tensor zeros) -> Tensor")
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -48,14 +49,20 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _packed_shape(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _packed_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     del bias
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+def _product_shape(x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
+    del scales
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32)
+
+
 _library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
-for _name in ("packed_linear", "int8_product"):
-    torch.library.register_fake(f"outrider::{_name}", _packed_shape, lib=_library)
+torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
+torch.library.register_fake("outrider::int8_product", _product_shape, lib=_library)
+torch.library.register_fake("outrider::int8_tiles", _product_shape, lib=_library)
 
 
 @dataclass(frozen=True)
@@ -92,14 +99,14 @@ class PassInputs:
     def __post_init__(self) -> None:
         self.parts = parts_of(self.model.module).inputs
 
-    def of(self, slot: int, columns: int) -> list[Any]:
-        """For a slot's row of a cache of at least so many columns."""
+    def of(self, slots: slice, columns: int) -> tuple[int, list[Any]]:
+        """The capacity of the cache, grown to so many columns if it is less, and what is read for these slots' rows."""
         cache = self.model._cache
         cache.reserve(1, columns)
-        key = (slot, cache.num_slots, cache.capacity)
+        key = (slots.start, slots.stop, cache.num_slots, cache.capacity)
         if self._row[0] != key:
-            self._row = (key, self.model.cache_row(slot))
-        return [cache.capacity, *self._row[1], *self.parts]
+            self._row = (key, self.model.cache_rows(slots))
+        return cache.capacity, [*self._row[1], *self.parts]
 
 
 def describe_pass(model: TransformersModel) -> list[object]:
@@ -124,8 +131,8 @@ class Traced:
     mode: Any
 
 
-class _Row(CacheLayerMixin):  # type: ignore[misc]
-    """A layer's keys and values of one row while tracing. Follows transformers' cache-layer interface."""
+class _Rows(CacheLayerMixin):  # type: ignore[misc]
+    """A layer's keys and values of the rows while tracing. Follows transformers' cache-layer interface."""
 
     is_sliding = False
 
@@ -139,11 +146,16 @@ class _Row(CacheLayerMixin):  # type: ignore[misc]
         """There is nothing to make."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Write at the positions; → the columns that are read, [1, heads, columns, size]."""
+        """Write at the positions; → the columns that are read, [R, heads, columns, size]."""
         return self._store(self.keys, key_states), self._store(self.values, value_states)
 
     def _store(self, held: Tensor, states: Tensor) -> Tensor:
-        held.index_copy_(2, self._at, states.to(held.dtype))
+        rows: Any = held.shape[0]  # a symbol of the graph where it is not fixed
+        if isinstance(rows, int):  # one: by columns, several times quicker
+            held.index_copy_(2, self._at[0], states.to(held.dtype))
+        else:
+            each = torch.arange(rows, device=held.device).unsqueeze(-1)
+            held[each, :, self._at] = states.transpose(1, 2).to(held.dtype)
         return held[:, :, : self._columns]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -157,10 +169,12 @@ class _Row(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-def trace_pass(model: TransformersModel, width: int | None, layers: Sequence[int] = (LAST,)) -> Traced:
+def trace_pass(
+    model: TransformersModel, width: int | None, layers: Sequence[int] = (LAST,), several: bool = False
+) -> Traced:
     """The pass of `width` tokens, None for any number up to `WIDEST`, that hands out the states of these layers.
 
-    Raises whatever the model's code raises where it can't be traced.
+    several: of any number of rows, one otherwise. Raises whatever the model's code raises where it can't be traced.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -169,17 +183,17 @@ def trace_pass(model: TransformersModel, width: int | None, layers: Sequence[int
 
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes)
-    parts, row = parts_of(model.module), model.cache_row(0)
+    parts, held = parts_of(model.module), model.cache_rows(slice(0, 1))
     columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
     tokens = _symbol(shapes, "width", _WIDTH) if width is None else width
+    rows = _symbol(shapes, "rows", _ROWS) if several else 1
     with mode:
-        inputs = [columns, capacity, *_stand_ins(row, parts, tokens, capacity)]
+        inputs = [columns, capacity, *_stand_ins(held, parts, (rows, tokens), capacity)]
     with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
-        graph = make_fx(_pass_of(model, parts, len(row), layers))(*inputs)
+        graph = make_fx(_pass_of(model, parts, len(held), layers))(*inputs)
     _name_packed(graph)
     check_free(shapes)
-    symbols = [size.node.expr for size in (columns, capacity, tokens) if not isinstance(size, int)]
-    _check_guards(shapes, symbols)
+    _check_guards(shapes, columns, capacity, rows, tokens)
     return Traced(graph, inputs, mode)
 
 
@@ -190,15 +204,16 @@ def check_free(shapes: Any) -> None:
         raise RuntimeError(f"its pass depends on the length of the context: {fixed}")
 
 
-def _check_guards(shapes: Any, symbols: list[Any]) -> None:
+def _check_guards(shapes: Any, columns: Any, capacity: Any, rows: Any, width: Any) -> None:
     """Raise if the model's code took a decision by one of the sizes that is another one for other sizes.
 
     Sizes of 1 apart, for which everything is contiguous: that changes what is copied, not what is computed.
     """
-    for columns, width in product((WIDEST, 1 << 20), (2, WIDEST)):
-        sizes = dict(zip(symbols, (columns, 2 * columns + 1, width), strict=False))
+    for most, high, wide in product((WIDEST, 1 << 20), (2, 1 << 10), (2, WIDEST)):
+        sizes = ((columns, most), (capacity, 2 * most + 1), (rows, high), (width, wide))
+        given = {symbol.node.expr: size for symbol, size in sizes if not isinstance(symbol, int)}
         for guard in shapes.guards:
-            if guard.expr.subs(sizes) != True:  # noqa: E712 - of a computer algebra
+            if guard.expr.subs(given) != True:  # noqa: E712 - of a computer algebra
                 raise RuntimeError(f"its pass depends on sizes: {guard.expr}")
 
 
@@ -211,43 +226,44 @@ def _symbol(shapes: Any, name: str, size: int) -> Any:
     return shapes.create_symintnode(symbol, hint=size, source=source)
 
 
-def _stand_ins(row: list[Tensor], parts: Parts, width: Any, capacity: Any) -> list[Tensor]:
+def _stand_ins(rows: list[Tensor], parts: Parts, size: tuple[Any, Any], capacity: Any) -> list[Tensor]:
     """Tensors without values for all inputs but the two numbers; to be called in the mode that makes such."""
-    device = row[0].device
-    held = [torch.empty(1, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in row]
+    device = rows[0].device
+    held = [torch.empty(size[0], t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in rows]
     tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in parts.tensors.values()]
     packed = [torch.empty(p.out_features, p.in_features, dtype=p._dtype, device=device) for p in parts.packed]
-    tokens = torch.empty(1, width, dtype=torch.long, device=device)
-    return [tokens, torch.empty(width, dtype=torch.long, device=device), *held, *tensors, *packed]
+    tokens, positions = (torch.empty(size, dtype=torch.long, device=device) for _ in range(2))
+    return [tokens, positions, *held, *tensors, *packed]
 
 
-def _pass_of(model: TransformersModel, parts: Parts, rows: int, layers: Sequence[int]) -> Any:
+def _pass_of(model: TransformersModel, parts: Parts, held: int, layers: Sequence[int]) -> Any:
     """The function that is traced."""
     names = list(parts.tensors)
 
     def run(columns: int, capacity: int, tokens: Tensor, at: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         del capacity
-        row, tensors, packed = flat[:rows], flat[rows : rows + len(names)], flat[rows + len(names) :]
+        rows, tensors, packed = flat[:held], flat[held : held + len(names)], flat[held + len(names) :]
         scales = RowScale()
         for layer, weight in zip(parts.packed, packed, strict=True):
             layer._packed = weight
             if isinstance(layer, Int8Linear):
-                layer._rows, layer._product = scales, _int8_product  # type: ignore[method-assign]
-        cache = Cache(layers=[_Row(row[i], row[i + 1], at, columns) for i in range(0, rows, 2)])
+                layer._rows, layer._product = scales, _product_of(layer)  # type: ignore[method-assign,assignment]
+        cache = Cache(layers=[_Rows(rows[i], rows[i + 1], at, columns) for i in range(0, held, 2)])
         states: dict[int, Tensor] = {}
         catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
         with caught(model.module, catching), _heads_together():
-            arguments = model.pass_arguments(tokens, at.unsqueeze(0), columns, cache)
+            arguments = model.pass_arguments(tokens, at, columns, cache)
             out = torch.func.functional_call(model.module, dict(zip(names, tensors, strict=True)), kwargs=arguments)
         return out.logits, *(states[layer] for layer in layers)
 
     return run
 
 
-def _int8_product(x: Tensor, packed: Tensor) -> Tensor:
-    """What can be traced in place of the kernel whose weight is no tensor."""
-    out: Tensor = torch.ops.outrider.int8_product(x, packed)
-    return out
+def _product_of(layer: Int8Linear) -> Callable[[Tensor], Tensor]:
+    """What can be traced in place of a kernel whose weight is no tensor, or no ordinary one."""
+    if layer.tiles:
+        return lambda x: torch.ops.outrider.int8_tiles(x, layer._packed, layer.scales, layer.zeros)
+    return lambda x: torch.ops.outrider.int8_product(x, layer._packed)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe
-from outrider.models.recorded import RecordedPasses, record_passes
+from outrider.models.recorded import RecordedPasses, Recording, record_passes
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.shared_keys import WIDEST, forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
@@ -183,7 +183,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         target.advance(length - target.length)
 
     def record(self) -> None:
-        """From now on score a few tokens of one sequence by recorded passes, which give the same bits sooner (`recorded`).
+        """From now on score a few tokens a sequence by recorded passes, which give the same bits sooner (`recorded`).
 
         Does nothing where the model can't be recorded, and for encoder-decoders and on devices other than CPUs. The module
         must stay as it is: its weights may be written to, but not replaced.
@@ -203,10 +203,10 @@ class TransformersModel(SlotModel[SlotSequence]):
             raise ParameterError(_no_further_states(further))
         self.compiled = compile_passes(self)
 
-    def cache_row(self, slot: int) -> list[Tensor]:
-        """Each layer's keys and values of a slot, [1, heads, capacity, size], as views."""
+    def cache_rows(self, slots: slice) -> list[Tensor]:
+        """Each layer's keys and values of some slots, [R, heads, capacity, size], as views."""
         held = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
-        found = [tensor[slot : slot + 1] for tensor in held if tensor is not None]
+        found = [tensor[slots] for tensor in held if tensor is not None]
         if len(found) < len(held):
             raise RuntimeError("some of its layers keep no keys")
         return found
@@ -219,17 +219,18 @@ class TransformersModel(SlotModel[SlotSequence]):
         width = compiled_width or width
         if width > wanted:
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
+        kept = _kept(lengths, width, logits)
+        recording = self._recording(rows, width) if kept is None and compiled_width is None else None
         starts = tuple(row.length for row in rows)
         first = index_of(starts, tokens.device).unsqueeze(-1)
         positions = first + torch.arange(width, device=tokens.device)
         longest = max(starts) + width
         self._cache.reserve(len(self._open), longest)
         self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
-        kept = _kept(lengths, width, logits)
         if quick is not None and compiled_width is not None:
             out = self._forward_compiled(quick, tokens, positions, longest)
-        elif len(rows) == 1 and kept is None and width <= WIDEST and self.recorded is not None:
-            out = self._forward_recorded(self.recorded, tokens, positions, longest)
+        elif recording is not None:
+            out = self._forward_recorded(recording, tokens, positions, longest)
         else:
             out = self._forward(tokens, positions, longest, kept)
         if out.shape[-1] < self._vocab_size:  # a head that was cut
@@ -284,10 +285,18 @@ class TransformersModel(SlotModel[SlotSequence]):
             self._cache.states[LAST].put(states)
         return out
 
-    def _forward_recorded(self, passes: RecordedPasses, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """All logits of one row."""
-        out, states = passes.run(self._cache.placement.slots[0], tokens, positions, longest)
-        for layer, state in zip(passes.layers, states, strict=True):
+    def _recording(self, rows: list[SlotSequence], width: int) -> Recording | None:
+        """What scores all logits of so many tokens of these rows, None where that is the ordinary pass."""
+        together = rows[-1].slot - rows[0].slot + 1 == len(rows)
+        if self.recorded is None or not together or width > WIDEST:
+            return None
+        return self.recorded.of(len(rows))
+
+    def _forward_recorded(self, recording: Recording, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """All logits."""
+        slots = self._cache.placement.slots
+        out, states = recording.run(slice(slots[0], slots[-1] + 1), tokens, positions, longest)
+        for layer, state in zip(self._kept_states(), states, strict=True):
             self._cache.states[layer].put(state)
         return out
 
