@@ -24,7 +24,7 @@ from outrider.models.steady_attention import use_steady_attention
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 UNIT = 1.0
-TILES_FROM = 1 << 21  # weights of a layer from which oneDNN's kernel gains more than its call takes (EXPERIMENTS.md)
+TILES_FROM = 1 << 23  # weights of a layer from which that is seldom slower, and quicker for several rows (EXPERIMENTS.md)
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
 
