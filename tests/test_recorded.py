@@ -16,11 +16,11 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
-from outrider.models import recorded
+from outrider.models import recorded, recording
 from outrider.models.graph_text import graph_text
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
-from outrider.models.recorded import Recording
+from outrider.models.recording import Recording
 from outrider.models.shared_keys import WIDEST, use_shared_keys
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
@@ -97,9 +97,9 @@ def test_passes_with_all_their_logits_are_recorded(cache: Path, monkeypatch: pyt
     seen: list[tuple[int, ...]] = []
     plain = Recording.run
 
-    def counting(self: Recording, slots: slice, tokens: Tensor, positions: Tensor, longest: int) -> Any:
-        seen.append(tuple(tokens.shape))
-        return plain(self, slots, tokens, positions, longest)
+    def counting(self: Recording, slots: slice, longest: int, *about: Tensor) -> Any:
+        seen.append(tuple(about[0].shape))
+        return plain(self, slots, longest, *about)
 
     monkeypatch.setattr(Recording, "run", counting)
     one, other = quick.open(), quick.open()
@@ -234,7 +234,7 @@ def test_other_bits_are_never_used(cache: Path, monkeypatch: pytest.MonkeyPatch,
 
     model = made("Llama")
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setattr(recorded, "graph_text", planted)
+        patch.setattr(recording, "graph_text", planted)
         model.record()
     assert model.recorded is None
     assert "its recorded passes give other bits" in caplog.text

@@ -21,12 +21,14 @@ from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig, load_head
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
+from outrider.heads.recorded import NewestToken, RecordedHead, record_head
 from outrider.heads.target_parts import output_rows
 from outrider.models import steady_attention
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.int8_linear import can_round, round_linears
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of, pack_linears
+from outrider.models.recording import Recording
 from outrider.models.shared_keys import together
 from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotModel, SlotSequence
@@ -101,7 +103,8 @@ class HeadModel(SlotModel[HeadSequence]):
         """What the costs of a pass depend on, the machine apart."""
         beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
         weights = "int8" if self.rounded else self.dtype
-        return f"draft head after a pass of {beside} {weights} {json.dumps(asdict(self.config))}"
+        how = "" if getattr(self, "recorded", None) is None else " recorded"
+        return f"draft head{how} after a pass of {beside} {weights} {json.dumps(asdict(self.config))}"
 
     @property
     def leader(self) -> HandsOutStates:
@@ -180,16 +183,26 @@ class AutoregressiveModel(HeadModel):
 
     network: AutoregressiveHead
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.module = NewestToken(self.network, self._rows)
+        self.recorded: RecordedHead | None = None
+        if self.device.type == "cpu":
+            self.recorded = record_head(self)
+
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         width = tokens.shape[1]
         starts = tuple(row.length for row in rows)
-        before = self._states_before(rows, lengths, width)
+        embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
         positions = index(starts, self.device).unsqueeze(-1) + torch.arange(width, device=self.device)
-        longest = max(starts) + width
-        self._cache.reserve(len(self._open), longest)
-        self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
-        predicted = self.network(self._embed(tokens), before, positions, self._attend)
-        last = predicted[torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)]
+        own: Tensor | None = None
+        if logits == "last" and len(rows) == 1 and lengths[0] == width:
+            recording = None if self.recorded is None else self.recorded.of(width, before.shape[-1])
+            own, last = self.newest(rows[0], embedded, before, positions, recording)
+        else:
+            self._place(rows, starts, positions)
+            predicted = self.network(embedded, before, positions, self._attend)
+            last = predicted[torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)]
         for i, (row, count) in enumerate(zip(rows, lengths, strict=True)):
             sure = row.base is None or row.length + count - 1 <= row.base.length
             row.advance(count)
@@ -197,14 +210,40 @@ class AutoregressiveModel(HeadModel):
             row.last = last[i]
         if logits == "none":
             return None
+        if own is not None:
+            return self._fill(own)
         return self._logits(predicted if logits == "all" else last.unsqueeze(1))
+
+    def newest(
+        self, row: HeadSequence, embedded: Tensor, before: Tensor, positions: Tensor, recording: Recording | None
+    ) -> Many[Tensor]:
+        """What follows the last of one row's new tokens, by a recording or the network: see `NewestToken`."""
+        self._place([row], (row.length,), positions)
+        if recording is None:
+            return self.module(embedded, before, positions, self._attend)  # type: ignore[no-any-return]
+        longest = self._cache.placement.length
+        return recording.run(slice(row.slot, row.slot + 1), longest, embedded, before, positions)
+
+    def _place(self, rows: list[HeadSequence], starts: tuple[int, ...], positions: Tensor) -> None:
+        longest = max(starts) + positions.shape[1]
+        self._cache.reserve(len(self._open), longest)
+        self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         place = self._cache.placement
         keys, values = self._cache.layers[0].update(keys, values)
         mask = None
         if queries.shape[0] > 1 or queries.shape[2] > 1 or place.length > self.config.window:
-            mask = make_mask(place.positions, place.length, AttentionPattern({"full_attention": self.config.window}, False))
+            mask = self.mask(place.positions, place.length)
+        return self.attention(queries, keys, values, mask)
+
+    def mask(self, positions: Tensor, length: int) -> Tensor:
+        """Of positions int64 [R, N], for so many columns: bool [R, 1, N, length]."""
+        made: Tensor = make_mask(positions, length, AttentionPattern({"full_attention": self.config.window}, False))
+        return made
+
+    def attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Queries [R, heads, N, size], keys and values [R, kv heads, length, size] → [R, heads, N, size]"""
         if self.rounded:  # a last bit's difference would become a step in the layers after it: batches would be other texts
             return steady_attention.attend(self.network, queries, keys, values, mask)[0].transpose(1, 2)
         grouped = self.config.num_heads != self.config.num_kv_heads

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.pass_graph import STEP
+from outrider.models.tracing import STEP
 
 MIN_COLUMNS = 256
 WARM_UP = 3

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from outrider.errors import CacheFolderError, ParameterError
 from outrider.models.cache_folder import cache_folder
-from outrider.models.pass_graph import STEP, PassInputs, check_free, describe_pass, lower_packed, trace_pass
+from outrider.models.pass_graph import describe_pass, trace_pass
 from outrider.models.pass_trial import difference, gain
 from outrider.models.probe import TOLERANCE
+from outrider.models.tracing import STEP, PassInputs, check_free, lower_packed, versions
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
@@ -123,7 +124,7 @@ def _folder(model: TransformersModel) -> Path:
     """Where a model's compiled passes are kept, by all that they depend on."""
     device = model.device
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    about = [_FORMAT, place, torch.get_num_threads(), model.recorded is not None, *describe_pass(model)]
+    about = [_FORMAT, place, torch.get_num_threads(), model.recorded is not None, versions(), *describe_pass(model)]
     name = hashlib.sha256(repr(about).encode()).hexdigest()[:24]
     try:
         folder = cache_folder() / "compiled" / name

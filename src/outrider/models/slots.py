@@ -68,6 +68,14 @@ class SlotModel(ABC, Generic[S]):
         self._cache.clear(sequence.slot)
         return sequence
 
+    def cache_rows(self, slots: slice) -> list[Tensor]:
+        """Each layer's keys and values of some slots, [R, heads, capacity, size], as views."""
+        held = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        found = [tensor[slots] for tensor in held if tensor is not None]
+        if len(found) < len(held):
+            raise RuntimeError("some of its layers keep no keys, or not yet")
+        return found
+
     def release(self, sequence: S) -> None:
         """Free a sequence's slot; the last sequence moves into it."""
         if sequence not in self._open:

@@ -20,7 +20,8 @@ from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe
-from outrider.models.recorded import RecordedPasses, Recording, record_passes
+from outrider.models.recorded import RecordedPasses, record_passes
+from outrider.models.recording import Recording
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.shared_keys import WIDEST, forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
@@ -203,14 +204,6 @@ class TransformersModel(SlotModel[SlotSequence]):
             raise ParameterError(_no_further_states(further))
         self.compiled = compile_passes(self)
 
-    def cache_rows(self, slots: slice) -> list[Tensor]:
-        """Each layer's keys and values of some slots, [R, heads, capacity, size], as views."""
-        held = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
-        found = [tensor[slots] for tensor in held if tensor is not None]
-        if len(found) < len(held):
-            raise RuntimeError("some of its layers keep no keys")
-        return found
-
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         wanted = tokens.shape[1]
         width = self._width(wanted, rows[0].length) if len(rows) == 1 else wanted  # rows side by side are wide already
@@ -295,7 +288,7 @@ class TransformersModel(SlotModel[SlotSequence]):
     def _forward_recorded(self, recording: Recording, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         """All logits."""
         slots = self._cache.placement.slots
-        out, states = recording.run(slice(slots[0], slots[-1] + 1), tokens, positions, longest)
+        out, *states = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions)
         for layer, state in zip(self._kept_states(), states, strict=True):
             self._cache.states[layer].put(state)
         return out

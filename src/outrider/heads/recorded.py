@@ -1,0 +1,113 @@
+"""Recorded passes of an autoregressive head for one row (`models.recording`): it is called once a drafted token.
+
+Two of them: after the target's pass a head reads the target's states, and from then on those that it predicted itself, which
+are narrower where it reads states of further layers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.models.recording import Recording, record
+from outrider.models.shared_keys import WIDEST
+from outrider.models.tracing import Inputs, Traced, parts_of, trace
+
+if TYPE_CHECKING:
+    from outrider.heads.engine import AutoregressiveModel
+    from outrider.heads.layers import Attend
+
+CHECKED = 3  # tokens of the wider pass by which a new recording is compared with ordinary ones
+
+
+class NewestToken(nn.Module):
+    """A head's network and its rows of the target's head, for what follows the last token alone."""
+
+    def __init__(self, network: nn.Module, rows: nn.Module) -> None:
+        super().__init__()
+        self.network, self.rows = network, rows
+
+    def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """As the network takes them → logits [R, 1, T], the state predicted at the last token [R, width]"""
+        last = self.network(embeddings, states, positions, attend)[:, -1]
+        return self.rows(last.unsqueeze(1)), last
+
+
+class RecordedHead:
+    """By the width of the states that are read."""
+
+    def __init__(self, recordings: dict[int, Recording]) -> None:
+        self._recordings = recordings
+
+    def of(self, tokens: int, states_width: int) -> Recording | None:
+        """That of a pass about embeddings [1, N, width], the states before them [1, N, ·] and positions [1, N]."""
+        return self._recordings.get(states_width) if tokens <= WIDEST else None
+
+
+def record_head(model: AutoregressiveModel) -> RecordedHead | None:
+    """Of a head on a CPU, None if it can't be recorded."""
+    widths = {model.config.states_width, model.config.width}
+    found = {width: _recorded(model, width) for width in widths}
+    return RecordedHead({width: one for width, one in found.items() if one is not None}) if any(found.values()) else None
+
+
+def _recorded(model: AutoregressiveModel, states_width: int) -> Recording | None:
+    what = (json.dumps(asdict(model.config)), model.dtype_name, states_width, *parts_of(model.module).describe())
+    return record(
+        model, model.name, what, lambda: _traced(model, states_width), lambda found: _agrees(model, found, states_width)
+    )
+
+
+def _traced(model: AutoregressiveModel, states_width: int) -> Traced:
+    _pass(model, None, [1], states_width)  # the cache is made by the first pass
+
+    def about(rows: Any, tokens: Any) -> list[Tensor]:
+        widths = (model.config.width, states_width)
+        given = [torch.empty((rows, tokens, width), dtype=model.dtype) for width in widths]
+        return [*given, torch.empty((rows, tokens), dtype=torch.long)]
+
+    def run(given: Inputs) -> tuple[Tensor, ...]:
+        embeddings, states, at = given.about
+        (layer,) = given.layers(at)
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            keys, values = layer.update(keys, values)
+            return model.attention(queries, keys, values, model.mask(at, given.columns))
+
+        out: tuple[Tensor, Tensor] = torch.func.functional_call(
+            model.module, given.tensors, (embeddings, states, at, attend)
+        )
+        return out
+
+    return trace(run, about, model, None)
+
+
+@torch.inference_mode()
+def _agrees(model: AutoregressiveModel, recording: Recording, states_width: int) -> bool:
+    """Whether passes of several tokens and of one, one after the other, agree to the bit."""
+    widths = [CHECKED, 1, 1]
+    wanted, got = (_pass(model, each, widths, states_width) for each in (None, recording))
+    return all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+@torch.inference_mode()
+def _pass(model: AutoregressiveModel, recording: Recording | None, widths: list[int], states_width: int) -> list[Tensor]:
+    """What passes of so many tokens after each other give, by the recording or as ever."""
+    generator = torch.Generator().manual_seed(0)
+    sequence = model.open(sum(widths))
+    out: list[Tensor] = []
+    try:
+        for width in widths:
+            sizes = ((1, width, model.config.width), (1, width, states_width))
+            embeddings, states = (torch.randn(size, generator=generator).to(model.dtype) for size in sizes)
+            at = sequence.length
+            positions = torch.arange(at, at + width).unsqueeze(0)
+            out += model.newest(sequence, embeddings, states, positions, recording)
+            sequence.advance(width)
+    finally:
+        sequence.close()
+    return out

@@ -1,0 +1,111 @@
+"""A recording: the operations of a pass, called by torch's own interpreter instead of the Python that led to them.
+
+They are the same operations on the same sizes, so that a recorded pass gives the bits of the ordinary one; one that does
+not is not used. What was recorded is kept in the cache folder as text (`graph_text`), which the next start reads in no time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import CacheFolderError
+from outrider.models.cache_folder import cache_folder
+from outrider.models.graph_text import graph_text
+from outrider.models.tracing import Cached, PassInputs, Traced, versions
+
+_FORMAT = 3  # to be raised when what is traced changes with neither torch nor transformers
+_REFUSED = "refused: "
+_log = logging.getLogger(__name__)
+_jit: Any = torch._C
+_interpreter: Any = torch.jit  # parts of which have no types
+
+
+class Recording:
+    """One recorded pass."""
+
+    def __init__(self, model: Cached, text: str) -> None:
+        self._inputs = PassInputs(model)
+        self._call = _jit._create_function_from_graph("recorded_pass", _jit.parse_ir(text))
+
+    def run(self, slots: slice, longest: int, *about: Tensor) -> list[Tensor]:
+        """What the traced function returns for these slots' rows. longest: the last position of any row + 1."""
+        capacity, read = self._inputs.of(slots, longest)
+        with _interpreter.optimized_execution(False):  # nothing fused, nothing made for these sizes
+            return self._call(longest, capacity, *about, *read)  # type: ignore[no-any-return]
+
+
+def record(
+    model: Cached, name: str, what: object, make: Callable[[], Traced], agrees: Callable[[Recording], bool]
+) -> Recording | None:
+    """What was recorded of a model, read from the cache folder or made now; None where it can't be.
+
+    what: all that the graph depends on. make: traces it. agrees: whether its results are those of ordinary passes.
+    """
+    path = _path(name, what)
+    kept = _read(path)
+    if kept is not None and not kept.startswith(_REFUSED):
+        try:
+            return Recording(model, kept)
+        except RuntimeError as error:  # what was kept has been damaged
+            _log.debug("passes of %s are recorded again: %s", name, _line(error))
+            kept = None
+    if kept is None:
+        kept = _made(model, make, agrees)
+        _keep(path, kept)
+    if kept.startswith(_REFUSED):
+        _log.debug("passes of %s are not recorded: %s", name, kept.removeprefix(_REFUSED))
+        return None
+    return Recording(model, kept)
+
+
+def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording], bool]) -> str:
+    """The text of its graph, or why there is none."""
+    try:
+        text = graph_text(make().graph)
+        if not agrees(Recording(model, text)):
+            return _REFUSED + "its recorded passes give other bits"
+    except Exception as error:  # models raise anything when they are traced; the ordinary pass is always there
+        return _REFUSED + _line(error)
+    return text
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _path(name: str, what: object) -> Path | None:
+    about = repr((_FORMAT, versions(), torch.backends.cpu.get_cpu_capability(), what))
+    try:
+        return cache_folder() / "recorded" / f"{hashlib.sha256(about.encode()).hexdigest()[:24]}.txt"
+    except CacheFolderError as error:
+        _log.debug("recorded passes of %s are not kept: %s", name, error)
+        return None
+
+
+def _read(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _keep(path: Path | None, text: str) -> None:
+    """Beside its place first, so that nobody reads half of it."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, path)
+    except OSError as error:
+        _log.debug("recorded passes are not kept: %s", error)

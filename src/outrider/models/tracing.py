@@ -1,0 +1,319 @@
+"""A pass of tokens as a graph of tensor operations, for any context: how anything here is traced.
+
+A graph must not depend on numbers that change from pass to pass, or each position would need another one. So the cache is
+written at positions that are a tensor, and its capacity and the columns that are read are symbols of the graph; the numbers
+of tokens and of rows are symbols, too, or fixed. Everything that is read is an input: no weight is copied into the graph,
+and what is made of it (`recorded`, `compiled`) can be kept on disk and used by the next process without tracing.
+
+The graph takes `columns`, `capacity`, what the pass is about (tokens, positions), keys and values of each layer [R, heads,
+capacity, size], then the parameters, buffers and packed weights (`Parts.inputs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from outrider.models.int8_linear import Int8Linear, RowScale
+from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.shared_keys import WIDEST
+from outrider.models.slot_cache import SlotCache
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+STEP = 32  # columns are read in multiples of this, so that kernels for aligned masks fit
+# Sizes while tracing: equal to no size of a model, so that none is mistaken.
+_COLUMNS, _CAPACITY, _WIDTH, _ROWS = 11 * STEP, 23 * STEP, WIDEST - 3, 19
+_torch_library: Any = torch.library  # parts of which have no types
+_library = _torch_library.Library("outrider", "FRAGMENT")
+_library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.define("int8_product(Tensor x, Tensor weight) -> Tensor")
+_library.define("int8_tiles(Tensor x, Tensor weight, Tensor scales, Tensor zeros) -> Tensor")
+
+
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out
+
+
+def _packed_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    del bias
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _product_shape(x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
+    del scales
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32)
+
+
+_library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
+torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
+torch.library.register_fake("outrider::int8_product", _product_shape, lib=_library)
+torch.library.register_fake("outrider::int8_tiles", _product_shape, lib=_library)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a pass reads beside its row: tensors by name, and layers whose weight has a layout that can't be traced."""
+
+    tensors: dict[str, Tensor]
+    packed: tuple[OpaqueLinear, ...]
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [*self.tensors.values(), *(layer._packed for layer in self.packed)]
+
+    def describe(self) -> list[object]:
+        """What a graph's kernels depend on."""
+        plain = [(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in self.tensors.items()]
+        return [plain, [(layer.extra_repr(), str(layer._dtype)) for layer in self.packed]]
+
+
+def parts_of(module: torch.nn.Module) -> Parts:
+    """Of a module as it is now."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return Parts(tensors, tuple(layer for layer in module.modules() if isinstance(layer, OpaqueLinear)))
+
+
+def versions() -> tuple[str, ...]:
+    """Of what a graph is traced from."""
+    import transformers
+
+    import outrider
+
+    return outrider.__version__, torch.__version__, transformers.__version__
+
+
+class Cached(Protocol):
+    """A model whose passes read a slot cache."""
+
+    _cache: SlotCache
+
+    @property
+    def module(self) -> Any: ...
+
+    def cache_rows(self, slots: slice) -> list[Tensor]: ...
+
+
+@dataclass
+class PassInputs:
+    """What the passes of a model read in the order of a graph's inputs, the rows at hand looked up once."""
+
+    model: Cached
+    parts: list[Any] = field(init=False)
+    _rows: tuple[tuple[int, ...], list[Tensor]] = field(default=((), []), init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = parts_of(self.model.module).inputs
+
+    def of(self, slots: slice, columns: int) -> tuple[int, list[Any]]:
+        """The capacity of the cache, grown to so many columns if it is less, and what is read for these slots' rows."""
+        cache = self.model._cache
+        cache.reserve(1, columns)
+        key = (slots.start, slots.stop, cache.num_slots, cache.capacity)
+        if self._rows[0] != key:
+            self._rows = (key, self.model.cache_rows(slots))
+        return cache.capacity, [*self._rows[1], *self.parts]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph, the stand-ins of its inputs, and the mode that they belong to."""
+
+    graph: GraphModule
+    inputs: list[Any]
+    mode: Any
+
+
+class TracedRows(CacheLayerMixin):  # type: ignore[misc]
+    """A layer's keys and values of the rows while tracing. Follows transformers' cache-layer interface."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, at: Tensor, columns: int) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self._at, self._columns = at, columns
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """There is nothing to make."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Write at the positions; → the columns that are read, [R, heads, columns, size]."""
+        return self._store(self.keys, key_states), self._store(self.values, value_states)
+
+    def _store(self, held: Tensor, states: Tensor) -> Tensor:
+        rows: Any = held.shape[0]  # a symbol of the graph where it is not fixed
+        if isinstance(rows, int):  # one: by columns, several times quicker
+            held.index_copy_(2, self._at[0], states.to(held.dtype))
+        else:
+            each = torch.arange(rows, device=held.device).unsqueeze(-1)
+            held[each, :, self._at] = states.transpose(1, 2).to(held.dtype)
+        return held[:, :, : self._columns]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        del query_length
+        return self._columns, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a traced function is called with."""
+
+    columns: int
+    about: Sequence[Tensor]
+    rows: Sequence[Tensor]
+    tensors: dict[str, Tensor]
+
+    def layers(self, at: Tensor) -> list[TracedRows]:
+        """The cache of each layer, written at int64 [R, N] positions."""
+        return [TracedRows(self.rows[i], self.rows[i + 1], at, self.columns) for i in range(0, len(self.rows), 2)]
+
+
+def trace(
+    function: Callable[[Inputs], tuple[Tensor, ...]],
+    about: Callable[[Any, Any], list[Tensor]],
+    model: Cached,
+    width: int | None,
+    several: bool = False,
+) -> Traced:
+    """A function of `width` tokens a row, None for any number up to `WIDEST`.
+
+    about: (rows, tokens) → what the pass is about, tensors without values. several: of any number of rows, one otherwise.
+    Raises whatever the model's code raises where it can't be traced.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    parts, held = parts_of(model.module), model.cache_rows(slice(0, 1))
+    columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
+    tokens = _symbol(shapes, "width", _WIDTH) if width is None else width
+    rows = _symbol(shapes, "rows", _ROWS) if several else 1
+    with mode:
+        leading = about(rows, tokens)
+        inputs = [columns, capacity, *leading, *_stand_ins(held, parts, rows, capacity)]
+    with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
+        graph = make_fx(_flat(function, parts, len(leading), len(held)))(*inputs)
+    _name_packed(graph)
+    check_free(shapes)
+    _check_guards(shapes, columns, capacity, rows, tokens)
+    return Traced(graph, inputs, mode)
+
+
+def _flat(function: Callable[[Inputs], tuple[Tensor, ...]], parts: Parts, about: int, held: int) -> Any:
+    """The function of a list of inputs, with stand-ins for packed weights meanwhile."""
+    names = list(parts.tensors)
+
+    def run(columns: int, capacity: int, *flat: Tensor) -> tuple[Tensor, ...]:
+        del capacity
+        tensors = flat[about + held : about + held + len(names)]
+        scales = RowScale()
+        for layer, weight in zip(parts.packed, flat[about + held + len(names) :], strict=True):
+            layer._packed = weight
+            if isinstance(layer, Int8Linear):
+                layer._rows, layer._product = scales, _product_of(layer)  # type: ignore[method-assign,assignment]
+        given = dict(zip(names, tensors, strict=True))
+        return function(Inputs(columns, flat[:about], flat[about : about + held], given))
+
+    return run
+
+
+def _product_of(layer: Int8Linear) -> Callable[[Tensor], Tensor]:
+    """What can be traced in place of a kernel whose weight is no tensor, or no ordinary one."""
+    if layer.tiles:
+        return lambda x: torch.ops.outrider.int8_tiles(x, layer._packed, layer.scales, layer.zeros)
+    return lambda x: torch.ops.outrider.int8_product(x, layer._packed)
+
+
+def check_free(shapes: Any) -> None:
+    """Raise if the graph holds for some contexts only: a symbol was replaced by a number on the way."""
+    fixed = {symbol: value for symbol, value in shapes.replacements.items() if not value.free_symbols}
+    if fixed:
+        raise RuntimeError(f"its pass depends on the length of the context: {fixed}")
+
+
+def _check_guards(shapes: Any, columns: Any, capacity: Any, rows: Any, width: Any) -> None:
+    """Raise if the model's code took a decision by one of the sizes that is another one for other sizes.
+
+    Sizes of 1 apart, for which everything is contiguous: that changes what is copied, not what is computed.
+    """
+    for most, high, wide in product((WIDEST, 1 << 20), (2, 1 << 10), (2, WIDEST)):
+        sizes = ((columns, most), (capacity, 2 * most + 1), (rows, high), (width, wide))
+        given = {symbol.node.expr: size for symbol, size in sizes if not isinstance(symbol, int)}
+        for guard in shapes.guards:
+            if guard.expr.subs(given) != True:  # noqa: E712 - of a computer algebra
+                raise RuntimeError(f"its pass depends on sizes: {guard.expr}")
+
+
+def _symbol(shapes: Any, name: str, size: int) -> Any:
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = shapes.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    return shapes.create_symintnode(symbol, hint=size, source=source)
+
+
+def _stand_ins(held: list[Tensor], parts: Parts, rows: Any, capacity: Any) -> list[Tensor]:
+    """Tensors without values for what is read; to be called in the mode that makes such."""
+    device = held[0].device
+    cache = [torch.empty(rows, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in held]
+    tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in parts.tensors.values()]
+    packed = [torch.empty(p.out_features, p.in_features, dtype=p._dtype, device=device) for p in parts.packed]
+    return [*cache, *tensors, *packed]
+
+
+@contextmanager
+def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
+    """Whatever tracing sets on the modules is undone: stand-ins must not stay, wherever a model keeps them."""
+    before = [(part, dict(part.__dict__)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, held in before:
+            part.__dict__.clear()
+            part.__dict__.update(held)
+
+
+def _name_packed(graph: GraphModule) -> None:
+    """Let the graph name our own operation: the compiler takes torch's only for weights that are constants."""
+    op = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
+    for node in graph.graph.nodes:
+        if op is not None and node.op == "call_function" and node.target is op:
+            node.target = torch.ops.outrider.packed_linear.default
+            node.args = node.args[:3]
+    graph.recompile()
+
+
+def lower_packed() -> None:
+    """Tell the compiler to call torch's operation for ours directly, which saves a detour through Python a layer."""
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.lowering import lowerings, register_lowering
+    from torch._inductor.mkldnn_ir import LinearUnary
+
+    op, call = torch.ops.outrider.packed_linear.default, cast(Any, LinearUnary.create)
+    if op in lowerings:
+        return
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lower(x: Any, weight: Any, bias: Any) -> Any:
+        return TensorBox.create(call(x, weight, bias, "none", [], ""))
