@@ -14,7 +14,7 @@ from torch import Tensor
 import outrider
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
-from outrider.drafters import PromptLookupDrafter
+from outrider.drafters import HeadDrafter, PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
 from outrider.models import recorded, recording
 from outrider.models.graph_text import graph_text
@@ -27,7 +27,8 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from tests.ragged import score, some_tokens
-from tests.test_engine_decode import GREEDY
+from tests.test_engine_decode import GREEDY, WARM
+from tests.test_heads import write_head
 from tests.tiny_models import CONFIGS, module, tiny_encoder_decoder
 
 KINDS = ["float32", "bfloat16", *(["int8"] if can_round() else [])]
@@ -294,6 +295,25 @@ def test_the_first_layers_are_recorded_for_themselves(cache: Path) -> None:
     found = [scored(view, row, 9, (1, 3)) for view in views]
     assert all(torch.equal(wanted, got) for wanted, got in zip(*found, strict=True))
     assert torch.equal(*(scored(model, row, 9, (2,))[0] for model in (ordinary, quick)))
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "layered"])
+def test_recorded_heads_draft_what_ordinary_ones_do(kind: Any, cache: Path, tmp_path: Path) -> None:
+    """From what was recorded now and from what was kept: the same texts drawn, and the same rounds."""
+    folder, found = write_head(tmp_path / "head", kind), []
+    for recorded_head in (False, True, True):
+        target, drafter = made("Llama"), HeadDrafter(folder, step_seconds=0.1)
+        drafter.bind(target)
+        head: Any = drafter.model
+        assert head.recorded is not None
+        head.recorded = head.recorded if recorded_head else None
+        asked = [Request(some_tokens(9, number), 40, RandomStream(1, number)) for number in range(2)]
+        found.append([decode(target, [one], WARM, drafter, FixedLength(3)) for one in asked])
+    texts = [[tokens for tokens, _ in one] for one in found]
+    counts = [[[(r.drafted, r.accepted) for r in rounds[0]] for _, rounds in one] for one in found]
+    assert texts[1] == texts[2] == texts[0]
+    assert counts[1] == counts[2] == counts[0]
+    assert any(accepted for rounds in counts[0] for _, accepted in rounds)
 
 
 def test_costs_of_recorded_and_ordinary_passes_are_not_mixed_up(cache: Path) -> None:

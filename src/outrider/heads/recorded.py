@@ -51,6 +51,7 @@ class RecordedHead:
 def record_head(model: AutoregressiveModel) -> RecordedHead | None:
     """Of a head on a CPU, None if it can't be recorded."""
     widths = {model.config.states_width, model.config.width}
+    _pass(model, None, [1], model.config.width)  # the cache is made by the first pass, which a recorded one can't be
     found = {width: _recorded(model, width) for width in widths}
     return RecordedHead({width: one for width, one in found.items() if one is not None}) if any(found.values()) else None
 
@@ -63,7 +64,6 @@ def _recorded(model: AutoregressiveModel, states_width: int) -> Recording | None
 
 
 def _traced(model: AutoregressiveModel, states_width: int) -> Traced:
-    _pass(model, None, [1], states_width)  # the cache is made by the first pass
 
     def about(rows: Any, tokens: Any) -> list[Tensor]:
         widths = (model.config.width, states_width)
