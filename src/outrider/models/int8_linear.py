@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.models.packed_linear import OpaqueLinear, plain_weight
+from outrider.models.packed_linear import OpaqueLinear, replace_linears
 from outrider.models.steady_attention import use_steady_attention
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
@@ -162,15 +162,8 @@ def round_to_int8(module: nn.Module) -> int:
 
 def round_linears(module: nn.Module) -> int:
     """Replace the linear layers alone; → how many."""
-    rows, count = RowScale(), 0
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            weight = plain_weight(child)
-            if weight is not None:
-                bias: Any = child.bias
-                setattr(parent, name, Int8Linear(weight, bias, rows))
-                count += 1
-    return count
+    rows = RowScale()
+    return replace_linears(module, lambda weight, bias: Int8Linear(weight, bias, rows))
 
 
 def _token_table(module: Any) -> nn.Embedding | None:

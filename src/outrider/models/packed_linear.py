@@ -8,11 +8,13 @@ bit, those of float32 layers to rounding. Only models that Outrider has loaded i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from outrider.models.side_by_side import groups_of, put_together
 
 ROWS_HINT = 4  # the layout that suited 1 … 16 rows best (EXPERIMENTS.md)
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -88,16 +90,8 @@ def pack_linears(module: nn.Module) -> int:
     first = next(module.parameters())
     if not can_pack(first.dtype, first.device):
         return 0
-    count = 0
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            weight = plain_weight(child)
-            if weight is not None:
-                bias: Any = child.bias
-                with torch.inference_mode():
-                    setattr(parent, name, PackedLinear(weight, bias))
-                count += 1
-    return count
+    with torch.inference_mode():
+        return replace_linears(module, PackedLinear)
 
 
 def plain_weight(child: nn.Module) -> Tensor | None:
@@ -110,3 +104,27 @@ def plain_weight(child: nn.Module) -> Tensor | None:
         transposed: Any = child.weight
         return transposed.t().contiguous()  # type: ignore[no-any-return]
     return None
+
+
+def replace_linears(module: nn.Module, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
+    """Replace the linear layers of a model in place by what is made of weight [out, in] and bias; → how many there were.
+
+    Layers side by side become one (`side_by_side`), but for encoder-decoders, whose attention to the source has other inputs
+    for keys and values.
+    """
+    apart = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    count = 0
+    for parent in list(module.modules()):
+        found = {name: child for name, child in parent.named_children() if plain_weight(child) is not None}
+        for names in [] if apart else groups_of(found):
+            weights = [plain_weight(found[name]) for name in names]
+            biases: list[Any] = [found.pop(name).bias for name in names]
+            whole = make(torch.cat([w for w in weights if w is not None]), None if biases[0] is None else torch.cat(biases))
+            put_together(parent, names, [len(w) for w in weights if w is not None], whole)
+            count += len(names)
+        for name, child in found.items():
+            weight, bias = plain_weight(child), child.bias
+            assert weight is not None
+            setattr(parent, name, make(weight, bias))  # type: ignore[arg-type]
+            count += 1
+    return count
