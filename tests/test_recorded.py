@@ -17,6 +17,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter, PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
 from outrider.models import recorded, recording
+from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.graph_text import graph_text
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
@@ -29,7 +30,7 @@ from outrider.randomness import RandomStream
 from tests.ragged import score, some_tokens
 from tests.test_engine_decode import GREEDY, WARM
 from tests.test_heads import write_head
-from tests.tiny_models import CONFIGS, module, tiny_encoder_decoder
+from tests.tiny_models import CONFIGS, ENCODER_DECODERS, module
 
 KINDS = ["float32", "bfloat16", *(["int8"] if can_round() else [])]
 LONG = 4 * MIN_CAPACITY
@@ -260,12 +261,12 @@ def test_decisions_by_values_or_sizes_are_not_recorded(cache: Path, caplog: pyte
 
     plain = by_length.pass_arguments
 
-    def arguments(tokens: Tensor, positions: Tensor, longest: int, cache: Any) -> dict[str, Any]:
+    def arguments(tokens: Tensor, positions: Tensor, longest: int, *others: Any) -> dict[str, Any]:
         by_length.module.model.norm.seen = torch.empty(longest, 1)
-        return plain(tokens, positions, longest, cache)
+        return plain(tokens, positions, longest, *others)
 
     by_length.module.model.norm.forward = scaled
-    by_length.pass_arguments = arguments  # type: ignore[method-assign]
+    by_length.pass_arguments = arguments  # type: ignore[method-assign,assignment]
     with caplog.at_level(logging.DEBUG):
         by_length.record()
     assert by_length.recorded is None
@@ -280,10 +281,32 @@ def test_what_cannot_be_kept_is_recorded_all_the_same(tmp_path: Path, monkeypatc
     assert model.recorded is not None
 
 
-def test_encoder_decoders_stay_as_they_are(cache: Path) -> None:
-    model = tiny_encoder_decoder("T5")
-    model.record()
-    assert model.recorded is None
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [*((name, "float32") for name in ENCODER_DECODERS), *((name, "int8") for name in ("T5", "Whisper") if KINDS[2:])],
+)
+def test_decoders_with_sources_of_different_length(architecture: str, kind: str, cache: Path) -> None:
+    found = []
+    for quick in (False, True):
+        made_now = module(architecture, dtype=torch.float32)
+        (round_to_int8 if kind == "int8" else pack_linears)(made_now)
+        model = EncoderDecoderModel(made_now, name=architecture)
+        if quick:
+            model.record()
+            assert quick_for_several(model)
+        sources: list[Any] = [model.stand_in() if model.hears else some_tokens(length, 1) for length in (9, 20, 4)]
+        sequences = [model.open(source=source) for source in sources]
+        row, out = some_tokens(60, 2), []
+        for widths in ((3, 1, 2), (1, 1, 1), (8, 2, 5)):
+            parts = [row[s.length : s.length + n] for s, n in zip(sequences, widths, strict=True)]
+            out += score(model, sequences, parts)
+        sequences[1].truncate(3)
+        out += score(model, sequences[1:2], [row[10:14]])
+        sequences[0].close()
+        out += score(model, sequences[1:2], [row[20:21]])
+        out += score(model, sequences[1:], [row[30:33], row[4:5]])
+        found.append(out)
+    assert all(torch.equal(wanted, got) for wanted, got in zip(*found, strict=True))
 
 
 def test_the_first_layers_are_recorded_for_themselves(cache: Path) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from outrider.models.recording import Recording, record
 from outrider.models.shared_keys import WIDEST
-from outrider.models.tracing import Inputs, Traced, parts_of, trace
+from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
 
 if TYPE_CHECKING:
     from outrider.heads.engine import AutoregressiveModel
@@ -65,10 +65,10 @@ def _recorded(model: AutoregressiveModel, states_width: int) -> Recording | None
 
 def _traced(model: AutoregressiveModel, states_width: int) -> Traced:
 
-    def about(rows: Any, tokens: Any) -> list[Tensor]:
+    def about(of: Sizes) -> list[Tensor]:
         widths = (model.config.width, states_width)
-        given = [torch.empty((rows, tokens, width), dtype=model.dtype) for width in widths]
-        return [*given, torch.empty((rows, tokens), dtype=torch.long)]
+        given = [torch.empty((of.rows, of.tokens, width), dtype=model.dtype) for width in widths]
+        return [*given, torch.empty((of.rows, of.tokens), dtype=torch.long)]
 
     def run(given: Inputs) -> tuple[Tensor, ...]:
         embeddings, states, at = given.about

@@ -71,6 +71,34 @@ class CrossLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
+class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values of the rows at hand, [R, heads, S, size], for a pass that only reads them."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """There is nothing to make."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Nothing is added to a source that has been read."""
+        raise NotImplementedError
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        del query_length
+        return int(self.keys.shape[2]), 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
 class CrossCache(Cache):  # type: ignore[misc]
     """The cross attention of one model. `filling`: the slot that the next pass writes. `slots`: those that it reads."""
 
@@ -81,6 +109,12 @@ class CrossCache(Cache):  # type: ignore[misc]
         self.slots: tuple[int, ...] = ()
         self._lengths: dict[int, int] = {}
         super().__init__(layers=[CrossLayer(self) for _ in range(num_layers)])
+
+    @property
+    def held(self) -> list[Tensor]:
+        """Each layer's keys and values of all slots."""
+        every = [tensor for layer in self.layers for tensor in (layer._keys, layer._values)]
+        return [tensor for tensor in every if tensor is not None]
 
     @property
     def longest(self) -> int:

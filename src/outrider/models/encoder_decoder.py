@@ -9,16 +9,18 @@ has read already (several answers to a question, a model that drafts for itself)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import Source
-from outrider.models.cross_cache import CrossCache
+from outrider.models.cross_cache import CrossCache, SourceLayer
 from outrider.models.limits import context_limit
 from outrider.models.masks import make_mask
 from outrider.models.row_positions import at_positions, position_modules
@@ -150,24 +152,47 @@ class EncoderDecoderModel(TransformersModel):
         super().release(sequence)
 
     def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
+        source = self.source_rows()
+        with self.placed(positions, longest):
+            out: Tensor = self.module(**self.pass_arguments(tokens, positions, longest, self._cache, source)).logits
+        return out if kept is None else out[:, kept]
+
+    def placed(self, positions: Tensor, longest: int) -> AbstractContextManager[None]:
+        """See `TransformersModel`."""
         if self._max_length is not None:
             positions = positions.clamp(max=self._max_length - 1)  # padding may lie past the last entry of the table
+        return at_positions(self._tables, self._biased, positions, longest)
+
+    def source_rows(self) -> list[Tensor]:
+        """What each row may see of its source, [R, 1, 1, S], and each layer's keys and values of it, [R, heads, S, size]."""
         self._cross.slots = self._cache.placement.slots
-        self._both.is_updated = dict.fromkeys(range(len(self._cross.layers)), True)
+        held = [tensor for layer in self._cross.layers for tensor in (layer.keys, layer.values)]
+        return [self._cross.mask(self.device, self._additive), *(tensor for tensor in held if tensor is not None)]
+
+    def source_like(self, rows: Any, length: Any) -> list[Tensor]:
+        """See `TransformersModel`."""
+        mask = torch.empty((rows, 1, 1, length), dtype=self._additive or torch.bool, device=self.device)
+        shapes = [(tensor.shape[1], tensor.shape[3], tensor.dtype) for tensor in self._cross.held]
+        return [mask, *(torch.empty((rows, n, length, size), dtype=dtype, device=self.device) for n, size, dtype in shapes)]
+
+    def pass_arguments(
+        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor]
+    ) -> dict[str, Any]:
+        """See `TransformersModel`."""
+        mask, *held = source
+        both = EncoderDecoderCache(cache, Cache(layers=[SourceLayer(*held[i : i + 2]) for i in range(0, len(held), 2)]))
+        both.is_updated = dict.fromkeys(range(len(held) // 2), True)
         # Looked at for its shape only: what it would be read for is in the cross cache.
         states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device)
-        states = states.expand(len(tokens), self._cross.longest, self._size)
-        arguments: dict[str, Any] = {
+        states = states.expand(tokens.shape[0], mask.shape[3], self._size)
+        return {
             "decoder_input_ids": tokens,
             "decoder_attention_mask": make_mask(positions, longest, self._pattern, self._additive),
-            "attention_mask": self._cross.mask(tokens.device, self._additive),
+            "attention_mask": mask,
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),
-            "past_key_values": self._both,
+            "past_key_values": both,
             "use_cache": True,
         }
-        with at_positions(self._tables, self._biased, positions, longest):
-            out: Tensor = self.module(**arguments).logits
-        return out if kept is None else out[:, kept]
 
 
 def _decoder_layers(config: Any) -> int:

@@ -90,7 +90,8 @@ def graph_text(traced: GraphModule) -> str:
         if node.op == "placeholder":
             name = f"%i{len(writer.inputs)}"
             writer.names[node] = name
-            writer.inputs[name] = "Tensor" if isinstance(node.meta["val"], torch.Tensor) else "int"
+            kind = "Tensor" if isinstance(node.meta["val"], torch.Tensor) else "int"
+            writer.inputs[name] = kind if node.users else "Any"  # a packed weight is no tensor when it is called
         elif node.op == "call_function":
             writer.names[node] = _written(writer, node)
         elif node.op == "output":

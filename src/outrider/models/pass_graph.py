@@ -1,7 +1,8 @@
 """One forward pass of a model of transformers as a graph (`tracing`), for tokens of one row or several and any context.
 
-The graph is about tokens [R, N] at positions [R, N]; it returns logits [R, N, V] and the states asked for, each [R, N,
-width]. Only the attention is written anew, for heads that share keys, where transformers would copy these.
+The graph is about tokens [R, N] at positions [R, N] and, of an encoder-decoder, its sources' keys and values; it returns
+logits [R, N, V] and the states asked for, each [R, N, width]. Only the attention is written anew, for heads that share keys,
+where transformers would copy these.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from transformers.cache_utils import Cache
 from outrider.models.base import LAST
 from outrider.models.hidden_states import Put, caught
 from outrider.models.shared_keys import SHARED_KEYS, attend, forget_masks
-from outrider.models.tracing import Inputs, Traced, parts_of, trace
+from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
@@ -39,15 +40,17 @@ def trace_pass(
     several: of any number of rows, one otherwise. Raises whatever the model's code raises where it can't be traced.
     """
 
-    def about(rows: Any, tokens: Any) -> list[Tensor]:
-        return [torch.empty((rows, tokens), dtype=torch.long, device=model.device) for _ in range(2)]
+    def about(of: Sizes) -> list[Tensor]:
+        tokens = [torch.empty((of.rows, of.tokens), dtype=torch.long, device=model.device) for _ in range(2)]
+        return tokens + model.source_like(of.rows, of.source)
 
     def run(given: Inputs) -> tuple[Tensor, ...]:
-        tokens, at = given.about
+        tokens, at, *source = given.about
         states: dict[int, Tensor] = {}
         catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
-        with caught(model.module, catching), _heads_together():
-            arguments = model.pass_arguments(tokens, at, given.columns, Cache(layers=given.layers(at)))
+        cache = Cache(layers=given.layers(at))
+        with caught(model.module, catching), _heads_together(), model.placed(at, given.columns):
+            arguments = model.pass_arguments(tokens, at, given.columns, cache, source)
             out = torch.func.functional_call(model.module, given.tensors, kwargs=arguments)
         return out.logits, *(states[layer] for layer in layers)
 

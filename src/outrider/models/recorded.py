@@ -8,11 +8,12 @@ recorded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from outrider.models.base import has_encoder, open_sequence
 from outrider.models.pass_graph import describe_pass, trace_pass
 from outrider.models.recording import Recording, record
 
@@ -85,7 +86,8 @@ def _scored(model: TransformersModel, passes: RecordedPasses | None, widths: lis
     """The logits of these passes over rows of different lengths, and what the last layer kept of them."""
     before = model.recorded, model.compiled
     model.recorded, model.compiled = None, None
-    sequences = [model.open(sum(widths) + 1) for _ in range(rows)]
+    source = model.stand_in() if has_encoder(model) else None
+    sequences: list[Any] = [open_sequence(model, source, sum(widths) + 1) for _ in range(rows)]
     longest = sum(widths)
     tokens = torch.tensor([[(7 * i + 3 + row) % min(model.vocab_size, 50) for i in range(longest)] for row in range(rows)])
     try:

@@ -22,7 +22,7 @@ from outrider.models.cache_folder import cache_folder
 from outrider.models.graph_text import graph_text
 from outrider.models.tracing import Cached, PassInputs, Traced, versions
 
-_FORMAT = 3  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 4  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _jit: Any = torch._C

@@ -53,7 +53,7 @@ def attend(
         scores = torch.tanh(scores / softcap) * softcap
     bias = others.get("position_bias")
     if bias is not None:
-        scores = scores + bias.double().view(len(bias), groups, heads // groups, *bias.shape[2:])
+        scores = scores + bias.double().view(bias.shape[0], groups, heads // groups, *bias.shape[2:])
     if attention_mask is None and getattr(module, "is_causal", True):
         attention_mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)[None, None]
     if attention_mask is not None:

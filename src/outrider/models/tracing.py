@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STEP = 32  # columns are read in multiples of this, so that kernels for aligned masks fit
 # Sizes while tracing: equal to no size of a model, so that none is mistaken.
-_COLUMNS, _CAPACITY, _WIDTH, _ROWS = 11 * STEP, 23 * STEP, WIDEST - 3, 19
+_COLUMNS, _CAPACITY, _SOURCE, _WIDTH, _ROWS = 11 * STEP, 23 * STEP, 13 * STEP, WIDEST - 3, 19
 _torch_library: Any = torch.library  # parts of which have no types
 _library = _torch_library.Library("outrider", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
@@ -172,6 +172,15 @@ class TracedRows(CacheLayerMixin):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Of a traced pass, numbers or symbols. source: the longest source of an encoder-decoder's rows."""
+
+    rows: Any
+    tokens: Any
+    source: Any
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What a traced function is called with."""
 
@@ -187,14 +196,14 @@ class Inputs:
 
 def trace(
     function: Callable[[Inputs], tuple[Tensor, ...]],
-    about: Callable[[Any, Any], list[Tensor]],
+    about: Callable[[Sizes], list[Tensor]],
     model: Cached,
     width: int | None,
     several: bool = False,
 ) -> Traced:
     """A function of `width` tokens a row, None for any number up to `WIDEST`.
 
-    about: (rows, tokens) → what the pass is about, tensors without values. several: of any number of rows, one otherwise.
+    about: makes what the pass is about, tensors without values. several: of any number of rows, one otherwise.
     Raises whatever the model's code raises where it can't be traced.
     """
     from torch._dispatch.python import enable_python_dispatcher
@@ -208,14 +217,15 @@ def trace(
     columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
     tokens = _symbol(shapes, "width", _WIDTH) if width is None else width
     rows = _symbol(shapes, "rows", _ROWS) if several else 1
+    source = _symbol(shapes, "source", _SOURCE)
     with mode:
-        leading = about(rows, tokens)
+        leading = about(Sizes(rows, tokens, source))
         inputs = [columns, capacity, *leading, *_stand_ins(held, parts, rows, capacity)]
     with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
         graph = make_fx(_flat(function, parts, len(leading), len(held)))(*inputs)
     _name_packed(graph)
     check_free(shapes)
-    _check_guards(shapes, columns, capacity, rows, tokens)
+    _check_guards(shapes, columns, capacity, Sizes(rows, tokens, source))
     return Traced(graph, inputs, mode)
 
 
@@ -251,13 +261,13 @@ def check_free(shapes: Any) -> None:
         raise RuntimeError(f"its pass depends on the length of the context: {fixed}")
 
 
-def _check_guards(shapes: Any, columns: Any, capacity: Any, rows: Any, width: Any) -> None:
+def _check_guards(shapes: Any, columns: Any, capacity: Any, of: Sizes) -> None:
     """Raise if the model's code took a decision by one of the sizes that is another one for other sizes.
 
     Sizes of 1 apart, for which everything is contiguous: that changes what is copied, not what is computed.
     """
-    for most, high, wide in product((WIDEST, 1 << 20), (2, 1 << 10), (2, WIDEST)):
-        sizes = ((columns, most), (capacity, 2 * most + 1), (rows, high), (width, wide))
+    for most, high, wide, far in product((WIDEST, 1 << 20), (2, 1 << 10), (2, WIDEST), (2, 1 << 15)):
+        sizes = ((columns, most), (capacity, 2 * most + 1), (of.rows, high), (of.tokens, wide), (of.source, far))
         given = {symbol.node.expr: size for symbol, size in sizes if not isinstance(symbol, int)}
         for guard in shapes.guards:
             if guard.expr.subs(given) != True:  # noqa: E712 - of a computer algebra

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -186,11 +187,11 @@ class TransformersModel(SlotModel[SlotSequence]):
     def record(self) -> None:
         """From now on score a few tokens a sequence by recorded passes, which give the same bits sooner (`recorded`).
 
-        Does nothing where the model can't be recorded, and for encoder-decoders and on devices other than CPUs. The module
-        must stay as it is: its weights may be written to, but not replaced.
+        Does nothing where the model can't be recorded, and on devices other than CPUs. The module must stay as it is: its
+        weights may be written to, but not replaced.
         """
         self.recorded = None
-        if self.device.type == "cpu" and not self.has_encoder:
+        if self.device.type == "cpu":
             self.recorded = record_passes(self, tuple(self._kept_states()))
 
     def compile(self) -> None:
@@ -242,7 +243,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
 
     def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
-        arguments = self.pass_arguments(tokens, positions, longest, self._cache)
+        arguments = self.pass_arguments(tokens, positions, longest, self._cache, self.source_rows())
         width = tokens.shape[1]
         cut = kept is not None and kept != list(range(width))
         if cut and kept is not None and "logits_to_keep" in self._takes:
@@ -259,8 +260,27 @@ class TransformersModel(SlotModel[SlotSequence]):
         """Where the hidden states of a pass are put, by layer."""
         return self._cache.states
 
-    def pass_arguments(self, tokens: Tensor, positions: Tensor, longest: int, cache: Any) -> dict[str, Any]:
-        """What the module is called with. tokens, positions: int64 [R, N]; longest: columns of the cache that are read."""
+    def source_rows(self) -> list[Tensor]:
+        """What a pass over the rows at hand reads of their sources: nothing here."""
+        return []
+
+    def source_like(self, rows: Any, length: Any) -> list[Tensor]:
+        """The same for so many rows with sources of that length, without values."""
+        del rows, length
+        return []
+
+    def placed(self, positions: Tensor, longest: int) -> AbstractContextManager[None]:
+        """While a pass knows its positions in some other way than by its arguments, too."""
+        del positions, longest
+        return nullcontext()
+
+    def pass_arguments(
+        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor]
+    ) -> dict[str, Any]:
+        """What the module is called with. tokens, positions: int64 [R, N]; longest: columns of the cache that are read;
+        source: `source_rows`.
+        """
+        del source
         if self._max_length is not None:
             positions = positions.clamp(max=self._max_length - 1)  # padding may lie past the last embedding
         return {
@@ -288,7 +308,7 @@ class TransformersModel(SlotModel[SlotSequence]):
     def _forward_recorded(self, recording: Recording, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         """All logits."""
         slots = self._cache.placement.slots
-        out, *states = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions)
+        out, *states = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions, *self.source_rows())
         for layer, state in zip(self._kept_states(), states, strict=True):
             self._cache.states[layer].put(state)
         return out
