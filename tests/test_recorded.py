@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -337,6 +339,31 @@ def test_recorded_heads_draft_what_ordinary_ones_do(kind: Any, cache: Path, tmp_
     assert texts[1] == texts[2] == texts[0]
     assert counts[1] == counts[2] == counts[0]
     assert any(accepted for rounds in counts[0] for _, accepted in rounds)
+
+
+def used_once(head: Path) -> weakref.ref[Tensor]:
+    """A weight of a model that was recorded, used with a head, and left."""
+    model = made("Llama")
+    model.record()
+    drafter = HeadDrafter(head, step_seconds=0.1)
+    drafter.bind(model)
+    sequences = [model.open(), model.open()]
+    score(model, sequences, [[5], [6]])
+    for sequence in sequences:
+        sequence.close()
+    return weakref.ref(model.module.model.norm.weight)
+
+
+def test_a_recorded_model_is_freed_at_once(cache: Path, tmp_path: Path) -> None:
+    """Its gigabytes must not wait for a collection of cycles. (Tracing leaves some, so the second one counts.)"""
+    head = write_head(tmp_path / "head", "autoregressive")
+    used_once(head)
+    gc.collect()
+    gc.disable()
+    try:
+        assert used_once(head)() is None
+    finally:
+        gc.enable()
 
 
 def test_costs_of_recorded_and_ordinary_passes_are_not_mixed_up(cache: Path) -> None:

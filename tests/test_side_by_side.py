@@ -67,6 +67,9 @@ def test_only_layers_that_are_alike_are_put_together() -> None:
         got = [getattr(parts, name)(x) for name in ("q_proj", "k_proj", "v_proj", "gate", "up")]
     assert [name for name, part in parts.named_children() if isinstance(part, Share)] == ["q_proj", "k_proj", "v_proj"]
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(wanted, got, strict=True))
+    bias = parts.k_proj.bias
+    assert bias is not None
+    assert bias.shape == (8,)
     assert (parts.k_proj.in_features, parts.k_proj.out_features, parts.k_proj.weight.shape) == (32, 8, (8, 32))
 
 
@@ -84,13 +87,14 @@ def test_a_new_input_is_never_answered_by_the_last_ones_product() -> None:
             return torch.cat([x, 2 * x], -1)
 
     product = Doubled()
-    together = Together(product)
+    together = Together(product, 2)
     like = nn.Linear(2, 2)
     first, second = Share(together, 0, 2, like), Share(together, 2, 4, like)
     for value in (1.0, 2.0):
         x = torch.full((1, 2), value)
         assert torch.equal(first(x), x)
         assert torch.equal(second(x), 2 * x)
+        assert together._out is None  # nothing of a long prompt stays
     assert product.calls == 2
     other = copy.deepcopy(nn.ModuleList([first, together]))
     assert torch.equal(other[0](torch.ones(1, 2)), torch.ones(1, 2))

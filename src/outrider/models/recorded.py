@@ -7,6 +7,7 @@ recorded once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ class RecordedPasses:
 
     def __init__(self, model: TransformersModel, layers: Sequence[int], alone: Recording) -> None:
         self.layers = tuple(layers)
-        self._model = model
+        self._model = weakref.ref(model)  # which has these
         self._alone = alone
         self._several: Recording | None = None
         self._asked = False
@@ -37,8 +38,10 @@ class RecordedPasses:
         """That for so many rows. The one for several is recorded when it is first asked for; None where it can't be."""
         if rows > 1 and not self._asked:
             self._asked = True
+            model = self._model()
+            assert model is not None
             with torch.inference_mode(False):
-                self._several = _recorded(self._model, self.layers, several=True)
+                self._several = _recorded(model, self.layers, several=True)
         return self._alone if rows == 1 else self._several
 
 

@@ -16,22 +16,29 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "k
 
 
 class Together(nn.Module):
-    """The product for all of them, computed when the first of them is asked with a new input.
+    """The product for so many of them, computed when the first is asked with a new input, kept until the last has its share.
 
     An input is known by the tensor, not by its values: a model must not change it in place and pass it again.
     """
 
-    def __init__(self, product: nn.Module) -> None:
+    def __init__(self, product: nn.Module, layers: int) -> None:
         super().__init__()
         self.product = product
+        self._layers = layers
         self._input: Tensor | None = None
         self._out: Tensor | None = None
+        self._asked = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., in] → [.., all their outputs]"""
-        if self._input is not x or self._out is None:
-            self._input, self._out = x, self.product(x)
-        return self._out
+        out = self._out
+        if self._input is not x or out is None:
+            out = self.product(x)
+            self._input, self._out, self._asked = x, out, 0
+        self._asked += 1
+        if self._asked == self._layers:  # of a long prompt it is large
+            self._input = self._out = None
+        return out
 
 
 class Share(nn.Module):
@@ -48,6 +55,12 @@ class Share(nn.Module):
     def weight(self) -> Tensor:
         """Shape and type of the weight, without its values: some models look at the type."""
         return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Its own entries, [out], None if the layers have none."""
+        whole: Tensor | None = self._together[0].product.bias  # type: ignore[assignment]
+        return None if whole is None else whole[self._start : self._stop]
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self._together[0](x)[..., self._start : self._stop]
@@ -73,7 +86,7 @@ def _alike(layers: Sequence[Any]) -> bool:
 
 def put_together(parent: nn.Module, names: Sequence[str], sizes: Sequence[int], product: nn.Module) -> None:
     """Replace the layers of these names in place. product: of all their rows, so many of each."""
-    together = Together(product)
+    together = Together(product, len(names))
     start = 0
     for name, size in zip(names, sizes, strict=True):
         like = getattr(parent, name)

@@ -11,9 +11,10 @@ capacity, size], then the parameters, buffers and packed weights (`Parts.inputs`
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -103,24 +104,26 @@ class Cached(Protocol):
     def cache_rows(self, slots: slice) -> list[Tensor]: ...
 
 
-@dataclass
 class PassInputs:
-    """What the passes of a model read in the order of a graph's inputs, the rows at hand looked up once."""
+    """What the passes of a model read in the order of a graph's inputs, the rows at hand looked up once.
 
-    model: Cached
-    parts: list[Any] = field(init=False)
-    _rows: tuple[tuple[int, ...], list[Tensor]] = field(default=((), []), init=False)
+    The model holds whoever has this, and is not held by it: its gigabytes would wait for the next collection of cycles.
+    """
 
-    def __post_init__(self) -> None:
-        self.parts = parts_of(self.model.module).inputs
+    def __init__(self, model: Cached) -> None:
+        self.parts = parts_of(model.module).inputs
+        self._model = weakref.ref(model)
+        self._rows: tuple[tuple[int, ...], list[Tensor]] = ((), [])
 
     def of(self, slots: slice, columns: int) -> tuple[int, list[Any]]:
         """The capacity of the cache, grown to so many columns if it is less, and what is read for these slots' rows."""
-        cache = self.model._cache
+        model = self._model()
+        assert model is not None
+        cache = model._cache
         cache.reserve(1, columns)
         key = (slots.start, slots.stop, cache.num_slots, cache.capacity)
         if self._rows[0] != key:
-            self._rows = (key, self.model.cache_rows(slots))
+            self._rows = (key, model.cache_rows(slots))
         return cache.capacity, [*self._rows[1], *self.parts]
 
 
