@@ -254,25 +254,51 @@ def test_decisions_by_values_or_sizes_are_not_recorded(cache: Path, caplog: pyte
         model.record()
     assert model.recorded is None
 
-    by_length = made("Llama")
-    whole = by_length.module.model.norm.forward
+    by_length: Any = made("Llama")
+    norm = by_length.module.model.norm
 
-    def scaled(x: Tensor) -> Tensor:
-        longest = by_length.module.model.norm.seen.shape[-2]
-        return whole(x) if longest < 100 else whole(x) * 2  # type: ignore[no-any-return]
+    class ByLength(type(norm)):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = super().forward(x)
+            return out if self.longest < 100 else out * 2
 
     plain = by_length.pass_arguments
 
     def arguments(tokens: Tensor, positions: Tensor, longest: int, *others: Any) -> dict[str, Any]:
-        by_length.module.model.norm.seen = torch.empty(longest, 1)
-        return plain(tokens, positions, longest, *others)
+        norm.longest = longest
+        return plain(tokens, positions, longest, *others)  # type: ignore[no-any-return]
 
-    by_length.module.model.norm.forward = scaled
-    by_length.pass_arguments = arguments  # type: ignore[method-assign,assignment]
+    norm.__class__ = ByLength
+    by_length.pass_arguments = arguments
     with caplog.at_level(logging.DEBUG):
         by_length.record()
     assert by_length.recorded is None
     assert "its pass depends on sizes" in caplog.text
+
+
+def test_modules_with_hooks_or_methods_of_their_own_are_not_recorded(cache: Path) -> None:
+    """Nor is what was kept of one without them used: a recorded pass calls none."""
+    made("Llama").record()
+    (kept,) = (cache / "recorded").iterdir()
+    text = kept.read_text()
+    hooked, patched = made("Llama"), made("Llama")
+    hook = hooked.module.model.norm.register_forward_hook(lambda module, given, out: out * 2)
+    norm: Any = patched.module.model.norm
+    norm.forward = norm.forward
+    for model in (hooked, patched):
+        model.record()
+        assert model.recorded is None
+    assert kept.read_text() == text
+    hook.remove()
+    hooked.record()
+    assert hooked.recorded is not None
+
+
+def test_recording_within_inference_mode(cache: Path) -> None:
+    with torch.inference_mode():
+        model = made("Llama")
+        model.record()
+    assert model.recorded is not None
 
 
 def test_what_cannot_be_kept_is_recorded_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ def describe_pass(model: TransformersModel) -> list[object]:
     """What a graph depends on, the values of its inputs and the versions of libraries apart."""
     config = model.module.config
     about: list[object] = [config.to_json_string(), config._attn_implementation, model.dtype_name, model.max_length]
-    return [*about, [type(part).__qualname__ for part in model.module.modules()], *parts_of(model.module).describe()]
+    kinds = [f"{type(part).__module__}.{type(part).__qualname__}" for part in model.module.modules()]
+    return [*about, kinds, *parts_of(model.module).describe()]
 
 
 def trace_pass(

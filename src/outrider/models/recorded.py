@@ -40,8 +40,7 @@ class RecordedPasses:
             self._asked = True
             model = self._model()
             assert model is not None
-            with torch.inference_mode(False):
-                self._several = _recorded(model, self.layers, several=True)
+            self._several = _recorded(model, self.layers, several=True)
         return self._alone if rows == 1 else self._several
 
 

@@ -51,7 +51,7 @@ def record(
     what: all that the graph depends on. make: traces it. agrees: whether its results are those of ordinary passes.
     """
     path = _path(name, what)
-    kept = _read(path)
+    kept = None if _changed(model.module) else _read(path)
     if kept is not None and not kept.startswith(_REFUSED):
         try:
             return Recording(model, kept)
@@ -59,18 +59,29 @@ def record(
             _log.debug("passes of %s are recorded again: %s", name, _line(error))
             kept = None
     if kept is None:
-        kept = _made(model, make, agrees)
-        _keep(path, kept)
+        changed = _changed(model.module)
+        kept = f"{_REFUSED}{changed}" if changed else _made(model, make, agrees)
+        if not changed:
+            _keep(path, kept)
     if kept.startswith(_REFUSED):
         _log.debug("passes of %s are not recorded: %s", name, kept.removeprefix(_REFUSED))
         return None
     return Recording(model, kept)
 
 
+def _changed(module: torch.nn.Module) -> str:
+    """What is no part of a model of that kind, and would be lost: methods of its own, hooks. Empty if there is nothing."""
+    for name, part in module.named_modules():
+        if "forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks:
+            return f"{name or 'the model'} has a method or a hook of its own"
+    return ""
+
+
 def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording], bool]) -> str:
     """The text of its graph, or why there is none."""
     try:
-        text = graph_text(make().graph)
+        with torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
+            text = graph_text(make().graph)
         if not agrees(Recording(model, text)):
             return _REFUSED + "its recorded passes give other bits"
     except Exception as error:  # models raise anything when they are traced; the ordinary pass is always there
