@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,19 @@ def flat_costs() -> Costs:
     return Costs({1: 1.0, 17: 1.5})
 
 
+def share_recordings(cache: Path, factory: pytest.TempPathFactory) -> Path:
+    """A new cache folder that has what all tests of this run have recorded: recording each tiny model anew takes minutes."""
+    base = factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
+    shared.mkdir(exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / "recorded").symlink_to(shared)
+    return cache
+
+
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of the test's own."""
-    folder = tmp_path / "cache"
+def cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, empty but for recorded passes."""
+    folder = share_recordings(tmp_path / "cache", tmp_path_factory)
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
     return folder

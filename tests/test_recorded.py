@@ -32,10 +32,17 @@ from outrider.randomness import RandomStream
 from tests.ragged import score, some_tokens
 from tests.test_engine_decode import GREEDY, WARM
 from tests.test_heads import write_head
-from tests.tiny_models import CONFIGS, ENCODER_DECODERS, module
+from tests.tiny_models import CONFIGS, module
 
 KINDS = ["float32", "bfloat16", *(["int8"] if can_round() else [])]
 LONG = 4 * MIN_CAPACITY
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder without recordings."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "empty"))
+    return tmp_path / "empty"
 
 
 def made(architecture: str, kind: str = "float32", **overrides: Any) -> TransformersModel:
@@ -75,7 +82,7 @@ def scored(model: TransformersModel, row: list[int], start: int, widths: Sequenc
     ("architecture", "kind"),
     [
         *((name, "float32") for name in sorted(CONFIGS.keys() - {"Mixtral"})),
-        *((name, kind) for name in ("Llama", "Gemma3", "GPT2") for kind in KINDS[1:]),
+        *((name, kind) for name in ("Llama", "Gemma3") for kind in KINDS[1:]),
     ],
 )
 def test_the_bits_are_those_of_ordinary_passes(architecture: str, kind: str, cache: Path) -> None:
@@ -125,7 +132,7 @@ def test_passes_with_all_their_logits_are_recorded(cache: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        *((name, "float32") for name in ("Gemma3", "GPT2", "Llama", "OPT", "Phi3", "GPTNeoX")),
+        *((name, "float32") for name in ("Gemma3", "GPT2", "Phi3")),
         *(("Llama", kind) for kind in KINDS[1:]),
     ],
 )
@@ -204,10 +211,10 @@ def test_greedy_texts_are_the_same(kind: str, cache: Path) -> None:
 
 
 def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ordinary, quick = pair("Llama")
-    (kept,) = (cache / "recorded").iterdir()
+    (kept,) = (empty / "recorded").iterdir()
     text = kept.read_text()
     with monkeypatch.context() as patch:
         patch.setattr(recorded, "trace_pass", lambda *args: pytest.fail("traced again"))
@@ -221,14 +228,14 @@ def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
         assert torch.equal(scored(ordinary, row, 5, (3,))[0], scored(quick, row, 5, (3,))[0])
 
 
-def test_other_models_have_other_recordings(cache: Path) -> None:
+def test_other_models_have_other_recordings(empty: Path) -> None:
     for kind in KINDS:
         made("Llama", kind).record()
     made("Llama", intermediate_size=64).record()
-    assert len(list((cache / "recorded").iterdir())) == len(KINDS) + 1
+    assert len(list((empty / "recorded").iterdir())) == len(KINDS) + 1
 
 
-def test_other_bits_are_never_used(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_bits_are_never_used(empty: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Planted: a recording with another operation near its end."""
 
     def planted(graph: Any) -> str:
@@ -247,7 +254,7 @@ def test_other_bits_are_never_used(cache: Path, monkeypatch: pytest.MonkeyPatch,
     assert model.recorded is None
 
 
-def test_decisions_by_values_or_sizes_are_not_recorded(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_decisions_by_values_or_sizes_are_not_recorded(empty: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Mixtral's experts ask which tokens are theirs; and a model whose code asks how long the context is."""
     model = made("Mixtral")
     with caplog.at_level(logging.DEBUG):
@@ -276,10 +283,10 @@ def test_decisions_by_values_or_sizes_are_not_recorded(cache: Path, caplog: pyte
     assert "its pass depends on sizes" in caplog.text
 
 
-def test_modules_with_hooks_or_methods_of_their_own_are_not_recorded(cache: Path) -> None:
+def test_modules_with_hooks_or_methods_of_their_own_are_not_recorded(empty: Path) -> None:
     """Nor is what was kept of one without them used: a recorded pass calls none."""
     made("Llama").record()
-    (kept,) = (cache / "recorded").iterdir()
+    (kept,) = (empty / "recorded").iterdir()
     text = kept.read_text()
     hooked, patched = made("Llama"), made("Llama")
     hook = hooked.module.model.norm.register_forward_hook(lambda module, given, out: out * 2)
@@ -311,7 +318,10 @@ def test_what_cannot_be_kept_is_recorded_all_the_same(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("architecture", "kind"),
-    [*((name, "float32") for name in ENCODER_DECODERS), *((name, "int8") for name in ("T5", "Whisper") if KINDS[2:])],
+    [
+        *((name, "float32") for name in ("T5", "Bart", "Pegasus", "Whisper")),
+        *((name, "int8") for name in ("T5", "Whisper") if KINDS[2:]),
+    ],
 )
 def test_decoders_with_sources_of_different_length(architecture: str, kind: str, cache: Path) -> None:
     found = []

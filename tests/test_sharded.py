@@ -28,7 +28,7 @@ from outrider.prompts import encode
 from outrider.sharded import lead
 from outrider.sharded.costs import Shape, communication_seconds, pass_seconds
 from outrider.sharded.loading import heads_divide, plan_of
-from tests.conftest import make_tokenizer, save_model
+from tests.conftest import make_tokenizer, save_model, share_recordings
 from tests.real_models import smollm2
 from tests.tiny_models import module
 
@@ -51,7 +51,8 @@ def start(ranks: int, *arguments: str, cache: Path | None = None) -> subprocess.
 def job(ranks: int, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], int, str]:
     """Run cases of `sharded_job` to their end. → what they found, torchrun's exit code, standard error"""
     out = folder / "found.json"
-    process = start(ranks, "-m", "tests.sharded_job", json.dumps({**settings, "out": str(out)}), cache=folder / "cache")
+    cache = folder / "cache"
+    process = start(ranks, "-m", "tests.sharded_job", json.dumps({**settings, "out": str(out)}), cache=cache)
     _, errors = process.communicate(timeout=300)
     return json.loads(out.read_text()) if out.exists() else {}, process.returncode, errors
 
@@ -76,6 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def two(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Two ranks: tokens, laws, what was planted on rank 1, refusals."""
     folder = tmp_path_factory.mktemp("two")
+    share_recordings(folder / "cache", tmp_path_factory)
     pair = {"target": folders["Llama"], "draft": folders["near"]}
     flags = {what: str(folder / what) for what in ("logits", "sums")}
     cases = {
