@@ -19,10 +19,12 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter, PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
 from outrider.models import recorded, recording
+from outrider.models.base import LAST
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.graph_text import graph_text
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
+from outrider.models.pass_graph import trace_pass
 from outrider.models.recording import Recording
 from outrider.models.shared_keys import WIDEST, use_shared_keys
 from outrider.models.slot_cache import MIN_CAPACITY
@@ -252,6 +254,21 @@ def test_other_bits_are_never_used(empty: Path, monkeypatch: pytest.MonkeyPatch,
     assert model.score([model.open()], torch.tensor([[5, 6, 7]]), [3]) is not None
     model.record()  # what was found is kept
     assert model.recorded is None
+
+
+def test_other_states_are_never_used(empty: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Planted: the states of one layer handed out as those of another."""
+
+    def planted(model: TransformersModel, width: int | None, layers: Sequence[int], several: bool) -> Any:
+        return trace_pass(model, width, [layer if layer == LAST else 1 for layer in layers], several)
+
+    model = made("Llama", num_hidden_layers=3)
+    model.keep_states([2])
+    with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
+        patch.setattr(recorded, "trace_pass", planted)
+        model.record()
+    assert model.recorded is None
+    assert "its recorded passes give other bits" in caplog.text
 
 
 def test_decisions_by_values_or_sizes_are_not_recorded(empty: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -65,11 +65,11 @@ def _recorded(model: TransformersModel, layers: Sequence[int], several: bool) ->
 
 @torch.inference_mode()
 def _same_bits(model: TransformersModel, layers: Sequence[int], recording: Recording, several: bool) -> bool:
-    """Whether passes of several widths one after the other, and so what they leave in the cache, agree to the bit."""
+    """Whether passes of several widths one after the other, and what they leave in the cache, agree to the bit."""
     most = model.max_length or sum(CHECKED) + 1
     widths = [width for i, width in enumerate(CHECKED) if 1 + sum(CHECKED[: i + 1]) <= most]
     trial = _Trial(model, layers, recording)
-    ordinary, recorded = (_scored(model, each, widths, 3 if several else 1) for each in (None, trial))
+    ordinary, recorded = (_scored(model, each, widths, 3 if several else 1, layers) for each in (None, trial))
     return trial.asked == len(widths) and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))
 
 
@@ -84,8 +84,10 @@ class _Trial(RecordedPasses):
         return self._alone
 
 
-def _scored(model: TransformersModel, passes: RecordedPasses | None, widths: list[int], rows: int) -> list[Tensor]:
-    """The logits of these passes over rows of different lengths, and what the last layer kept of them."""
+def _scored(
+    model: TransformersModel, passes: RecordedPasses | None, widths: list[int], rows: int, layers: Sequence[int]
+) -> list[Tensor]:
+    """The logits of these passes over rows of different lengths, what the last layer kept of them, and the states."""
     before = model.recorded, model.compiled
     model.recorded, model.compiled = None, None
     source = model.stand_in() if has_encoder(model) else None
@@ -102,8 +104,10 @@ def _scored(model: TransformersModel, passes: RecordedPasses | None, widths: lis
             assert logits is not None
             found.append(logits)
             at += width
-        held = model.cache_rows(slice(sequences[0].slot, sequences[-1].slot + 1))[-2:]
-        return [*found, *(layer[:, :, :at].clone() for layer in held)]
+        slots = slice(sequences[0].slot, sequences[-1].slot + 1)
+        states = [model._cache.states[layer].keys for layer in layers]
+        held = [*model.cache_rows(slots)[-2:], *(kept[slots] for kept in states if kept is not None)]
+        return [*found, *(kept[:, :, :at].clone() for kept in held)]
     finally:
         for sequence in sequences:
             sequence.close()
