@@ -10,7 +10,8 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,25 @@ def _changed(module: torch.nn.Module) -> str:
 def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording], bool]) -> str:
     """The text of its graph, or why there is none."""
     try:
-        with torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
+        with _quiet(), torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
             text = graph_text(make().graph)
         if not agrees(Recording(model, text)):
             return _REFUSED + "its recorded passes give other bits"
     except Exception as error:  # models raise anything when they are traced; the ordinary pass is always there
         return _REFUSED + _line(error)
     return text
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch writes on standard error about operations that it can't trace: they end in an error anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _line(error: Exception) -> str:
