@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import outrider
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter, PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
-from outrider.models import recorded, recording
-from outrider.models.base import LAST
 from outrider.models.encoder_decoder import EncoderDecoderModel
-from outrider.models.graph_text import graph_text
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
-from outrider.models.pass_graph import trace_pass
 from outrider.models.recording import Recording
 from outrider.models.shared_keys import WIDEST, use_shared_keys
 from outrider.models.slot_cache import MIN_CAPACITY
@@ -38,13 +30,6 @@ from tests.tiny_models import CONFIGS, module
 
 KINDS = ["float32", "bfloat16", *(["int8"] if can_round() else [])]
 LONG = 4 * MIN_CAPACITY
-
-
-@pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder without recordings."""
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "empty"))
-    return tmp_path / "empty"
 
 
 def made(architecture: str, kind: str = "float32", **overrides: Any) -> TransformersModel:
@@ -212,127 +197,6 @@ def test_greedy_texts_are_the_same(kind: str, cache: Path) -> None:
         assert got == wanted
 
 
-def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ordinary, quick = pair("Llama")
-    (kept,) = (empty / "recorded").iterdir()
-    text = kept.read_text()
-    with monkeypatch.context() as patch:
-        patch.setattr(recorded, "trace_pass", lambda *args: pytest.fail("traced again"))
-        quick.record()
-    assert quick.recorded is not None
-    for damage in (text[: len(text) // 2], "", "graph("):
-        kept.write_text(damage)
-        quick.record()
-        assert kept.read_text() == text
-        row = some_tokens(20, 1)
-        assert torch.equal(scored(ordinary, row, 5, (3,))[0], scored(quick, row, 5, (3,))[0])
-
-
-def test_other_models_have_other_recordings(empty: Path) -> None:
-    for kind in KINDS:
-        made("Llama", kind).record()
-    made("Llama", intermediate_size=64).record()
-    assert len(list((empty / "recorded").iterdir())) == len(KINDS) + 1
-
-
-def test_other_bits_are_never_used(empty: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Planted: a recording with another operation near its end."""
-
-    def planted(graph: Any) -> str:
-        text = graph_text(graph)
-        at = text.rindex("aten::silu(")
-        return text[:at] + "aten::tanh(" + text[at + len("aten::silu(") :]
-
-    model = made("Llama")
-    with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setattr(recording, "graph_text", planted)
-        model.record()
-    assert model.recorded is None
-    assert "its recorded passes give other bits" in caplog.text
-    assert model.score([model.open()], torch.tensor([[5, 6, 7]]), [3]) is not None
-    model.record()  # what was found is kept
-    assert model.recorded is None
-
-
-def test_other_states_are_never_used(empty: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Planted: the states of one layer handed out as those of another."""
-
-    def planted(model: TransformersModel, width: int | None, layers: Sequence[int], several: bool) -> Any:
-        return trace_pass(model, width, [layer if layer == LAST else 1 for layer in layers], several)
-
-    model = made("Llama", num_hidden_layers=3)
-    model.keep_states([2])
-    with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setattr(recorded, "trace_pass", planted)
-        model.record()
-    assert model.recorded is None
-    assert "its recorded passes give other bits" in caplog.text
-
-
-def test_decisions_by_values_or_sizes_are_not_recorded(empty: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Mixtral's experts ask which tokens are theirs; and a model whose code asks how long the context is."""
-    model = made("Mixtral")
-    with caplog.at_level(logging.DEBUG):
-        model.record()
-    assert model.recorded is None
-
-    by_length: Any = made("Llama")
-    norm = by_length.module.model.norm
-
-    class ByLength(type(norm)):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = super().forward(x)
-            return out if self.longest < 100 else out * 2
-
-    plain = by_length.pass_arguments
-
-    def arguments(tokens: Tensor, positions: Tensor, longest: int, *others: Any) -> dict[str, Any]:
-        norm.longest = longest
-        return plain(tokens, positions, longest, *others)  # type: ignore[no-any-return]
-
-    norm.__class__ = ByLength
-    by_length.pass_arguments = arguments
-    with caplog.at_level(logging.DEBUG):
-        by_length.record()
-    assert by_length.recorded is None
-    assert "its pass depends on sizes" in caplog.text
-
-
-def test_modules_with_hooks_or_methods_of_their_own_are_not_recorded(empty: Path) -> None:
-    """Nor is what was kept of one without them used: a recorded pass calls none."""
-    made("Llama").record()
-    (kept,) = (empty / "recorded").iterdir()
-    text = kept.read_text()
-    hooked, patched = made("Llama"), made("Llama")
-    hook = hooked.module.model.norm.register_forward_hook(lambda module, given, out: out * 2)
-    norm: Any = patched.module.model.norm
-    norm.forward = norm.forward
-    for model in (hooked, patched):
-        model.record()
-        assert model.recorded is None
-    assert kept.read_text() == text
-    hook.remove()
-    hooked.record()
-    assert hooked.recorded is not None
-
-
-def test_recording_within_inference_mode(cache: Path) -> None:
-    with torch.inference_mode():
-        model = made("Llama")
-        model.record()
-    assert model.recorded is not None
-
-
-def test_what_cannot_be_kept_is_recorded_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "cache"))
-    model = made("Llama")
-    model.record()
-    assert model.recorded is not None
-
-
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
@@ -392,41 +256,3 @@ def test_recorded_heads_draft_what_ordinary_ones_do(kind: Any, cache: Path, tmp_
     assert texts[1] == texts[2] == texts[0]
     assert counts[1] == counts[2] == counts[0]
     assert any(accepted for rounds in counts[0] for _, accepted in rounds)
-
-
-def used_once(head: Path) -> weakref.ref[Tensor]:
-    """A weight of a model that was recorded, used with a head, and left."""
-    model = made("Llama")
-    model.record()
-    drafter = HeadDrafter(head, step_seconds=0.1)
-    drafter.bind(model)
-    sequences = [model.open(), model.open()]
-    score(model, sequences, [[5], [6]])
-    for sequence in sequences:
-        sequence.close()
-    return weakref.ref(model.module.model.norm.weight)
-
-
-def test_a_recorded_model_is_freed_at_once(cache: Path, tmp_path: Path) -> None:
-    """Its gigabytes must not wait for a collection of cycles. (Tracing leaves some, so the second one counts.)"""
-    head = write_head(tmp_path / "head", "autoregressive")
-    used_once(head)
-    gc.collect()
-    gc.disable()
-    try:
-        assert used_once(head)() is None
-    finally:
-        gc.enable()
-
-
-def test_costs_of_recorded_and_ordinary_passes_are_not_mixed_up(cache: Path) -> None:
-    ordinary, quick = pair("Llama")
-    assert ordinary.fingerprint != quick.fingerprint
-    assert ordinary.dtype_name == quick.dtype_name
-
-
-def test_loaded_models_are_recorded_unless_their_module_is_wanted(target_folder: Path, cache: Path) -> None:
-    quick: Any = outrider.load(target_folder, dtype="float32")
-    ordinary: Any = outrider.load(target_folder, dtype="float32", pack=False)
-    assert quick.recorded is not None
-    assert ordinary.recorded is None

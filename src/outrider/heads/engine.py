@@ -60,6 +60,8 @@ class HeadSequence(SlotSequence):
 class HeadModel(SlotModel[HeadSequence]):
     """A head bound to its target, as a `LanguageModel` with the target's tokens; those outside its own have logit -inf."""
 
+    recorded: RecordedHead | None = None
+
     def __init__(
         self, target: HandsOutStates, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor], dtype: str = "auto"
     ) -> None:
@@ -103,7 +105,7 @@ class HeadModel(SlotModel[HeadSequence]):
         """What the costs of a pass depend on, the machine apart."""
         beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
         weights = "int8" if self.rounded else self.dtype
-        how = "" if getattr(self, "recorded", None) is None else " recorded"
+        how = "" if self.recorded is None else " recorded"
         return f"draft head{how} after a pass of {beside} {weights} {json.dumps(asdict(self.config))}"
 
     @property
@@ -186,7 +188,6 @@ class AutoregressiveModel(HeadModel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.module = NewestToken(self.network, self._rows)
-        self.recorded: RecordedHead | None = None
         if self.device.type == "cpu":
             self.recorded = record_head(self)
 

@@ -84,9 +84,9 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """There is nothing to make."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Nothing is added to a source that has been read."""
-        raise NotImplementedError
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Never called: a source that has been read does not grow."""
+        raise RuntimeError("a model adds to the keys of a source that has been read")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         del query_length

@@ -7,7 +7,7 @@ results have the bits that Python's calls of the same operations give.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from outrider.models.int8_linear import UNIT, ZERO
+from outrider.models.int8_linear import product_arguments, tiles_arguments
+from outrider.models.packed_linear import packed_arguments
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -116,7 +117,7 @@ def _written(writer: _Writer, node: Node) -> Any:
     if target is torch.ops.aten.sym_size.int:
         tensor, dimension = node.args
         return writer.line("int", f"aten::size({writer.names[tensor]}, {_whole(writer, dimension)})")  # type: ignore[index]
-    target, args = _KERNELS.get(str(target), _itself)(target, node.args)
+    target, args = _kernel(target, node.args)
     schema = getattr(target, "_schema", None)
     if schema is None:
         raise UnwritableError(f"it calls {target}")
@@ -188,32 +189,13 @@ def _whole(writer: _Writer, value: Any) -> str:
     raise UnwritableError(f"it computes with {value!r}")
 
 
-def _itself(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _kernel(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """What is called: for what stands in the graph for kernels that can't be traced (`tracing`), these."""
+    name = str(target)
+    if name == "outrider.packed_linear.default":
+        return torch.ops.mkldnn._linear_pointwise.default, packed_arguments(*args)
+    if name == "outrider.int8_product.default":
+        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default, product_arguments(*args)
+    if name == "outrider.int8_tiles.default":
+        return torch.ops.onednn.qlinear_pointwise.default, tiles_arguments(*args)
     return target, args
-
-
-def _packed_linear(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    del target
-    return torch.ops.mkldnn._linear_pointwise.default, (*args[:3], "none", [], "")
-
-
-def _int8_product(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    del target
-    x, weight = args
-    kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    return kernel, (x, UNIT, ZERO, weight)
-
-
-def _int8_tiles(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    del target
-    x, weight, scales, zeros = args
-    kernel = torch.ops.onednn.qlinear_pointwise.default
-    return kernel, (x, UNIT, ZERO, weight, scales, zeros, None, UNIT, 0, torch.float32, "none", [], "")
-
-
-# What stands in the graph for kernels that can't be traced (`pass_graph`).
-_KERNELS: dict[str, Callable[[Any, tuple[Any, ...]], tuple[Any, tuple[Any, ...]]]] = {
-    "outrider.packed_linear.default": _packed_linear,
-    "outrider.int8_product.default": _int8_product,
-    "outrider.int8_tiles.default": _int8_tiles,
-}

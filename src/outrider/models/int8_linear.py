@@ -24,7 +24,7 @@ from outrider.models.steady_attention import use_steady_attention
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 UNIT = 1.0
-TILES_FROM = 1 << 23  # weights of a layer from which that is seldom slower, and quicker for several rows (EXPERIMENTS.md)
+TILES_FROM = 1 << 23  # weights of a layer: a lone row takes 28 µs longer, several take less (EXPERIMENTS.md)
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
 
@@ -91,11 +91,20 @@ class Int8Linear(OpaqueLinear):
         """Of rows that were divided by their scales, still without these: [.., in] → float32 [.., out]"""
         out: Tensor
         if self.tiles:
-            how: Any = (None, UNIT, 0, torch.float32, "none", [], "")
-            out = torch.ops.onednn.qlinear_pointwise(x, UNIT, ZERO, self._packed, self.scales, self.zeros, *how)
+            out = torch.ops.onednn.qlinear_pointwise(*tiles_arguments(x, self._packed, self.scales, self.zeros))
         else:
-            out = _multiply(x, UNIT, ZERO, self._packed)
+            out = _multiply(*product_arguments(x, self._packed))
         return out
+
+
+def product_arguments(x: Any, weight: Any) -> tuple[Any, ...]:
+    """What fbgemm's kernel is called with, or what stands for it in a graph."""
+    return x, UNIT, ZERO, weight
+
+
+def tiles_arguments(x: Any, weight: Any, scales: Any, zeros: Any) -> tuple[Any, ...]:
+    """The same for oneDNN's. X: rounded, as uint8."""
+    return x, UNIT, ZERO, weight, scales, zeros, None, UNIT, 0, torch.float32, "none", [], ""
 
 
 class Int8Embedding(nn.Module):

@@ -68,8 +68,13 @@ class PackedLinear(OpaqueLinear):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(*packed_arguments(x, self._packed, self.bias))
         return out
+
+
+def packed_arguments(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    """What oneDNN's kernel is called with, or what stands for it in a graph."""
+    return x, weight, bias, "none", [], ""
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -51,8 +51,9 @@ def record(
 
     what: all that the graph depends on. make: traces it. agrees: whether its results are those of ordinary passes.
     """
-    path = _path(name, what)
-    kept = None if _changed(model.module) else _read(path)
+    changed = _changed(model.module)
+    path = None if changed else _path(name, what)
+    kept = _read(path)
     if kept is not None and not kept.startswith(_REFUSED):
         try:
             return Recording(model, kept)
@@ -60,10 +61,8 @@ def record(
             _log.debug("passes of %s are recorded again: %s", name, _line(error))
             kept = None
     if kept is None:
-        changed = _changed(model.module)
-        kept = f"{_REFUSED}{changed}" if changed else _made(model, make, agrees)
-        if not changed:
-            _keep(path, kept)
+        kept = _REFUSED + changed if changed else _made(model, make, agrees)
+        _keep(path, kept)
     if kept.startswith(_REFUSED):
         _log.debug("passes of %s are not recorded: %s", name, kept.removeprefix(_REFUSED))
         return None

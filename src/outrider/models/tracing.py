@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from outrider.models.int8_linear import Int8Linear, RowScale
-from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.packed_linear import OpaqueLinear, packed_arguments
 from outrider.models.shared_keys import WIDEST
 from outrider.models.slot_cache import SlotCache
 
@@ -41,7 +41,7 @@ _library.define("int8_tiles(Tensor x, Tensor weight, Tensor scales, Tensor zeros
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(*packed_arguments(x, weight, bias))
     return out
 
 
