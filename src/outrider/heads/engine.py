@@ -19,15 +19,15 @@ from torch.nn import functional as F
 
 from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
-from outrider.heads.config import HeadConfig, load_head
-from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
+from outrider.heads.config import HeadConfig, load_config
+from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads
+from outrider.heads.parts import HeadParts, parts_of
 from outrider.heads.recorded import NewestToken, RecordedHead, record_head
-from outrider.heads.target_parts import output_rows
 from outrider.models import steady_attention
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
-from outrider.models.int8_linear import can_round, round_linears
+from outrider.models.int8_linear import can_round
 from outrider.models.masks import AttentionPattern, make_mask
-from outrider.models.packed_linear import bytes_of, pack_linears
+from outrider.models.packed_linear import bytes_of
 from outrider.models.recording import Recording
 from outrider.models.shared_keys import together
 from outrider.models.slot_cache import Placement
@@ -62,27 +62,16 @@ class HeadModel(SlotModel[HeadSequence]):
 
     recorded: RecordedHead | None = None
 
-    def __init__(
-        self, target: HandsOutStates, config: HeadConfig, tokens: Tensor, weights: dict[str, Tensor], dtype: str = "auto"
-    ) -> None:
-        check_fits(target, config)
-        self.rounded = _rounds(dtype, target)
+    def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
         super().__init__(num_layers=1)
-        network = make_network(config)
-        load_weights(network, config, weights)
         target.keep_states(config.layers)
         self.target = target
         self.config = config
-        self.network = network.to(target.device, self.dtype).eval().requires_grad_(False)
-        self._tokens = tokens.to(target.device)
-        self._rows = torch.nn.Sequential(output_rows(target, self._tokens, self.dtype))
-        for part in (self.network, self._rows):
-            (round_linears if self.rounded else pack_linears)(part)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which it computes what is not rounded."""
-        return torch.float32 if self.rounded else self.target.state_dtype
+        self.network = parts.network
+        self.dtype = parts.dtype
+        self.rounded = parts.rounded
+        self._tokens = parts.tokens
+        self._rows = parts.rows
 
     @property
     def name(self) -> str:
@@ -185,8 +174,8 @@ class AutoregressiveModel(HeadModel):
 
     network: AutoregressiveHead
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
+        super().__init__(target, config, parts)
         self.module = NewestToken(self.network, self._rows)
         if self.device.type == "cpu":
             self.recorded = record_head(self)
@@ -363,6 +352,9 @@ def _rounds(dtype: str, target: HandsOutStates) -> bool:
 
 def open_head(target: HandsOutStates, folder: Path, dtype: str = "auto") -> HeadModel:
     """The head in a folder, for this target. dtype: of its weights, one of `HEAD_DTYPES`."""
-    config, tokens, weights = load_head(folder)
+    config = load_config(folder)
+    check_fits(target, config)
+    rounded = _rounds(dtype, target)
+    parts = parts_of(target, folder, torch.float32 if rounded else target.state_dtype, rounded)
     make = AutoregressiveModel if config.kind == "autoregressive" else BlockwiseModel
-    return make(target, config, tokens, weights, dtype)
+    return make(target, config, parts)
