@@ -13,6 +13,7 @@ import torch
 from outrider.drafters import HeadDrafter
 from outrider.heads import parts
 from outrider.heads.engine import open_head
+from outrider.heads.target_parts import output_rows
 from outrider.models.transformers_model import TransformersModel
 from tests.test_heads import write_head
 from tests.tiny_models import module
@@ -22,13 +23,12 @@ from tests.tiny_models import module
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The targets whose output rows were read, in order."""
     names: list[str] = []
-    read = parts.output_rows
 
     def counted(target: Any, *args: Any) -> Any:
         names.append(target.name)
-        return read(target, *args)
+        return output_rows(target, *args)
 
-    monkeypatch.setattr(parts, "output_rows", counted)
+    monkeypatch.setattr("outrider.heads.parts.output_rows", counted)
     return names
 
 
