@@ -7,6 +7,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider import theory
 from outrider.costs import Costs
@@ -17,7 +20,7 @@ from outrider.draft_length.base import Finding
 from outrider.draft_length.foretold import Foretold
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
-from outrider.draft_length.signals import PRIORS
+from outrider.draft_length.signals import EDGES, PRIORS, token_signals
 from outrider.errors import ParameterError
 from outrider.models.openvino.steady import BUDGET, SteadyWidth
 from outrider.records import Round
@@ -393,3 +396,21 @@ def test_the_company_of_a_table_outlives_json() -> None:
     for company in (1, 4):
         costs = Costs({1: 1.0, 2: 1.5}, company=company)
         assert Costs.from_dict(json.loads(json.dumps(costs.to_dict()))) == costs
+
+
+@given(st.integers(0, 10**6), st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.float64]))
+def test_signals_are_the_same_on_host_and_device(seed: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(6, 40, generator=generator) * 4).to(dtype)
+    logits[0, 5:] = -torch.inf
+    tokens = logits.argmax(-1)
+    tokens[1] = 7
+    device = token_signals(logits, tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.device_data.ROW_BY_ROW_FROM", 0)
+        assert token_signals(logits, tokens) == device
+
+
+def test_a_drafts_law_that_is_none_has_some_signal() -> None:
+    for odd in (torch.full((1, 2000), -torch.inf), torch.full((1, 2000), torch.nan)):
+        assert 0 <= token_signals(odd, torch.tensor([3]))[0] <= len(EDGES)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.audit.enumerate import Law, Rule, round_joint, target_joint
+from outrider.errors import ParameterError
 from outrider.rules import verify_rejection
 from outrider.sampling import SamplingSettings, draw
 from outrider.sampling.draw import draw_on_device
-from outrider.verify import Uniforms, _next_on_host, next_on_device, verify
+from outrider.verify import Uniforms, verify, verify_on_device, verify_on_host
 from tests.toys import SETTINGS, WRONG_RULES, law_of, table
 
 EXACT = 1e-12
@@ -196,7 +197,7 @@ def test_draw_survives_a_scan_that_steps_up_over_zeros(vocabulary: int, monkeypa
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 3), st.booleans())
-def test_the_token_after_is_the_same_on_host_and_device(seed: int, vocabulary: int, length: int, point_mass: bool) -> None:
+def test_rows_are_decided_alike_on_host_and_device(seed: int, vocabulary: int, length: int, point_mass: bool) -> None:
     """Sparse laws, so that disjoint and equal supports and residuals of nothing are among them."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -209,12 +210,37 @@ def test_the_token_after_is_the_same_on_host_and_device(seed: int, vocabulary: i
     target, draft = laws(rows, length + 1), laws(rows, length)
     draft[0] = target[0, :length]
     tokens = draw(draft, torch.rand(rows, length, generator=generator, dtype=torch.float64))
-    accepted = torch.randint(length + 1, (rows,), generator=generator)
-    offered = torch.maximum(accepted, torch.randint(length + 1, (rows,), generator=generator))
-    uniforms = torch.rand(rows, generator=generator, dtype=torch.float64)
-    given_draft = None if point_mass else draft
-    host = _next_on_host(target, given_draft, tokens, accepted, offered, uniforms)
-    assert host.tolist() == next_on_device(target, given_draft, tokens, accepted, offered, uniforms).tolist()
+    offered = torch.randint(length + 1, (rows,), generator=generator)
+    numbers = torch.rand(rows, length + 1, generator=generator, dtype=torch.float64)
+    numbers[1] = 0.0
+    given = (target, None if point_mass else draft, tokens, Uniforms(numbers[:, 1:], numbers[:, 0]), offered)
+    host, device = verify_on_host(*given), verify_on_device(*given)
+    assert host.num_accepted.tolist() == device.num_accepted.tolist()
+    assert host.next_token.tolist() == device.next_token.tolist()
+
+
+@pytest.mark.parametrize("point_mass", [False, True], ids=["model draft", "point mass"])
+def test_rows_without_a_law_are_told_apart_on_host_and_device(point_mass: bool) -> None:
+    """NaN, nothing, what the draft can't have drawn, and types in which laws may come."""
+    nan, good = [torch.nan] * 3, [0.5, 0.25, 0.25]
+    cases = [(good, good, nan), (nan, good, good), (good, nan, good), ([0.0] * 3, good, good), (good, [0.0] * 3, good)]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        target = torch.tensor([[first, last] for first, _, last in cases], dtype=dtype)
+        draft = None if point_mass else torch.tensor([[offered] for _, offered, _ in cases], dtype=dtype)
+        count = len(cases)
+        for uniform in (0.0, 0.6):
+            randomness = Uniforms(torch.full((count, 1), uniform).double(), torch.full((count,), 0.7).double())
+            given = (target, draft, torch.ones(count, 1, dtype=torch.long), randomness, torch.ones(count, dtype=torch.long))
+            host, device = verify_on_host(*given), verify_on_device(*given)
+            assert host.num_accepted.tolist() == device.num_accepted.tolist()
+            assert host.next_token.tolist() == device.next_token.tolist()
+            assert -1 in host.next_token.tolist()
+
+
+def test_a_token_that_is_none_is_refused_on_the_host() -> None:
+    uniforms = Uniforms(torch.zeros(1, 1).double(), torch.zeros(1).double())
+    with pytest.raises(ParameterError, match="draft_tokens must be in 0 … 2, got -1"):
+        verify_on_host(torch.full((1, 2, 3), 1 / 3), None, torch.tensor([[-1]]), uniforms, torch.ones(1, dtype=torch.long))
 
 
 @pytest.mark.parametrize("point_mass", [False, True], ids=["model draft", "point mass"])

@@ -37,6 +37,19 @@ def test_greedy_tokens_are_those_of_the_one_hot_law() -> None:
         assert law[1:].isnan().any(-1).tolist() == [True, True, False]
 
 
+@given(st.integers(0, 10**6), st.integers(1, 6), st.floats(-3.0, 3.0))
+def test_greedy_tokens_of_bfloat16_are_those_of_the_same_numbers_in_float32(seed: int, rows: int, shift: float) -> None:
+    """Many ties, zeros of both signs, infinities and NaN of both signs among them."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(rows, 9, generator=generator) + shift).round(decimals=1).bfloat16()
+    odd = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 0.0]).bfloat16()
+    odd = torch.cat([odd, torch.tensor([-64], dtype=torch.int16).view(torch.bfloat16)])  # NaN with a sign
+    where = torch.rand(rows, 9, generator=generator) < 0.1
+    logits = torch.where(where, odd[torch.randint(len(odd), (rows, 9), generator=generator)], logits)
+    got = greedy_tokens(logits.view(1, rows, 9), SamplingSettings())
+    assert got.tolist() == greedy_tokens(logits.float().view(1, rows, 9), SamplingSettings()).tolist()
+
+
 def test_temperature_divides_the_logits() -> None:
     squared = FOUR**2 / (FOUR**2).sum()
     assert law(FOUR, temperature=0.5) == pytest.approx(squared.tolist(), abs=1e-12)

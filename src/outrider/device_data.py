@@ -6,12 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_ARRAYS = {torch.long: np.int64, torch.float64: np.float64, torch.float32: np.float32}
 
 
 def to_device(values: Many[int] | Many[float] | Many[Many[float]], device: torch.device, dtype: torch.dtype) -> Tensor:
     """A tensor of host numbers on `device`. Pinned and asynchronous on CUDA, so that it costs no synchronisation."""
+    if device.type == "cpu" and dtype in _ARRAYS:  # half the time of torch's own way, beside a model
+        return torch.from_numpy(np.array(values, dtype=_ARRAYS[dtype]))
     tensor = torch.tensor(values, dtype=dtype)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

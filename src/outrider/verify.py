@@ -13,13 +13,16 @@ must never withhold a token that it has drawn.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.device_data import row_by_row
 from outrider.errors import ParameterError
-from outrider.sampling.draw import draw
+from outrider.sampling.draw import draw, draw_on_host, on_host
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,18 @@ def verify(
     tokens = draft_tokens.reshape(batch, length)
     offered = tokens.new_full((batch,), length) if num_drafted is None else num_drafted.reshape(batch)
 
-    accepted = _accepted(target, draft, tokens, randomness.accept.reshape(batch, length))
-    accepted = accepted & (torch.arange(length, device=tokens.device) < offered.unsqueeze(-1))
+    uniforms = Uniforms(randomness.accept.reshape(batch, length), randomness.next_token.reshape(batch))
+    decide = verify_on_host if row_by_row(target) else verify_on_device
+    verdict = decide(target, draft, tokens, uniforms, offered)
+    return Verdict(verdict.num_accepted.reshape(shape), verdict.next_token.reshape(shape))
+
+
+def verify_on_device(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, offered: Tensor) -> Verdict:
+    """All rows at once, without reading anything back. [B, K+1, V], [B, K, V], int64 [B, K], [B, K] and [B], int64 [B]"""
+    accepted = _accepted(target, draft, tokens, randomness.accept)
+    accepted = accepted & (torch.arange(tokens.shape[-1], device=tokens.device) < offered.unsqueeze(-1))
     num_accepted = accepted.long().cumprod(-1).sum(-1)
-    follow = _next_on_host if row_by_row(target) else next_on_device
-    next_token = follow(target, draft, tokens, num_accepted, offered, randomness.next_token.reshape(batch))
-    return Verdict(num_accepted.reshape(shape), next_token.reshape(shape))
+    return Verdict(num_accepted, next_on_device(target, draft, tokens, num_accepted, offered, randomness.next_token))
 
 
 def _accepted(target: Tensor, draft: Tensor | None, tokens: Tensor, uniforms: Tensor) -> Tensor:
@@ -90,29 +99,52 @@ def _accepted(target: Tensor, draft: Tensor | None, tokens: Tensor, uniforms: Te
     return (uniforms.to(draft_mass) * draft_mass < target_mass) & (draft_mass > 0)
 
 
-def _next_on_host(
-    target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor, uniforms: Tensor
-) -> Tensor:
-    """The token after the accepted ones, row by row: nothing of the size of a vocabulary is made but a residual. → [B]"""
-    following = []
-    for i, (accepted, drafted) in enumerate(zip(num_accepted.tolist(), offered.tolist(), strict=True)):
-        law, uniform = target[i, accepted], uniforms[i]
+def verify_on_host(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, offered: Tensor) -> Verdict:
+    """The same, row by row in NumPy, token by token up to the first rejection.
+
+    Beside a model whose weights have just swept the caches it is the number of operations that costs, and NumPy's are
+    lighter than torch's; nothing of the size of a vocabulary is made but a residual.
+    """
+    laws, drafts = on_host(target), None if draft is None else on_host(draft)
+    accept, last = randomness.accept.tolist(), randomness.next_token.tolist()
+    counts, following = [], []
+    for i, (row, drafted) in enumerate(zip(tokens.tolist(), offered.tolist(), strict=True)):
+        own = None if drafts is None else drafts[i]
+        count = _accepted_on_host(laws[i], own, row[:drafted], accept[i])
+        counts.append(count)
+        weights = laws[i, count]
         token = -1
-        if accepted < drafted:
-            if draft is None:
-                residual = law.clone()
-                residual[tokens[i, accepted]] = 0.0
+        if count < drafted:
+            if own is None:
+                residual = weights.copy()
+                residual[row[count]] = 0.0
             else:
-                residual = (law - draft[i, accepted]).clamp_(min=0.0)
-            token = int(draw(residual, uniform))
-        following.append(token if token >= 0 else int(draw(law, uniform)))  # nothing left but rounding: see below
-    return torch.tensor(following, dtype=torch.long)
+                residual = np.maximum(weights - own[count], 0.0)
+            token = draw_on_host(residual, last[i])
+        following.append(token if token >= 0 else draw_on_host(weights, last[i]))  # nothing left but rounding: see below
+    return Verdict(torch.tensor(counts, dtype=torch.long), torch.tensor(following, dtype=torch.long))
+
+
+def _accepted_on_host(laws: NDArray[Any], draft: NDArray[Any] | None, tokens: list[int], uniforms: list[float]) -> int:
+    """How many tokens are accepted: see `_accepted`. [.., V], [.., V]"""
+    for place, (token, uniform) in enumerate(zip(tokens, uniforms, strict=False)):
+        if token < 0:  # NumPy would count from the end
+            raise ParameterError(f"draft_tokens must be in 0 … {laws.shape[-1] - 1}, got {token}")
+        mass = float(laws[place, token])
+        if draft is None:
+            kept = uniform < mass
+        else:
+            offered = float(draft[place, token])
+            kept = offered > 0.0 and uniform * offered < mass
+        if not kept:
+            return place
+    return len(tokens)
 
 
 def next_on_device(
     target: Tensor, draft: Tensor | None, tokens: Tensor, num_accepted: Tensor, offered: Tensor, uniforms: Tensor
 ) -> Tensor:
-    """The same without reading anything back. → [B]"""
+    """The token after the accepted ones, without reading anything back. → [B]"""
     return draw(_next_weights(target, draft, tokens, num_accepted, offered), uniforms)
 
 

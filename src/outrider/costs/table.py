@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 CONTEXT = 64
 PADDING_GAIN = 0.97  # pad only for a gain of 3 % and more
+REMEMBERED = 4096
 
 
 @runtime_checkable
@@ -35,11 +36,20 @@ class Costs:
     company: int = 1
     change: float = 0.0
     _found: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _told: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def verify(self, tokens: int, context: int | None = None) -> float:
-        """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them."""
+        """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them.
+
+        Policies ask for every length several times in a round, and a wider pass that is quicker has to be looked for.
+        """
         context = self.context if context is None else context
-        return self._seconds(self.width(tokens, context) if self.padded else tokens, context)
+        asked = (tokens, context)
+        if asked not in self._told:
+            if len(self._told) >= REMEMBERED:
+                self._told.clear()
+            self._told[asked] = self._seconds(self.width(tokens, context) if self.padded else tokens, context)
+        return self._told[asked]
 
     def width(self, tokens: int, context: int) -> int:
         """The measured width of that many tokens or more at which a pass is quickest; itself if none gains."""
@@ -50,7 +60,7 @@ class Costs:
         return best if self._seconds(best, context) < PADDING_GAIN * self._seconds(tokens, context) else tokens
 
     def _seconds(self, tokens: int, context: int) -> float:
-        """Of a pass as wide as that. Policies ask for every length in every round: the table is looked up once for each."""
+        """Of a pass as wide as that; the table is looked up once for each width."""
         if tokens not in self._found:
             slope = _between(self.per_token, tokens) if self.per_token else 0.0
             self._found[tokens] = (_between(self.verify_seconds, tokens), slope)

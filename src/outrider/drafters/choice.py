@@ -126,6 +126,8 @@ def _child(row: DraftRow, number: int) -> DraftRow:
 
 def _merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftContext) -> Proposal:
     """One proposal of all; a deterministic part among others gets its point masses written out."""
+    if len(parts) == 1 and len(parts[0][0]) == rows:
+        return parts[0][1]  # laws are not copied
     width = max((proposal.tokens.shape[1] for _, proposal in parts), default=0)
     if width == 0:
         return empty_proposal(rows, context.device)

@@ -43,6 +43,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         refuse_without_rollback(model, self._name, self.has_encoder)
         self.module = model.eval()
+        self.device: torch.device = model.device  # asking a module means looking through it; a pass asks several times
         self.rounded = any(isinstance(layer, Int8Linear) for layer in model.modules())
         self.tokenizer = tokenizer
         config = model.config if self.has_encoder else model.config.get_text_config()
@@ -78,10 +79,6 @@ class TransformersModel(SlotModel[SlotSequence]):
     @property
     def max_length(self) -> int | None:
         return self._max_length
-
-    @property
-    def device(self) -> torch.device:
-        return self.module.device  # type: ignore[no-any-return]
 
     @property
     def dtype(self) -> torch.dtype:

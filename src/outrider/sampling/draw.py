@@ -30,14 +30,19 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     rows = weights.reshape(shape.numel(), vocabulary)
     point = uniforms.reshape(-1).double()
     if row_by_row(rows):
-        rows = rows.detach()
-        rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # NumPy has none
-        pairs = zip(rows.numpy(), point.tolist(), strict=True)
-        return torch.tensor([_draw_on_host(row, share) for row, share in pairs], dtype=torch.long).reshape(shape)
+        pairs = zip(on_host(rows), point.tolist(), strict=True)
+        return torch.tensor([draw_on_host(row, share) for row, share in pairs], dtype=torch.long).reshape(shape)
     return draw_on_device(rows, point).reshape(shape)
 
 
-def _draw_on_host(weights: NDArray[Any], uniform: float) -> int:
+def on_host(values: Tensor) -> NDArray[Any]:
+    """A CPU's tensor as an array, without a copy where NumPy has its type."""
+    values = values.detach()
+    held: NDArray[Any] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return held
+
+
+def draw_on_host(weights: NDArray[Any], uniform: float) -> int:
     """Row by row in NumPy, few operations: see `truncate_host`. [V] → the token, or -1"""
     with np.errstate(over="ignore"):
         sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)

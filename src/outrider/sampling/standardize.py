@@ -19,6 +19,8 @@ from outrider.sampling import truncate_device, truncate_host
 from outrider.sampling.penalties import Context, apply_context
 from outrider.sampling.settings import SamplingSettings
 
+_INFINITY, _NEGATIVE_INFINITY = 0x7F80, 0xFF80  # in bfloat16; NaN are beyond
+
 
 def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:
     """Logits → probabilities. [.., V] → [.., V], float32 or float64, each row summing to 1.
@@ -33,6 +35,15 @@ def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[C
 
 def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:
     """The token that `standardize` gives all mass to at temperature 0, -1 where it gives NaN. [.., V] → int64 [..]"""
+    if (
+        logits.dtype == torch.bfloat16
+        and logits.device.type == "cpu"
+        and not settings.logit_bias
+        and not settings.needs_context
+    ):
+        quick = _greedy_by_bits(logits.detach().reshape(-1, logits.shape[-1]))
+        if quick is not None:
+            return torch.tensor(quick, dtype=torch.long).view(logits.shape[:-1])
     adjusted = _adjusted(logits, settings, contexts)
     best = argmax(adjusted)
     if best.device.type == "cpu":  # a few rows: each operation of torch's costs more than looking at them one by one
@@ -41,6 +52,20 @@ def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence
         return torch.tensor(chosen, dtype=torch.long).view(logits.shape[:-1])
     found = adjusted.gather(-1, best.unsqueeze(-1)).squeeze(-1) > -torch.inf
     return torch.where(found, best, -1).reshape(logits.shape[:-1])
+
+
+def _greedy_by_bits(logits: Tensor) -> list[int] | None:
+    """The same of bfloat16, read as whole numbers: those of positive numbers are in their order. [N, V] → [N]
+
+    A quarter of the time that conversion to float32 and its argmax take. None where that does not say it: best logits that
+    are not positive, and NaN with a sign.
+    """
+    bits = logits.view(torch.int16).numpy()
+    best = bits.argmax(-1).tolist()
+    highest = [int(bits[i, token]) for i, token in enumerate(best)]
+    if min(highest, default=1) <= 0 or int(bits.view(np.uint16).max(initial=0)) > _NEGATIVE_INFINITY:
+        return None
+    return [token if value <= _INFINITY else -1 for token, value in zip(best, highest, strict=True)]
 
 
 def _adjusted(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None) -> Tensor:
