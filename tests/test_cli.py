@@ -195,11 +195,11 @@ def test_control_c_half_way_keeps_the_text() -> None:
     code, out, err = interrupted()
     assert code == 130
     assert len(out) >= 20
-    assert re.fullmatch(r"\s*outrider: interrupted after \d+ tokens\n", err)
+    assert re.fullmatch(r"(outrider: the machine is busy.*\n)*\s*outrider: interrupted after \d+ tokens\n", err)
 
 
 def test_control_c_half_way_keeps_the_object() -> None:
-    for after in (20, 60, 120):  # nothing shows from outside when the model is at work
+    for after in (8, 20, 60, 120):  # nothing shows from outside when the model is at work
         code, out, err = interrupted("--json", after=after)
         if out:
             break

@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from outrider.costs.measure import BATCH_SIZES, LONG_CONTEXT, LONG_SIZES, measure_settled, sizes_of
+from outrider.costs.measure import ATTEMPTS, BATCH_SIZES, LONG_CONTEXT, LONG_SIZES, measure_settled, sizes_of
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
@@ -29,6 +29,7 @@ from outrider.models.cache_folder import cache_folder
 REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
 WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a large share
 ENOUGH_ROUNDS = 8
+GIVE_UP = 3 * ATTEMPTS
 _log = logging.getLogger(__name__)
 _measured: dict[str, Costs] = {}
 _refuted: set[str] = set()  # tables that are kept in this process all the same: one warning each
@@ -39,25 +40,38 @@ def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
     key = _key(model, rows)
     if key not in _measured:
         path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
-        found = _read(path) if path else None
-        if found is None:
-            if isinstance(model, PadsWidths):
-                model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
-            found, settled = measure_settled(model, rows)
-            if path and settled:
-                path.write_text(json.dumps({"model": model.name, **found.to_dict()}, indent=1))
-        _measured[key] = found
+        found, attempts = _read(path) if path else (None, 0)
+        _measured[key] = found if found is not None and not attempts else _measure(model, rows, path, found, attempts)
         if not hasattr(model, "fingerprint"):  # it is known by its address, which another model may have one day
             with suppress(TypeError):  # a class with slots alone can't tell its end
                 weakref.finalize(model, _forget_key, key)
     return _measured[key]
 
 
+def _measure(model: LanguageModel, rows: int, path: Path | None, found: Costs | None, before: int) -> Costs:
+    """Measure a table, or once more one that earlier processes found no quiet moment for, and keep it.
+
+    found, before: what those found, by so many attempts. The quickest of `GIVE_UP` is kept for good: where a machine is
+    always busy, every start would measure otherwise.
+    """
+    if isinstance(model, PadsWidths):
+        model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
+    measured, made, settled = measure_settled(model, rows, 1 if before else ATTEMPTS)
+    if not settled and found is not None and found.verify(1) < measured.verify(1):
+        measured = found
+    attempts = 0 if settled or before + made >= GIVE_UP else before + made
+    if attempts:
+        _log.warning("the machine is busy: costs of %s are measured again in the next run", model.name)
+    if path:
+        path.write_text(json.dumps({"model": model.name, "attempts": attempts, **measured.to_dict()}, indent=1))
+    return measured
+
+
 def kept_costs(model: LanguageModel) -> Costs | None:
     """What is known of a model's passes without measuring any, from memory or from disk."""
     key = _key(model)
     path = _path(key) if hasattr(model, "fingerprint") else None
-    found = _measured.get(key) or (_read(path) if path else None)
+    found = _measured.get(key) or (_read(path)[0] if path else None)
     return None if found is None else replace(found, padded=isinstance(model, PadsWidths))
 
 
@@ -126,9 +140,11 @@ def _path(key: str) -> Path | None:
     return folder / f"{key}.json"
 
 
-def _read(path: Path) -> Costs | None:
+def _read(path: Path) -> tuple[Costs | None, int]:
+    """A table, and after how many attempts it was still not settled; 0 if it is."""
     try:
-        found = Costs.from_dict(json.loads(path.read_text()))
-        return found if 1 in found.verify_seconds else None
+        held = json.loads(path.read_text())
+        found, attempts = Costs.from_dict(held), int(held.get("attempts", 0))
+        return (found, attempts) if 1 in found.verify_seconds else (None, 0)
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
+        return None, 0

@@ -4,7 +4,6 @@ something, and again where something else kept it busy.
 
 from __future__ import annotations
 
-import logging
 from statistics import median
 
 from scipy.optimize import isotonic_regression
@@ -22,7 +21,6 @@ REPEATS = 4
 LONG_REPEATS = 3  # what a context adds is small beside a pass
 ATTEMPTS = 3
 UNSETTLED = 1.4  # median / least of the same pass: beyond this something else is using the machine
-_log = logging.getLogger(__name__)
 
 
 def sizes_of(model: LanguageModel) -> tuple[int, ...]:
@@ -30,17 +28,16 @@ def sizes_of(model: LanguageModel) -> tuple[int, ...]:
     return PADDED_SIZES if isinstance(model, PadsWidths) else SIZES
 
 
-def measure_settled(model: LanguageModel, rows: int) -> tuple[Costs, bool]:
-    """The quickest of a few attempts, ended by the first one whose repetitions agree. → the costs, whether they agreed"""
+def measure_settled(model: LanguageModel, rows: int, attempts: int = ATTEMPTS) -> tuple[Costs, int, bool]:
+    """The quickest of a few attempts, ended by the first one whose repetitions agree. → it, how many, whether one agreed"""
     best: Costs | None = None
-    for _ in range(ATTEMPTS):
+    for made in range(1, attempts + 1):
         found, noise = _measure(model) if rows == 1 else _measure_rows(model, rows)
         best = found if best is None or found.verify(1) < best.verify(1) else best
         if noise <= UNSETTLED:
-            return found, True
+            return found, made, True
     assert best is not None
-    _log.warning("the machine is busy: costs of %s are measured again in the next run", model.name)
-    return best, False
+    return best, attempts, False
 
 
 def _measure(model: LanguageModel) -> tuple[Costs, float]:
