@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import outrider
 from outrider.drafters import HeadDrafter
@@ -48,6 +49,27 @@ def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
         assert kept.read_text() == text
         row = some_tokens(20, 1)
         assert torch.equal(scored(ordinary, row, 5, (3,))[0], scored(quick, row, 5, (3,))[0])
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one row", "several"])
+def test_what_was_kept_is_not_used_once_the_models_code_has_changed(
+    several: bool, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a library that replaces methods of transformers' classes, under the same names."""
+    before = made("Llama")
+    before.record()
+    assert before.recorded is not None
+    assert before.recorded.of(2 if several else 1) is not None
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: self.down_proj(self.gate_proj(x).tanh() * self.up_proj(x)))
+    ordinary, quick = pair("Llama")
+    count = 2 if several else 1
+
+    def logits_of(model: TransformersModel) -> Tensor:
+        return torch.stack(score(model, [model.open() for _ in range(count)], [some_tokens(9, 1)] * count))
+
+    wanted = logits_of(ordinary)
+    assert torch.equal(logits_of(quick), wanted)
+    assert not torch.equal(logits_of(before), wanted)  # what was kept is the former code
 
 
 def test_other_models_have_other_recordings(empty: Path) -> None:

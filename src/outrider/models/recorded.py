@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
 
 CHECKED = (1, 3, 2, 8)  # tokens of the passes by which a new recording is compared with ordinary ones
+CHECKED_AGAIN = (2, 1)  # and one that was kept, in each start
 
 
 class RecordedPasses:
@@ -59,15 +60,18 @@ def _recorded(model: TransformersModel, layers: Sequence[int], several: bool) ->
         model.name,
         (tuple(layers), several, *describe_pass(model)),
         lambda: trace_pass(model, None, layers, several),
-        lambda recording: _same_bits(model, layers, recording, several),
+        lambda recording: _same_bits(model, layers, recording, several, CHECKED),
+        lambda recording: _same_bits(model, layers, recording, several, CHECKED_AGAIN),
     )
 
 
 @torch.inference_mode()
-def _same_bits(model: TransformersModel, layers: Sequence[int], recording: Recording, several: bool) -> bool:
-    """Whether passes of several widths one after the other, and what they leave in the cache, agree to the bit."""
-    most = model.max_length or sum(CHECKED) + 1
-    widths = [width for i, width in enumerate(CHECKED) if 1 + sum(CHECKED[: i + 1]) <= most]
+def _same_bits(
+    model: TransformersModel, layers: Sequence[int], recording: Recording, several: bool, tried: Sequence[int]
+) -> bool:
+    """Whether passes of these widths one after the other, and what they leave in the cache, agree to the bit."""
+    most = model.max_length or sum(tried) + 1
+    widths = [width for i, width in enumerate(tried) if 1 + sum(tried[: i + 1]) <= most]
     trial = _Trial(model, layers, recording)
     ordinary, recorded = (_scored(model, each, widths, 3 if several else 1, layers) for each in (None, trial))
     return trial.asked == len(widths) and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))

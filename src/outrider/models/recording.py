@@ -45,21 +45,31 @@ class Recording:
 
 
 def record(
-    model: Cached, name: str, what: object, make: Callable[[], Traced], agrees: Callable[[Recording], bool]
+    model: Cached,
+    name: str,
+    what: object,
+    make: Callable[[], Traced],
+    agrees: Callable[[Recording], bool],
+    still: Callable[[Recording], bool] = lambda kept: True,  # noqa: ARG005
 ) -> Recording | None:
     """What was recorded of a model, read from the cache folder or made now; None where it can't be.
 
-    what: all that the graph depends on. make: traces it. agrees: whether its results are those of ordinary passes.
+    what: all that the graph depends on. make: traces it. agrees: whether its results are those of ordinary passes. still:
+    the same of one that was kept, more quickly: the code of a model may have been changed since, under the same names.
     """
     changed = _changed(model.module)
     path = None if changed else _path(name, what)
     kept = _read(path)
     if kept is not None and not kept.startswith(_REFUSED):
         try:
-            return Recording(model, kept)
+            found = Recording(model, kept)
+            if still(found):
+                return found
+            reason = "those that were kept give other bits"
         except RuntimeError as error:  # what was kept has been damaged
-            _log.debug("passes of %s are recorded again: %s", name, _line(error))
-            kept = None
+            reason = _line(error)
+        _log.debug("passes of %s are recorded again: %s", name, reason)
+        kept = None
     if kept is None:
         kept = _REFUSED + changed if changed else _made(model, make, agrees)
         _keep(path, kept)
