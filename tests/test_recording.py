@@ -72,6 +72,59 @@ def test_what_was_kept_is_not_used_once_the_models_code_has_changed(
     assert not torch.equal(logits_of(before), wanted)  # what was kept is the former code
 
 
+def test_what_is_done_to_a_recorded_model_shows_in_the_next_sequence(cache: Path) -> None:
+    """Another weight, a weight written to, a hook, another module: as of adapters and whoever steers activations."""
+    ordinary, quick = pair("Llama")
+    tokens = some_tokens(9, 1)
+    before = score(ordinary, [ordinary.open()], [tokens])[0]
+
+    def differs() -> bool:
+        """From what it gave before; it is what the ordinary model gives in any case."""
+        nonlocal before
+        wanted, got = (score(model, [model.open()], [tokens])[0] for model in (ordinary, quick))
+        assert torch.equal(wanted, got)
+        last, before = before, got
+        return not torch.equal(last, got)
+
+    def is_recorded() -> bool:
+        return quick.recorded is not None
+
+    assert not differs()
+    for model in (ordinary, quick):
+        norm = model.module.model.norm
+        norm.weight = torch.nn.Parameter(norm.weight.detach() * 1.5, requires_grad=False)
+    assert differs()
+    assert is_recorded()
+    for model in (ordinary, quick):
+        model.module.model.layers[0].input_layernorm.weight.data *= 2
+    assert differs()
+    hooks = [
+        m.module.model.layers[1].mlp.register_forward_hook(lambda part, given, out: out * 0.5) for m in (ordinary, quick)
+    ]
+    assert differs()
+    assert not is_recorded()
+    for hook in hooks:
+        hook.remove()
+    quick.record()
+    assert differs()
+    for model in (ordinary, quick):
+        model.module.model.layers[0].mlp.act_fn = torch.nn.Tanh()
+    assert differs()
+    assert is_recorded()
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Gemma3", "GPT2", "Qwen3"])
+def test_passes_leave_a_model_as_it_was_recorded(architecture: str, cache: Path) -> None:
+    """Otherwise every text would begin with recording."""
+    _, quick = pair(architecture)
+    held = quick.recorded
+    assert held is not None
+    for count in (1, 3):
+        score(quick, [quick.open() for _ in range(count)], [some_tokens(9, 1)] * count)
+    assert held.fits()
+    assert quick.recorded is held
+
+
 def test_other_models_have_other_recordings(empty: Path) -> None:
     for kind in KINDS:
         made("Llama", kind).record()

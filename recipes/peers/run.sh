@@ -70,7 +70,11 @@ if [ -n "${TARGET_FOLDER:-}" ]; then
     set -- --server "FlashSpec=http://127.0.0.1:8105/v1" "$@"
 fi
 
-"$outrider" bench peers --target "$target" --draft "$draft" \
+case " $* " in # only what transformers' generate does with a draft needs it by that name
+*" --no-generate "*) ;;
+*) set -- --draft "$draft" "$@" ;;
+esac
+"$outrider" bench peers --target "$target" \
     --server "llama.cpp=http://127.0.0.1:8101/v1" --server "llama.cpp + draft=http://127.0.0.1:8102/v1" \
     --setup int4 --setup "int4 + $draft:num_tokens=32000" --setup "int4 + prompt-lookup" --setup int8 \
     --setup "int8 + $draft:dtype=int4,num_tokens=32000" --setup "auto@llama.cpp" --setup "auto@llama.cpp + prompt-lookup" \

@@ -35,6 +35,10 @@ class RecordedPasses:
         self._several: Recording | None = None
         self._asked = False
 
+    def fits(self) -> bool:
+        """Whether the model is still the one that was recorded."""
+        return self._alone.fits()
+
     def of(self, rows: int) -> Recording | None:
         """That for so many rows. The one for several is recorded when it is first asked for; None where it can't be."""
         if rows > 1 and not self._asked:

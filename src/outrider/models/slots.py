@@ -63,10 +63,14 @@ class SlotModel(ABC, Generic[S]):
 
     def _enter(self, sequence: S, reserve: int) -> S:
         """Open a sequence that was made for the next free slot."""
+        self._look_again()
         self._open.append(sequence)
         self._cache.reserve(len(self._open), reserve)
         self._cache.clear(sequence.slot)
         return sequence
+
+    def _look_again(self) -> None:
+        """What a model checks before a sequence is opened."""
 
     def cache_rows(self, slots: slice) -> list[Tensor]:
         """Each layer's keys and values of some slots, [R, heads, capacity, size], as views."""

@@ -184,12 +184,16 @@ class TransformersModel(SlotModel[SlotSequence]):
     def record(self) -> None:
         """From now on score a few tokens a sequence by recorded passes, which give the same bits sooner (`recorded`).
 
-        Does nothing where the model can't be recorded, and on devices other than CPUs. The module must stay as it is: its
-        weights may be written to, but not replaced.
+        Does nothing where the model can't be recorded, and on devices other than CPUs. Where weights are replaced later, or
+        hooks and adapters added, that is seen when the next sequence is opened, and passes are recorded anew or no more.
         """
         self.recorded = None
         if self.device.type == "cpu":
             self.recorded = record_passes(self, tuple(self._kept_states()))
+
+    def _look_again(self) -> None:
+        if self.recorded is not None and not self.recorded.fits():
+            self.record()
 
     def compile(self) -> None:
         """From now on score a few tokens of one sequence by compiled passes, where these are quicker here (`compiled`).
