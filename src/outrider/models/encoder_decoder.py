@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,13 @@ class EncoderDecoderModel(TransformersModel):
         """Channels and frames that the encoder hears: two frames to a position."""
         config = self.module.config
         return int(config.num_mel_bins), 2 * int(config.max_source_positions)
+
+    def with_a_cache_of_its_own(self) -> Self:
+        """See `TransformersModel`."""
+        twin = super().with_a_cache_of_its_own()
+        twin._cross, twin._read_by = CrossCache(len(self._cross.layers)), {}
+        twin._both = EncoderDecoderCache(twin._cache, twin._cross)
+        return twin
 
     def stand_in(self) -> Source:
         """Some source, for measuring what a pass costs."""

@@ -1,8 +1,7 @@
 """One forward pass of a model of transformers as a graph (`tracing`), for tokens of one row or several and any context.
 
 The graph is about tokens [R, N] at positions [R, N] and, of an encoder-decoder, its sources' keys and values; it returns
-logits [R, N, V] and the states asked for, each [R, N, width]. Only the attention is written anew, for heads that share keys,
-where transformers would copy these.
+logits [R, N, V] and the states asked for, each [R, N, width].
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from outrider.models.base import LAST
 from outrider.models.hidden_states import Put, caught
+from outrider.models.model_code import describe_code
 from outrider.models.shared_keys import SHARED_KEYS, attend, forget_masks
 from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
 
@@ -29,8 +29,7 @@ def describe_pass(model: TransformersModel) -> list[object]:
     """What a graph depends on, the values of its inputs and the versions of libraries apart."""
     config = model.module.config
     about: list[object] = [config.to_json_string(), config._attn_implementation, model.dtype_name, model.max_length]
-    kinds = [f"{type(part).__module__}.{type(part).__qualname__}" for part in model.module.modules()]
-    return [*about, kinds, *parts_of(model.module).describe()]
+    return [*about, *describe_code(model.module), *parts_of(model.module).describe()]
 
 
 def trace_pass(
@@ -50,7 +49,7 @@ def trace_pass(
         states: dict[int, Tensor] = {}
         catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
         cache = Cache(layers=given.layers(at))
-        with caught(model.module, catching), _heads_together(), model.placed(at, given.columns):
+        with caught(model.module, catching), _masks_made_once(), model.placed(at, given.columns):
             arguments = model.pass_arguments(tokens, at, given.columns, cache, source)
             out = torch.func.functional_call(model.module, given.tensors, kwargs=arguments)
         return out.logits, *(states[layer] for layer in layers)
@@ -59,16 +58,18 @@ def trace_pass(
 
 
 @contextmanager
-def _heads_together() -> Iterator[None]:
-    """Let queries whose heads share keys attend side by side (`shared_keys`), whatever the module does otherwise."""
+def _masks_made_once() -> Iterator[None]:
+    """Let heads that share keys (`shared_keys`) repeat a mask once a pass, which otherwise only inference mode allows."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    names = ("sdpa", SHARED_KEYS)
-    for name in names:
-        ALL_ATTENTION_FUNCTIONS[name] = partial(attend, keep=True)
+    own = ALL_ATTENTION_FUNCTIONS._local_mapping
+    before = own.get(SHARED_KEYS)
+    own[SHARED_KEYS] = partial(attend, keep=True)
     try:
         yield
     finally:
         forget_masks()
-        for name in names:
-            del ALL_ATTENTION_FUNCTIONS[name]
+        if before is None:
+            del own[SHARED_KEYS]
+        else:
+            own[SHARED_KEYS] = before

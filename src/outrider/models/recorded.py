@@ -21,7 +21,8 @@ from outrider.models.recording import Recording, record
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
 
-CHECKED = (1, 3, 2, 8)  # tokens of the passes by which a new recording is compared with ordinary ones
+BEFORE = 90  # tokens before the passes that are compared: of few keys some kernels see no difference
+CHECKED = (3, 1, 2, 8, 1)  # tokens of the passes by which a new recording is compared with ordinary ones
 CHECKED_AGAIN = (2, 1)  # and one that was kept, in each start
 
 
@@ -42,10 +43,10 @@ class RecordedPasses:
     def of(self, rows: int) -> Recording | None:
         """That for so many rows. The one for several is recorded when it is first asked for; None where it can't be."""
         if rows > 1 and not self._asked:
-            self._asked = True
             model = self._model()
             assert model is not None
             self._several = _recorded(model, self.layers, several=True)
+            self._asked = True
         return self._alone if rows == 1 else self._several
 
 
@@ -73,11 +74,17 @@ def _recorded(model: TransformersModel, layers: Sequence[int], several: bool) ->
 def _same_bits(
     model: TransformersModel, layers: Sequence[int], recording: Recording, several: bool, tried: Sequence[int]
 ) -> bool:
-    """Whether passes of these widths one after the other, and what they leave in the cache, agree to the bit."""
-    most = model.max_length or sum(tried) + 1
-    widths = [width for i, width in enumerate(tried) if 1 + sum(tried[: i + 1]) <= most]
-    trial = _Trial(model, layers, recording)
-    ordinary, recorded = (_scored(model, each, widths, 3 if several else 1, layers) for each in (None, trial))
+    """Whether passes of these widths one after the other, and what they leave in the cache, agree to the bit.
+
+    With a cache of their own: the model's would grow by the rows of the trial.
+    """
+    most = (model.max_length or BEFORE + sum(tried) + 1) - 1
+    widths = [width for i, width in enumerate(tried) if sum(tried[: i + 1]) <= most]
+    before = min(BEFORE, most - sum(widths))
+    twins = model.with_a_cache_of_its_own(), model.with_a_cache_of_its_own()
+    trial = _Trial(twins[1], layers, recording.of_twin(twins[1]))
+    ordinary = _scored(twins[0], None, widths, 3 if several else 1, layers, before)
+    recorded = _scored(twins[1], trial, widths, 3 if several else 1, layers, before)
     return trial.asked == len(widths) and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))
 
 
@@ -93,30 +100,37 @@ class _Trial(RecordedPasses):
 
 
 def _scored(
-    model: TransformersModel, passes: RecordedPasses | None, widths: list[int], rows: int, layers: Sequence[int]
+    model: TransformersModel,
+    passes: RecordedPasses | None,
+    widths: Sequence[int],
+    rows: int,
+    layers: Sequence[int],
+    before: int,
 ) -> list[Tensor]:
-    """The logits of these passes over rows of different lengths, what the last layer kept of them, and the states."""
-    before = model.recorded, model.compiled
-    model.recorded, model.compiled = None, None
+    """The logits of these passes over rows of different lengths, what the last layer kept of them, and the states.
+
+    before: tokens of the first row; others have one more each, if there is room.
+    """
     source = model.stand_in() if has_encoder(model) else None
-    sequences: list[Any] = [open_sequence(model, source, sum(widths) + 1) for _ in range(rows)]
-    longest = sum(widths)
-    tokens = torch.tensor([[(7 * i + 3 + row) % min(model.vocab_size, 50) for i in range(longest)] for row in range(rows)])
+    most = before + sum(widths)
+    lengths = [min(before + row, (model.max_length or most + rows) - sum(widths)) for row in range(rows)]
+    sequences: list[Any] = [open_sequence(model, source, most + rows) for _ in range(rows)]
+    tokens = torch.tensor(
+        [[(7 * i + 3 + row) % min(model.vocab_size, 50) for i in range(most + rows)] for row in range(rows)]
+    )
     try:
-        if rows > 1:  # the first row is shorter than the others
-            model.score(sequences[1:], tokens[1:, :1], [1] * (rows - 1), "none")
+        if before:
+            model.score(sequences, tokens[:, : max(lengths)], lengths, "none")
         model.recorded = passes
-        found, at = [], 0
+        found, at = [], before
         for width in widths:
             logits = model.score(sequences, tokens[:, at : at + width], [width] * rows)
             assert logits is not None
             found.append(logits)
             at += width
-        slots = slice(sequences[0].slot, sequences[-1].slot + 1)
         states = [model._cache.states[layer].keys for layer in layers]
-        held = [*model.cache_rows(slots)[-2:], *(kept[slots] for kept in states if kept is not None)]
+        held = [*model.cache_rows(slice(0, rows))[-2:], *(kept[:rows] for kept in states if kept is not None)]
         return [*found, *(kept[:, :, :at].clone() for kept in held)]
     finally:
-        for sequence in sequences:
+        for sequence in sequences:  # which would hold the model in a cycle
             sequence.close()
-        model.recorded, model.compiled = before

@@ -12,7 +12,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -20,14 +22,16 @@ from torch import Tensor
 
 from outrider.errors import CacheFolderError
 from outrider.models.cache_folder import cache_folder
-from outrider.models.graph_text import graph_text
-from outrider.models.tracing import Cached, PassInputs, Traced, versions
+from outrider.models.graph_text import UnwritableError, graph_text
+from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
 _FORMAT = 4  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _jit: Any = torch._C
 _interpreter: Any = torch.jit  # parts of which have no types
+_modules: Any = torch.nn.modules.module
+_recording = RLock()  # tracing changes tables of torch and transformers for a while
 
 
 class Untouched:
@@ -40,7 +44,9 @@ class Untouched:
         self._parts = [(part, _made_of(part)) for part in module.modules()]
 
     def holds(self) -> bool:
-        """A fifth of a millisecond for 400 parts."""
+        """Half a millisecond for 400 parts."""
+        if _hooks_for_all():
+            return False
         for part, before in self._parts:
             now = _made_of(part)
             if _has_own(part) or len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
@@ -57,6 +63,11 @@ def _has_own(part: torch.nn.Module) -> bool:
     return "forward" in part.__dict__ or bool(part._forward_hooks or part._forward_pre_hooks)
 
 
+def _hooks_for_all() -> bool:
+    """Whether something is called in the passes of every module."""
+    return bool(_modules._global_forward_hooks or _modules._global_forward_pre_hooks)
+
+
 class Recording:
     """One recorded pass."""
 
@@ -68,6 +79,12 @@ class Recording:
     def fits(self) -> bool:
         """Whether the model is still the one that was recorded."""
         return self._untouched.holds()
+
+    def of_twin(self, model: Cached) -> Recording:
+        """The same passes over the cache of another model of the same module."""
+        twin = copy(self)
+        twin._inputs = PassInputs(model)
+        return twin
 
     def run(self, slots: slice, longest: int, *about: Tensor) -> list[Tensor]:
         """What the traced function returns for these slots' rows. longest: the last position of any row + 1."""
@@ -89,6 +106,18 @@ def record(
     what: all that the graph depends on. make: traces it. agrees: whether its results are those of ordinary passes. still:
     the same of one that was kept, more quickly: the code of a model may have been changed since, under the same names.
     """
+    with _recording:
+        return _record(model, name, what, make, agrees, still)
+
+
+def _record(
+    model: Cached,
+    name: str,
+    what: object,
+    make: Callable[[], Traced],
+    agrees: Callable[[Recording], bool],
+    still: Callable[[Recording], bool],
+) -> Recording | None:
     changed = _changed(model.module)
     path = None if changed else _path(name, what)
     kept = _read(path)
@@ -98,13 +127,14 @@ def record(
             if still(found):
                 return found
             reason = "those that were kept give other bits"
-        except RuntimeError as error:  # what was kept has been damaged
+        except Exception as error:  # what was kept has been damaged, in whatever way
             reason = _line(error)
         _log.debug("passes of %s are recorded again: %s", name, reason)
         kept = None
     if kept is None:
-        kept = _REFUSED + changed if changed else _made(model, make, agrees)
-        _keep(path, kept)
+        kept, lasting = (_REFUSED + changed, False) if changed else _made(model, make, agrees)
+        if lasting:
+            _keep(path, kept)
     if kept.startswith(_REFUSED):
         _log.debug("passes of %s are not recorded: %s", name, kept.removeprefix(_REFUSED))
         return None
@@ -113,20 +143,36 @@ def record(
 
 def _changed(module: torch.nn.Module) -> str:
     """Which part of it can't be recorded (`_has_own`). Empty if there is none."""
+    if _hooks_for_all():
+        return "there is a hook for all modules"
     own = next((name for name, part in module.named_modules() if _has_own(part)), None)
     return "" if own is None else f"{own or 'the model'} has a method or a hook of its own"
 
 
-def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording], bool]) -> str:
-    """The text of its graph, or why there is none."""
+def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording], bool]) -> tuple[str, bool]:
+    """The text of its graph, or why there is none; and whether that will be so in the next start, too."""
     try:
         with _quiet(), torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
             text = graph_text(make().graph)
         if not agrees(Recording(model, text)):
-            return _REFUSED + "its recorded passes give other bits"
+            return _REFUSED + "its recorded passes give other bits", True
     except Exception as error:  # models raise anything when they are traced; the ordinary pass is always there
-        return _REFUSED + _line(error)
-    return text
+        return _REFUSED + _line(error), isinstance(error, _lasting_errors())
+    return text, True
+
+
+def _lasting_errors() -> tuple[type[Exception], ...]:
+    """What a model's code is the reason of, and not the moment: memory, an interrupt before, another thread."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return (
+        DecidesError,
+        UnwritableError,
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        GuardOnDataDependentSymNode,
+    )
 
 
 @contextmanager
@@ -146,7 +192,9 @@ def _line(error: Exception) -> str:
 
 
 def _path(name: str, what: object) -> Path | None:
-    about = repr((_FORMAT, versions(), torch.backends.cpu.get_cpu_capability(), what))
+    backends: Any = torch.backends
+    kernels = (backends.cpu.get_cpu_capability(), backends.cuda.flash_sdp_enabled())  # the second of CPUs, too
+    about = repr((_FORMAT, versions(), kernels, what))
     try:
         return cache_folder() / "recorded" / f"{hashlib.sha256(about.encode()).hexdigest()[:24]}.txt"
     except CacheFolderError as error:
@@ -169,6 +217,10 @@ def _keep(path: Path | None, text: str) -> None:
         path.parent.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             file.write(text)
-        os.replace(file.name, path)
+        try:
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
     except OSError as error:
         _log.debug("recorded passes are not kept: %s", error)

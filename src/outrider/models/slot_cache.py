@@ -138,6 +138,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._placement: Placement | None = None
         self._used: dict[int, int] = {}  # how far each slot was ever written
         self.states: dict[int, StateLayer] = {}  # by the layer they come from; the model never sees them
+        self.views: dict[tuple[int, int], list[Tensor]] = {}  # of some slots, for whoever reads them in each pass
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
     @property
@@ -156,6 +157,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Hold the hidden states after that layer, too, from now on."""
         self.states.setdefault(layer, StateLayer(self))
 
+    def like(self) -> SlotCache:
+        """An empty one of a single slot, for the same layers and states."""
+        twin = SlotCache(len(self.layers))
+        for layer, mine in zip(self.layers, twin.layers, strict=True):
+            if layer.keys is not None and layer.values is not None:
+                mine.lazy_initialization(layer.keys, layer.values)
+        for number in self.states:
+            twin.keep_states(number)
+        return twin
+
     @property
     def _held(self) -> list[SlotLayer]:
         return [*self.layers, *self.states.values()]
@@ -170,6 +181,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         if (slots, capacity) == (self.num_slots, self.capacity):
             return
         self.num_slots, self.capacity = slots, capacity
+        self.views.clear()  # they would keep the tensors that are replaced here
         for layer in self._held:
             layer.resize(slots, capacity)
 

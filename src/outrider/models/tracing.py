@@ -11,6 +11,7 @@ capacity, size], then the parameters, buffers and packed weights (`Parts.inputs`
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 STEP = 32  # columns are read in multiples of this, so that kernels for aligned masks fit
 # Sizes while tracing: equal to no size of a model, so that none is mistaken.
 _COLUMNS, _CAPACITY, _SOURCE, _WIDTH, _ROWS = 11 * STEP, 23 * STEP, 13 * STEP, WIDEST - 3, 19
+MOST_VIEWS = 8
 _torch_library: Any = torch.library  # parts of which have no types
 _library = _torch_library.Library("outrider", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
@@ -59,6 +61,10 @@ _library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
 torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
 torch.library.register_fake("outrider::int8_product", _product_shape, lib=_library)
 torch.library.register_fake("outrider::int8_tiles", _product_shape, lib=_library)
+
+
+class DecidesError(RuntimeError):
+    """The code of a model does other things for other sizes."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class Cached(Protocol):
 
 
 class PassInputs:
-    """What the passes of a model read in the order of a graph's inputs, the rows at hand looked up once.
+    """What the passes of a model read in the order of a graph's inputs, the rows at hand looked up once (`SlotCache.views`).
 
     The model holds whoever has this, and is not held by it: its gigabytes would wait for the next collection of cycles.
     """
@@ -113,7 +119,6 @@ class PassInputs:
     def __init__(self, model: Cached) -> None:
         self.parts = parts_of(model.module).inputs
         self._model = weakref.ref(model)
-        self._rows: tuple[tuple[int, ...], list[Tensor]] = ((), [])
 
     def of(self, slots: slice, columns: int) -> tuple[int, list[Any]]:
         """The capacity of the cache, grown to so many columns if it is less, and what is read for these slots' rows."""
@@ -121,10 +126,12 @@ class PassInputs:
         assert model is not None
         cache = model._cache
         cache.reserve(1, columns)
-        key = (slots.start, slots.stop, cache.num_slots, cache.capacity)
-        if self._rows[0] != key:
-            self._rows = (key, model.cache_rows(slots))
-        return cache.capacity, [*self._rows[1], *self.parts]
+        rows = cache.views.get((slots.start, slots.stop))
+        if rows is None:
+            if len(cache.views) >= MOST_VIEWS:
+                cache.views.clear()
+            rows = cache.views[slots.start, slots.stop] = model.cache_rows(slots)
+        return cache.capacity, [*rows, *self.parts]
 
 
 @dataclass(frozen=True)
@@ -261,20 +268,39 @@ def check_free(shapes: Any) -> None:
     """Raise if the graph holds for some contexts only: a symbol was replaced by a number on the way."""
     fixed = {symbol: value for symbol, value in shapes.replacements.items() if not value.free_symbols}
     if fixed:
-        raise RuntimeError(f"its pass depends on the length of the context: {fixed}")
+        raise DecidesError(f"its pass depends on the length of the context: {fixed}")
 
 
 def _check_guards(shapes: Any, columns: Any, capacity: Any, of: Sizes) -> None:
     """Raise if the model's code took a decision by one of the sizes that is another one for other sizes.
 
-    Sizes of 1 apart, for which everything is contiguous: that changes what is copied, not what is computed.
+    Each decision about one size is tried for every small one and some large ones, others by corners and at random. Sizes of
+    1 apart, for which everything is contiguous: that changes what is copied. Whether it changes what is computed, passes
+    tell (`recorded`).
     """
-    for most, high, wide, far in product((WIDEST, 1 << 20), (2, 1 << 10), (2, WIDEST), (2, 1 << 15)):
+    about = ((of.rows, _SIZES), (of.tokens, _WIDTHS), (columns, _SIZES), (capacity, _SIZES), (of.source, _SIZES))
+    alone = {size.node.expr: all_of_it for size, all_of_it in about if not isinstance(size, int)}
+    for decision in {guard.expr for guard in shapes.guards}:
+        found = [symbol for symbol in alone if symbol in decision.free_symbols]
+        one = found[0] if len(found) == 1 else None
+        tried = _several_sizes(columns, capacity, of) if one is None else ({one: size} for size in alone[one])
+        if any(decision.subs(sizes) != True for sizes in tried):  # noqa: E712 - of a computer algebra
+            raise DecidesError(f"its pass depends on sizes: {decision}")
+
+
+_WIDTHS = range(2, WIDEST + 1)
+_LARGE = [size + more for size in (128, 256, 512, 1024, 4096, 1 << 15, 1 << 20) for more in (-1, 0, 1)]
+_SIZES = [*_WIDTHS, *_LARGE]
+
+
+def _several_sizes(columns: Any, capacity: Any, of: Sizes) -> Iterator[dict[Any, int]]:
+    """Sizes that can come together."""
+    corners = [*product((WIDEST, 1 << 20), (2, 1 << 10), (2, WIDEST), (2, 1 << 15))]
+    draw = random.Random(0)
+    some = [(draw.choice(_LARGE), draw.randint(2, 70), draw.choice(_WIDTHS), draw.choice(_SIZES)) for _ in range(60)]
+    for most, high, wide, far in (*corners, *some):
         sizes = ((columns, most), (capacity, 2 * most + 1), (of.rows, high), (of.tokens, wide), (of.source, far))
-        given = {symbol.node.expr: size for symbol, size in sizes if not isinstance(symbol, int)}
-        for guard in shapes.guards:
-            if guard.expr.subs(given) != True:  # noqa: E712 - of a computer algebra
-                raise RuntimeError(f"its pass depends on sizes: {guard.expr}")
+        yield {symbol.node.expr: size for symbol, size in sizes if not isinstance(symbol, int)}
 
 
 def _symbol(shapes: Any, name: str, size: int) -> Any:

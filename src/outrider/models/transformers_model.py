@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -185,11 +186,20 @@ class TransformersModel(SlotModel[SlotSequence]):
         """From now on score a few tokens a sequence by recorded passes, which give the same bits sooner (`recorded`).
 
         Does nothing where the model can't be recorded, and on devices other than CPUs. Where weights are replaced later, or
-        hooks and adapters added, that is seen when the next sequence is opened, and passes are recorded anew or no more.
+        hooks and adapters added, that is seen when the next sequence is opened, and passes are recorded anew or no more;
+        numbers that the code reads off its modules (a scale, say) must stay as they are.
         """
         self.recorded = None
         if self.device.type == "cpu":
             self.recorded = record_passes(self, tuple(self._kept_states()))
+
+    def with_a_cache_of_its_own(self) -> Self:
+        """The same module with no sequences, no recorded passes and no padded widths, to try something."""
+        twin = copy(self)
+        twin._cache, twin._open = self._cache.like(), []
+        twin.recorded = twin.compiled = None
+        twin._width = _as_it_is
+        return twin
 
     def _look_again(self) -> None:
         if self.recorded is not None and not self.recorded.fits():
@@ -302,7 +312,7 @@ class TransformersModel(SlotModel[SlotSequence]):
     def _recording(self, rows: list[SlotSequence], width: int) -> Recording | None:
         """What scores all logits of so many tokens of these rows, None where that is the ordinary pass."""
         together = rows[-1].slot - rows[0].slot + 1 == len(rows)
-        if self.recorded is None or not together or width > WIDEST:
+        if self.recorded is None or not together or width > WIDEST or torch.is_autocast_enabled("cpu"):
             return None
         return self.recorded.of(len(rows))
 

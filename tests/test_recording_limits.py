@@ -1,0 +1,219 @@
+"""Where recordings end: what they don't fit, reasons that pass, memory that is held. Found by a reader with fresh eyes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+
+from outrider.models import recorded
+from outrider.models.pass_graph import trace_pass
+from outrider.models.shared_keys import SHARED_KEYS, attend
+from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.transformers_model import TransformersModel
+from tests.ragged import score, some_tokens
+from tests.test_recorded import made, pair
+from tests.tiny_models import module
+
+
+def one_token(model: TransformersModel, context: int) -> Tensor:
+    """The logits of one token after a context, and of three."""
+    found = []
+    for width in (1, 3):
+        sequence = model.open()
+        tokens = some_tokens(context + width, 1)
+        score(model, [sequence], [tokens[:context]])
+        found.append(score(model, [sequence], [tokens[context:]])[0])
+        sequence.close()
+    return torch.cat(found)
+
+
+def windowed(first: Callable[[Tensor], bool], window: int) -> Callable[..., Any]:
+    """An attention whose queries see some keys only, where that is said."""
+    plain = LlamaAttention.forward
+
+    def forward(self: Any, hidden_states: Tensor, *args: Any, attention_mask: Any = None, **others: Any) -> Any:
+        if attention_mask is not None and first(hidden_states):
+            columns = torch.arange(attention_mask.shape[-1])
+            newest = attention_mask.int().sum(-1, keepdim=True) - 1
+            attention_mask = attention_mask & (columns > newest - window)
+        return plain(self, hidden_states, *args, attention_mask=attention_mask, **others)
+
+    return forward
+
+
+def test_code_that_treats_a_lone_token_otherwise_is_not_recorded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaAttention, "forward", windowed(lambda states: states.shape[1] == 1, 4))
+    model = made("Llama")
+    model.record()
+    assert model.recorded is None
+
+
+def test_a_number_in_the_code_that_was_changed_is_seen_beyond_what_is_compared(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows wider than the passes that are compared: the code itself is a part of what a recording is found by."""
+    for wide in (200, 150):
+        with monkeypatch.context() as patch:
+            patch.setattr(LlamaAttention, "forward", windowed(lambda states: True, wide))
+            ordinary, quick = pair("Llama", max_position_embeddings=512)
+            assert torch.equal(one_token(ordinary, 230), one_token(quick, 230))
+
+
+@pytest.mark.parametrize("decides", [lambda columns, width: 30 <= columns < 64, lambda columns, width: width == 16])
+def test_decisions_by_sizes_in_between_are_not_recorded(decides: Callable[[int, int], bool], empty_cache: Path) -> None:
+    model: Any = made("Llama")
+    norm = model.module.model.norm
+
+    class Deciding(type(norm)):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = super().forward(x)
+            return out * 2 if decides(self.longest, x.shape[1]) else out
+
+    plain = model.pass_arguments
+
+    def arguments(tokens: Tensor, positions: Tensor, longest: int, *others: Any) -> dict[str, Any]:
+        norm.longest = longest
+        return plain(tokens, positions, longest, *others)  # type: ignore[no-any-return]
+
+    norm.__class__ = Deciding
+    model.pass_arguments = arguments
+    model.record()
+    assert model.recorded is None
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder without recordings."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "empty"))
+    return tmp_path / "empty" / "recorded"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_of_ones_own_is_recorded_as_it_is_or_not_at_all(dtype: torch.dtype, cache: Path) -> None:
+    """With transformers' attention and heads that share keys, which `load` would have replaced."""
+    made_so: dict[str, Any] = {"dtype": dtype, "max_position_embeddings": 512}
+    ordinary, quick = (TransformersModel(module("Llama", **made_so), name="own") for _ in range(2))
+    quick.record()
+    for context in (5, 130, 200):
+        assert torch.equal(one_token(ordinary, context), one_token(quick, context))
+
+
+def test_reasons_that_pass_are_not_kept(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("Llama")
+
+    def fails(*args: Any) -> Any:
+        raise MemoryError("no memory just now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded, "trace_pass", fails)
+        model.record()
+    assert model.recorded is None
+    assert not empty_cache.exists() or not list(empty_cache.iterdir())
+    model.record()
+    assert model.recorded is not None
+
+
+def test_two_threads_record_two_models(empty_cache: Path) -> None:
+    models = [made("Llama"), made("Llama", intermediate_size=64)]
+    threads = [threading.Thread(target=model.record) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(model.recorded is not None for model in models)
+
+
+def test_an_attention_of_the_users_own_stays(empty_cache: Path) -> None:
+    def own(*args: Any, **others: Any) -> Any:
+        return attend(*args, **others)
+
+    table: Any = ALL_ATTENTION_FUNCTIONS
+    for name in ("sdpa", SHARED_KEYS):
+        table[name] = own
+        try:
+            made("Qwen3").record()
+            assert table[name] is own
+        finally:
+            del table[name]
+
+
+def test_recording_takes_no_slots_and_growth_frees_what_was_there(empty_cache: Path) -> None:
+    """A recording for several rows is made while one runs, and views of the cache were held until the next pass."""
+    _, model = pair("Llama")
+    cache = model._cache
+    row = model.open()
+    score(model, [row], [[5, 6, 7]])
+    slots = cache.num_slots
+    assert slots < 3
+    assert model.recorded is not None
+    assert model.recorded.of(3) is not None
+    assert (cache.num_slots, cache.capacity) == (slots, MIN_CAPACITY)
+    assert cache.views
+    cache.reserve(1, 2 * MIN_CAPACITY)
+    assert not cache.views
+
+
+def test_damage_that_still_reads_as_a_graph_is_made_again(empty_cache: Path) -> None:
+    ordinary, quick = pair("Llama")
+    (kept,) = empty_cache.iterdir()
+    text = kept.read_text()
+    at = text.rindex("prim::ListConstruct(")
+    kept.write_text(text[:at] + "prim::ListConstruct()" + text[text.index(")", at) + 1 :])
+    quick.record()
+    assert kept.read_text() == text
+    assert torch.equal(one_token(ordinary, 9), one_token(quick, 9))
+
+
+def test_nothing_is_left_where_a_recording_could_not_be_moved_to_its_place(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> None:
+        raise OSError("no such luck")
+
+    monkeypatch.setattr(os, "replace", fails)
+    model = made("Llama")
+    model.record()
+    assert model.recorded is not None
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_hooks_for_all_modules_and_autocast_have_ordinary_passes(cache: Path) -> None:
+    ordinary, quick = pair("Llama")
+    hook: Any = torch.nn.modules.module.register_module_forward_hook(
+        lambda part, given, out: out * 2 if isinstance(part, LlamaMLP) else None
+    )
+    try:
+        assert torch.equal(one_token(ordinary, 9), one_token(quick, 9))
+    finally:
+        hook.remove()
+    unpacked, fresh = (TransformersModel(module("Qwen3"), name="own") for _ in range(2))
+    fresh.record()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(one_token(unpacked, 9), one_token(fresh, 9))
+
+
+def test_a_pass_over_a_model_with_a_cache_of_its_own_leaves_it_alone(cache: Path) -> None:
+    _, model = pair("Llama")
+    row = model.open()
+    before = score(model, [row], [[5, 6, 7]])[0]
+    twin = model.with_a_cache_of_its_own()
+    score(twin, [twin.open(), twin.open()], [[9, 9, 9, 9], [8, 8, 8, 8]])
+    row.truncate(1)
+    assert torch.equal(score(model, [row], [[6, 7]])[0], before[1:])
+
+
+def test_the_graph_is_that_of_the_attention_that_is_there(cache: Path) -> None:
+    """transformers' own, for a module that was not given ours."""
+    own = TransformersModel(module("Llama"), name="own")
+    given = made("Llama")
+    operations = [str(trace_pass(model, None).graph.graph) for model in (own, given)]
+    assert operations[0] != operations[1]
