@@ -21,9 +21,9 @@ from outrider.models.recording import Recording, record
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
 
-BEFORE = 90  # tokens before the passes that are compared: of few keys some kernels see no difference
-CHECKED = (3, 1, 2, 8, 1)  # tokens of the passes by which a new recording is compared with ordinary ones
-CHECKED_AGAIN = (2, 1)  # and one that was kept, in each start
+CHECKED, BEFORE = (3, 1, 2, 8, 1), 90  # tokens of the passes by which a new recording is compared with ordinary ones, and
+# those before them: of few keys some kernels see no difference
+CHECKED_AGAIN, BEFORE_AGAIN = (2, 1), 16  # the same of one that was kept, in each start
 
 
 class RecordedPasses:
@@ -65,22 +65,22 @@ def _recorded(model: TransformersModel, layers: Sequence[int], several: bool) ->
         model.name,
         (tuple(layers), several, *describe_pass(model)),
         lambda: trace_pass(model, None, layers, several),
-        lambda recording: _same_bits(model, layers, recording, several, CHECKED),
-        lambda recording: _same_bits(model, layers, recording, several, CHECKED_AGAIN),
+        lambda recording: _same_bits(model, layers, recording, several, CHECKED, BEFORE),
+        lambda recording: _same_bits(model, layers, recording, several, CHECKED_AGAIN, BEFORE_AGAIN),
     )
 
 
 @torch.inference_mode()
 def _same_bits(
-    model: TransformersModel, layers: Sequence[int], recording: Recording, several: bool, tried: Sequence[int]
+    model: TransformersModel, layers: Sequence[int], recording: Recording, several: bool, tried: Sequence[int], after: int
 ) -> bool:
     """Whether passes of these widths one after the other, and what they leave in the cache, agree to the bit.
 
     With a cache of their own: the model's would grow by the rows of the trial.
     """
-    most = (model.max_length or BEFORE + sum(tried) + 1) - 1
+    most = (model.max_length or after + sum(tried) + 1) - 1
     widths = [width for i, width in enumerate(tried) if sum(tried[: i + 1]) <= most]
-    before = min(BEFORE, most - sum(widths))
+    before = min(after, most - sum(widths))
     twins = model.with_a_cache_of_its_own(), model.with_a_cache_of_its_own()
     trial = _Trial(twins[1], layers, recording.of_twin(twins[1]))
     ordinary = _scored(twins[0], None, widths, 3 if several else 1, layers, before)
