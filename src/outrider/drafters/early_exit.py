@@ -98,6 +98,8 @@ class _Shared(SlotSequence):
 class _FirstLayers(TransformersModel):
     """A view of the target that shares its weights, its cache and its slots."""
 
+    looks_again = False  # it is made for each text, and what it proposes is tested in any case
+
     def _is_open(self, sequence: Sequence) -> bool:
         return super()._is_open(sequence.base if isinstance(sequence, _Shared) else sequence)
 

@@ -39,6 +39,7 @@ class TransformersModel(SlotModel[SlotSequence]):
     """
 
     has_encoder = False
+    looks_again = True  # whether a recording that was kept is compared with its passes in each start
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
