@@ -7,7 +7,7 @@ the bit however many rows there are, and by either of two kernels: oneDNN's comp
 the processor has tiles of integers (AMX), but each call of it takes longer, so that small layers keep the other one.
 
 Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: see
-`steady_attention`.
+`block_attention` and `steady_attention`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.block_attention import use_block_attention
 from outrider.models.packed_linear import OpaqueLinear, replace_linears
 from outrider.models.steady_attention import use_steady_attention
 
@@ -159,7 +160,8 @@ def round_to_int8(module: nn.Module) -> int:
 
     Position tables stay as they are: they are small, and added to everything.
     """
-    use_steady_attention(module)
+    if not use_block_attention(module):
+        use_steady_attention(module)
     count, table = round_linears(module), _token_table(module)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):

@@ -6,8 +6,7 @@ logits [R, N, V] and the states asked for, each [R, N, width].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from transformers.cache_utils import Cache
 from outrider.models.base import LAST
 from outrider.models.hidden_states import Put, caught
 from outrider.models.model_code import describe_code
-from outrider.models.shared_keys import SHARED_KEYS, attend, forget_masks
+from outrider.models.shared_keys import masks_made_once
 from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
 
 if TYPE_CHECKING:
@@ -49,27 +48,9 @@ def trace_pass(
         states: dict[int, Tensor] = {}
         catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
         cache = Cache(layers=given.layers(at))
-        with caught(model.module, catching), _masks_made_once(), model.placed(at, given.columns):
+        with caught(model.module, catching), masks_made_once(), model.placed(at, given.columns):
             arguments = model.pass_arguments(tokens, at, given.columns, cache, source)
             out = torch.func.functional_call(model.module, given.tensors, kwargs=arguments)
         return out.logits, *(states[layer] for layer in layers)
 
     return trace(run, about, model, width, several)
-
-
-@contextmanager
-def _masks_made_once() -> Iterator[None]:
-    """Let heads that share keys (`shared_keys`) repeat a mask once a pass, which otherwise only inference mode allows."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    own = ALL_ATTENTION_FUNCTIONS._local_mapping
-    before = own.get(SHARED_KEYS)
-    own[SHARED_KEYS] = partial(attend, keep=True)
-    try:
-        yield
-    finally:
-        forget_masks()
-        if before is None:
-            del own[SHARED_KEYS]
-        else:
-            own[SHARED_KEYS] = before

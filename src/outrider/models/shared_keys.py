@@ -7,6 +7,8 @@ times as quick on a CPU, the more so the longer the context (EXPERIMENTS.md, "At
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,13 +40,11 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    keep: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls it, and by its own function where this one does not apply.
 
     query [B, heads, N, D], key and value [B, kv_heads, L, ·] → [B, N, heads, E]. attention_mask: [B, 1, N, L] or None.
-    keep: whether the mask for all heads of a group is made once for all layers that have it; None: in inference mode.
     """
     times, new = query.shape[1] // key.shape[1], query.shape[2]
     unusual = any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
@@ -56,11 +56,7 @@ def attend(
 
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return out, None
-    mask = attention_mask
-    if mask is not None:
-        # Without inference mode a mask may be written to between the layers, or be asked for its gradient.
-        kept = torch.is_inference_mode_enabled() if keep is None else keep
-        mask = _kept_for(mask, times, query.dtype) if kept else _repeated(mask, times, query.dtype)
+    mask = None if attention_mask is None else mask_for_all(attention_mask, times, query.dtype)
     return together(query, key, value, mask, others.get("scaling")).transpose(1, 2).contiguous(), None
 
 
@@ -76,8 +72,27 @@ def together(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sca
 
 
 # A pass has a mask for all its layers of one type, two types at most in the models there are: each is repeated once.
-# What is kept: (mask, times, what came of it), the newest first, replaced as a whole.
-_kept: list[tuple[tuple[Tensor, int, Tensor], ...]] = [()]
+# What is kept: (mask, times, unit, what came of it), the newest first, replaced as a whole.
+_kept: list[tuple[tuple[Tensor, int, int, Tensor], ...]] = [()]
+_tracing = [False]
+
+
+def mask_for_all(mask: Tensor, times: int, dtype: torch.dtype, unit: int = 1) -> Tensor:
+    """The mask for so many heads below each other, added to the scores: [B, 1, times · N, L], and rows of zeros below.
+
+    mask: [B, 1, N, L]. unit: so many rows are added that all are a multiple of it, at least one (that it depends on the
+    width whether there are any would keep passes from being recorded). Made once for all layers that have the mask.
+    """
+    # Without inference mode a mask may be written to between the layers, or be asked for its gradient.
+    if not (torch.is_inference_mode_enabled() or _tracing[0]):
+        return _repeated(mask, times, dtype, unit)
+    held = _kept[0]
+    for known, by, filled, repeated in held:
+        if known is mask and (by, filled) == (times, unit) and repeated.dtype is dtype:
+            return repeated
+    made = _repeated(mask, times, dtype, unit)
+    _kept[0] = ((mask, times, unit, made), *held[:1])
+    return made
 
 
 def forget_masks() -> None:
@@ -85,20 +100,20 @@ def forget_masks() -> None:
     _kept[0] = ()
 
 
-def _kept_for(mask: Tensor, times: int, dtype: torch.dtype) -> Tensor:
-    """`_repeated`, or what it was for the same mask in this pass."""
-    held = _kept[0]
-    for known, by, repeated in held:
-        if known is mask and by == times and repeated.dtype is dtype:
-            return repeated
-    made = _repeated(mask, times, dtype)
-    _kept[0] = ((mask, times, made), *held[:1])
-    return made
+@contextmanager
+def masks_made_once() -> Iterator[None]:
+    """While a pass is traced: masks are made for all layers there, too, which otherwise only inference mode allows."""
+    _tracing[0] = True
+    try:
+        yield
+    finally:
+        _tracing[0] = False
+        forget_masks()
 
 
-def _repeated(mask: Tensor, times: int, dtype: torch.dtype) -> Tensor:
-    """The mask for so many heads below each other, added to the scores: [B, 1, times · N, L]."""
+def _repeated(mask: Tensor, times: int, dtype: torch.dtype, unit: int) -> Tensor:
     added = mask
     if mask.dtype is torch.bool:
         added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-    return added.repeat(1, 1, times, 1)
+    rows = added.repeat(1, 1, times, 1)
+    return rows if unit == 1 else F.pad(rows, (0, 0, 0, (rows.shape[2] // unit + 1) * unit - rows.shape[2]))

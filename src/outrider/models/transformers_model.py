@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
 from outrider.models.base import LAST, Sequence, WhichLogits, check_copy, check_layers, fit_vocabulary
+from outrider.models.block_attention import BLOCKS, columns_read
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.hidden_states import body_layers, caught
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
@@ -53,6 +54,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         self._max_length = context_limit(config)
         self._pattern = attention_pattern(config, self._name)
         self._additive = model.dtype if config._attn_implementation == "eager" else None
+        self._columns = columns_read if config._attn_implementation == BLOCKS else int
         self._takes = set(inspect.signature(model.forward).parameters)
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
@@ -230,7 +232,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         starts = tuple(row.length for row in rows)
         first = index_of(starts, tokens.device).unsqueeze(-1)
         positions = first + torch.arange(width, device=tokens.device)
-        longest = max(starts) + width
+        longest = self._columns(max(starts) + width)
         self._cache.reserve(len(self._open), longest)
         self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
         if quick is not None and compiled_width is not None:
