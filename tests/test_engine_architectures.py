@@ -74,6 +74,18 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     assert torch.allclose(got, wanted[-3:], atol=CLOSE)
 
 
+def test_rows_keep_what_they_hold_when_others_are_opened_and_the_cache_grows() -> None:
+    model = TransformersModel(module("Llama", max_position_embeddings=4 * MIN_CAPACITY))
+    rows = [some_tokens(length, seed) for seed, length in enumerate((40, MIN_CAPACITY + 20, 9, 30, 11))]
+    wanted = [reference(model, row) for row in rows]
+    sequences = [model.open(), model.open()]
+    prefill(model, sequences, [row[:-3] for row in rows[:2]])  # the second makes the cache longer
+    sequences += [model.open() for _ in rows[2:]]  # and these make it higher
+    prefill(model, sequences[2:], [row[:-3] for row in rows[2:]])
+    for got, want in zip(score(model, sequences, [row[-3:] for row in rows]), wanted, strict=True):
+        assert torch.allclose(got, want[-3:], atol=CLOSE)
+
+
 def test_the_context_limit_is_an_error_not_corruption() -> None:
     model = tiny("GPT2")
     sequence = model.open()

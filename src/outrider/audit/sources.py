@@ -142,12 +142,17 @@ def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | No
     return json.dumps(line)
 
 
-def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft: str | None = None) -> list[Text]:
-    """The texts of a file, checked line by line. draft: who drafts, to be compared with what the lines say."""
+def read_lines(path: Path) -> list[str]:
+    """Of such a file, or `ParameterError`."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        return path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"outputs file {path} can't be read ({error}): name a file of JSON lines") from None
+
+
+def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft: str | None = None) -> list[Text]:
+    """The texts of a file, checked line by line. draft: who drafts, to be compared with what the lines say."""
+    lines = read_lines(path)
     wanted = {"target": target.name, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
     seen: dict[tuple[Any, ...], int] = {}
     recordings = Recordings(path.parent)

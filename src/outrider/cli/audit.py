@@ -129,6 +129,7 @@ def _prompts(path: Path | None) -> Sequence[Prompt]:
 def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None) -> None:
     """Refuse what can't work before a model is loaded."""
     from outrider.audit.endpoint import parse_extra
+    from outrider.audit.sources import read_lines
     from outrider.cli.sampling import parse_length
     from outrider.randomness import check_seed
 
@@ -149,6 +150,8 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
     if plot is not None and all(one.greedy for one in settings):
         raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
     check_parent(wanted.save)
+    if wanted.outputs is not None:
+        read_lines(wanted.outputs)
     check_plot(plot)
     parse_length(wanted.length)
     check_seed(wanted.seed)

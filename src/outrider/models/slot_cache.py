@@ -66,10 +66,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         place = self._owner.placement
         return _store(self.keys, key_states, place), _store(self.values, value_states, place)
 
-    def resize(self, slots: int, capacity: int) -> None:
-        """Grow both tensors, keeping what they hold."""
+    def resize(self, slots: int, capacity: int, used: int) -> None:
+        """Grow both tensors, keeping what they hold in the first `used` positions of each slot: there is no more."""
         if self.is_initialized and self.keys is not None and self.values is not None:
-            self.keys, self.values = (_grown(old, slots, capacity) for old in (self.keys, self.values))
+            self.keys, self.values = (_grown(old, slots, capacity, used) for old in (self.keys, self.values))
 
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy the positions start … length - 1 of one slot to another."""
@@ -100,9 +100,9 @@ class StateLayer(SlotLayer):
         assert self.keys is not None
         _store(self.keys, states.unsqueeze(1), self._owner.placement)
 
-    def resize(self, slots: int, capacity: int) -> None:
+    def resize(self, slots: int, capacity: int, used: int) -> None:
         if self.is_initialized and self.keys is not None:
-            self.keys = _grown(self.keys, slots, capacity)
+            self.keys = _grown(self.keys, slots, capacity, used)
 
 
 def _store(cache: Tensor, states: Tensor, place: Placement) -> Tensor:
@@ -121,9 +121,9 @@ def _store(cache: Tensor, states: Tensor, place: Placement) -> Tensor:
     return cache[slots, :, : place.length]
 
 
-def _grown(old: Tensor, slots: int, capacity: int) -> Tensor:
-    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
-    new[: old.shape[0], :, : old.shape[2]] = old
+def _grown(old: Tensor, slots: int, capacity: int, used: int) -> Tensor:
+    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])  # pages that nobody wrote to cost nothing
+    new[: old.shape[0], :, :used] = old[:, :, :used]
     return new
 
 
@@ -182,8 +182,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             return
         self.num_slots, self.capacity = slots, capacity
         self.views.clear()  # they would keep the tensors that are replaced here
+        used = max(self._used.values(), default=0)  # a batch is opened row by row, before anything is written
         for layer in self._held:
-            layer.resize(slots, capacity)
+            layer.resize(slots, capacity, used)
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
