@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,3 +100,34 @@ def test_what_can_not_be_cut_is_refused() -> None:
         start(table(1, 61), 1)
     with pytest.raises(ParameterError, match=r"layers must be a whole number of 1 or more, got 0"):
         EarlyExitDrafter(0)
+
+
+def test_a_view_is_made_once_while_its_target_is_what_it_was(cache: Path) -> None:
+    target = TransformersModel(module("Llama", num_hidden_layers=3))
+    view = first_layers(target, 2)
+    assert first_layers(target, 2) is view
+    assert first_layers(target, 1) is not view
+    target.record()
+    assert target.recorded is not None
+    quick = first_layers(target, 2)
+    assert quick is not view
+    assert quick.recorded is not None
+    assert first_layers(target, 2) is quick
+    layers = target.module.model.layers
+    layers[1] = copy.deepcopy(layers[1])
+    with torch.no_grad():
+        layers[1].mlp.down_proj.weight.mul_(2)
+    other = first_layers(target, 2)
+    assert other is not quick
+    found, old = (one.score([target.open()], torch.tensor([[5, 6]]), [2]) for one in (other, view))
+    assert found is not None
+    assert old is not None
+    assert not torch.equal(found, old)
+
+
+def test_a_view_that_is_kept_does_not_keep_its_target() -> None:
+    target = TransformersModel(module("Llama", num_hidden_layers=3))
+    first_layers(target, 1)
+    gone = weakref.ref(target)
+    del target
+    assert gone() is None

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -19,6 +20,7 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel, Sequence
+from outrider.models.recorded import RecordedPasses
 from outrider.models.slot_cache import StateLayer
 from outrider.models.slots import SlotSequence
 from outrider.models.transformers_model import TransformersModel, _as_it_is
@@ -98,7 +100,16 @@ class _Shared(SlotSequence):
 class _FirstLayers(TransformersModel):
     """A view of the target that shares its weights, its cache and its slots."""
 
-    looks_again = False  # it is made for each text, and what it proposes is tested in any case
+    looks_again = False  # what it proposes is tested in any case
+    _made_of: list[nn.Module]
+    _made_beside: RecordedPasses | None
+
+    def is_still_of(self, target: TransformersModel) -> bool:
+        """Whether the target has the parts, the cache and the recorded passes that it had."""
+        now = list(target.module.modules())
+        same = len(now) == len(self._made_of) and all(a is b for a, b in zip(now, self._made_of, strict=True))
+        same = same and self._cache is target._cache and self._open is target._open and self._made_beside is target.recorded
+        return same and (self.recorded is None or self.recorded.fits())
 
     def _is_open(self, sequence: Sequence) -> bool:
         return super()._is_open(sequence.base if isinstance(sequence, _Shared) else sequence)
@@ -108,13 +119,26 @@ class _FirstLayers(TransformersModel):
         return {}
 
 
+# While the target lives, for whoever generates from many prompts, one call each: to make a view takes as long as two passes.
+_kept: WeakKeyDictionary[TransformersModel, dict[int, _FirstLayers]] = WeakKeyDictionary()
+
+
 def first_layers(target: TransformersModel, layers: int) -> TransformersModel:
-    """The target cut after its first layers: the same modules, nothing copied."""
+    """The target cut after its first layers: the same modules, nothing copied; what it was before if it still is that."""
+    kept = _kept.setdefault(target, {})
+    view = kept.get(layers)
+    if view is None or not view.is_still_of(target):
+        view = kept[layers] = _view_of(target, layers)
+    return view
+
+
+def _view_of(target: TransformersModel, layers: int) -> _FirstLayers:
     view = _FirstLayers.__new__(_FirstLayers)
     view.__dict__.update(target.__dict__)
     view.module = _cut(target.module, int(target.module.config.get_text_config().num_hidden_layers), layers)
     view._name = f"{target.name}[:{layers}]"
     view._width = _as_it_is
+    view._made_of, view._made_beside = list(target.module.modules()), target.recorded
     view.compiled = view.recorded = None  # the passes of all layers
     if target.recorded is not None:
         view.record()
