@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 CONTEXT = 64
 PADDING_GAIN = 0.97  # pad only for a gain of 3 % and more
+STEP = 32
 REMEMBERED = 4096
 
 
@@ -36,23 +37,26 @@ class Costs:
     company: int = 1
     change: float = 0.0
     _found: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _told: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _widths: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def verify(self, tokens: int, context: int | None = None) -> float:
-        """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them.
-
-        Policies ask for every length several times in a round, and a wider pass that is quicker has to be looked for.
-        """
+        """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them."""
         context = self.context if context is None else context
-        asked = (tokens, context)
-        if asked not in self._told:
-            if len(self._told) >= REMEMBERED:
-                self._told.clear()
-            self._told[asked] = self._seconds(self.width(tokens, context) if self.padded else tokens, context)
-        return self._told[asked]
+        return self._seconds(self.width(tokens, context) if self.padded else tokens, context)
 
     def width(self, tokens: int, context: int) -> int:
-        """The measured width of that many tokens or more at which a pass is quickest; itself if none gains."""
+        """The measured width of that many tokens or more at which a pass is quickest; itself if none gains.
+
+        Policies ask for every length several times in a round: it is looked for once in so many tokens of context.
+        """
+        asked = (tokens, context // STEP)
+        if asked not in self._widths:
+            if len(self._widths) >= REMEMBERED:
+                self._widths.clear()
+            self._widths[asked] = self._quickest(tokens, context // STEP * STEP)
+        return self._widths[asked]
+
+    def _quickest(self, tokens: int, context: int) -> int:
         wider = [size for size in self.verify_seconds if size > tokens]
         if not wider:
             return tokens
