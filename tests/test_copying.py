@@ -74,6 +74,22 @@ def context() -> DraftContext:
 
 
 @pytest.mark.parametrize("drafter", [PromptLookupDrafter(), SuffixDrafter()], ids=["prompt-lookup", "suffix"])
+@pytest.mark.parametrize("length", [1, 3, 12])
+def test_a_copy_promises_less_where_the_text_is_drawn(drafter: Drafter, length: int) -> None:
+    repeated = list(range(length))
+    promised = []
+    for temperature in (0.0, 0.5, 1.0, 1.5):
+        row = DraftRow([*repeated, 20, *repeated], 2 * length + 1, RandomStream(0), TableSequence())
+        drafter.begin([row], DraftContext(SamplingSettings(temperature=temperature), table(1, 30), 30, PhaseClock()))
+        (prospect,) = drafter.prospects(row)
+        assert prospect.longest
+        promised.append((prospect.first, prospect.later))
+    greedy, half, drawn, hot = promised
+    assert greedy > half > drawn == hot
+    assert half == pytest.approx(((greedy[0] + drawn[0]) / 2, (greedy[1] + drawn[1]) / 2))
+
+
+@pytest.mark.parametrize("drafter", [PromptLookupDrafter(), SuffixDrafter()], ids=["prompt-lookup", "suffix"])
 @pytest.mark.parametrize(
     ("tokens", "limit", "wanted"),
     [

@@ -96,7 +96,7 @@ def test_every_drafter_follows_the_targets_law(name: str, length: str, setting: 
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "suffix with a memory"])  # batches refuse it
 def test_a_rows_samples_do_not_depend_on_its_neighbours(name: str, length: str) -> None:
     """Rows of a batch draft in step, at every depth, but each takes its own numbers."""
     target, settings = table(1, V), SETTINGS["temperature 1"]

@@ -6,18 +6,16 @@ Costs nothing and needs no second model (Leviathan 3.6; "prompt lookup decoding"
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from outrider.draft_length.base import Prospect
-from outrider.drafters.base import DraftContext
-from outrider.drafters.copying import CopyDrafter, copy_prospect
+from outrider.drafters.copying import CopyDrafter, CopyState, copy_prospect
 from outrider.errors import ParameterError
 from outrider.proposal import DraftRow
 
 
 @dataclass
-class _Index:
+class _Index(CopyState):
     """Where each n-gram of the row was last followed by something: {n-gram: position after it}; how far that goes."""
 
     seen: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -38,14 +36,12 @@ class PromptLookupDrafter(CopyDrafter):
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
 
-    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
-        del context
-        for row in rows:
-            row.state = _Index()
+    def _start(self, drawn: float) -> _Index:
+        return _Index(drawn)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         """Proposals fare alike by the length of the match."""
-        return [copy_prospect(self.name, self._match(row)[1])]
+        return [copy_prospect(self.name, self._match(row)[1], row.state.drawn)]
 
     def _continue(self, row: DraftRow, limit: int) -> list[int]:
         source, length = self._match(row)

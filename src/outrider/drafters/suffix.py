@@ -7,14 +7,12 @@ length, in amortised constant time a token. Deterministic, hence a point mass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.checks import check_count
 from outrider.draft_length.base import Prospect
-from outrider.drafters.base import DraftContext
-from outrider.drafters.copying import CopyDrafter, copy_prospect
+from outrider.drafters.copying import CopyDrafter, CopyState, copy_prospect
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
 from outrider.errors import CacheFolderError
@@ -26,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Match:
+class _Match(CopyState):
     """A row's own automaton, and how its end matches the memory: (state, length) after so many certain tokens."""
 
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -69,13 +67,11 @@ class SuffixDrafter(CopyDrafter):
             self._memories[tokens] = SuffixAutomaton(self._store.read() if self._store else ())
         self._memory = self._memories[tokens]
 
-    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
-        del context
-        for row in rows:
-            row.state = _Match()
+    def _start(self, drawn: float) -> _Match:
+        return _Match(drawn)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        return [copy_prospect(self.name, self._source(row)[2])]
+        return [copy_prospect(self.name, self._source(row)[2], row.state.drawn)]
 
     def _continue(self, row: DraftRow, limit: int) -> list[int]:
         text, source, length = self._source(row)
