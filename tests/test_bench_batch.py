@@ -11,7 +11,7 @@ import torch
 
 from outrider.bench.batches import AUTO, BatchRun, best_length, predicted_rate, ragged_prompts, summarise
 from outrider.cli.main import run
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from tests.conftest import make_tokenizer
 from tests.tiny_models import module
 
@@ -26,11 +26,13 @@ def made(size: int, length: int, seconds: float, block: int = 0) -> BatchRun:
 def test_a_round_is_wide_where_any_row_drafts_or_costs_what_its_rows_do() -> None:
     """Four rows, each drafting in half of its rounds: 15/16 of the padded passes are wide, half of each flat one."""
     flat = Costs({1: 1.0, 3: 3.0})
-    assert predicted_rate(4, 2, [made(1, 2, 1.0)], flat, 0.5) == pytest.approx(4 * 2 / (0.5 + 0.5 * (2 * 0.5 + 3.0)))
+    assert predicted_rate(4, 2, [made(1, 2, 1.0)], flat, DraftSeconds(0.5)) == pytest.approx(
+        4 * 2 / (0.5 + 0.5 * (2 * 0.5 + 3.0))
+    )
     costs = Costs({1: 1.0, 3: 3.0}, company=4)
-    assert predicted_rate(4, 0, [made(1, 0, 1.0)], costs, 0.5) == 4.0
+    assert predicted_rate(4, 0, [made(1, 0, 1.0)], costs, DraftSeconds(0.5)) == 4.0
     wide = 1 - 0.5**4
-    assert predicted_rate(4, 2, [made(1, 2, 1.0)], costs, 0.5) == pytest.approx(
+    assert predicted_rate(4, 2, [made(1, 2, 1.0)], costs, DraftSeconds(0.5)) == pytest.approx(
         4 * 2 / ((1 - wide) + wide * (2 * 0.5 + 3.0))
     )
 
@@ -39,7 +41,7 @@ def test_cells_pair_blocks_and_the_best_length_is_by_decoding_time() -> None:
     tables = {1: Costs({1: 1.0, 3: 1.1}), 4: Costs({1: 1.0, 3: 3.0})}
     runs = [made(size, 0, 10.0, block) for size in (1, 4) for block in (0, 1)]
     runs += [made(1, 2, 5.0, block) for block in (0, 1)] + [made(4, 2, 20.0, block) for block in (0, 1)]
-    cells = summarise([*runs, made(4, AUTO, 10.0)], lambda size: (tables[size], 0.0))
+    cells = summarise([*runs, made(4, AUTO, 10.0)], lambda size: (tables[size], DraftSeconds()))
     assert [(cell.batch_size, cell.length) for cell in cells] == [(1, 0), (1, 2), (4, 0), (4, 2), (4, AUTO)]
     assert [cell.speedup.median for cell in cells] == [1.0, 2.0, 1.0, 0.5, 1.0]
     assert cells[1].rate == 20.0

@@ -19,7 +19,7 @@ from outrider.bench.sweep import SweepRun
 from outrider.bench.sweep_summary import Tables, percentiles, summarise
 from outrider.choices import make_drafter
 from outrider.cli.main import cli
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.drafters import ModelDrafter, PromptLookupDrafter
 from outrider.errors import ParameterError
 from outrider.models.table import TableModel
@@ -27,7 +27,7 @@ from outrider.sampling import SamplingSettings
 from outrider.theory import expected_tokens, walltime_factor
 
 GREEDY, SAMPLED = Setting(0.0, 1.0), Setting(1.0, 1.0)
-TABLES = Tables(Costs({1: 1.0, 3: 2.0}), {"d": 0.25}, 0.25)
+TABLES = Tables(Costs({1: 1.0, 3: 2.0}), {"d": DraftSeconds(0.25)}, DraftSeconds(0.25))
 
 
 def made(length: int, rounds: list[list[Any]], setting: Setting = SAMPLED, tokens: list[int] | None = None) -> SweepRun:

@@ -11,10 +11,17 @@ import pytest
 import torch
 
 import outrider
-from outrider.costs import CostBook, Costs, costs_by, forget_costs, kept, measured_costs, review_costs
+from outrider.clock import PhaseClock
+from outrider.costs import CostBook, Costs, DraftSeconds, costs_by, forget_costs, kept, measured_costs, review_costs
 from outrider.costs.kept import GIVE_UP
 from outrider.costs.measure import _noise, _table
-from outrider.models.table import TableModel
+from outrider.drafters import ModelDrafter
+from outrider.drafters.base import DraftContext
+from outrider.models.table import TableModel, TableSequence
+from outrider.pass_timer import PassTimer
+from outrider.proposal import DraftRow
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
 
 
 def test_widths_are_padded_where_wider_is_quicker() -> None:
@@ -192,3 +199,47 @@ def test_a_busy_machine_measures_once_more_in_each_run_until_it_is_quiet_or_enou
     assert next_run() == kept_seconds
     assert not caplog.text
     forget_costs(model)
+
+
+class _Follower(TableModel):
+    """A model that comes after another, whose passes are counted."""
+
+    def __init__(self, leader: TableModel) -> None:
+        super().__init__(torch.eye(5, dtype=torch.float64) * 0.8 + 0.04)
+        self._leader = leader
+
+    @property
+    def leader(self) -> TableModel:
+        return self._leader
+
+
+class _Counted(TableModel):
+    passes = 0
+
+    def score(self, *args: Any, **options: Any) -> Any:
+        self.passes += 1
+        return super().score(*args, **options)
+
+
+def test_a_pass_right_after_another_of_the_same_model_has_none_of_its_leaders_before_it() -> None:
+    leader = _Counted(torch.eye(5, dtype=torch.float64) * 0.8 + 0.04)
+    with PassTimer(_Follower(leader), (1, 2), 4) as timer:
+        assert timer.follows
+        timer.time(1)
+        assert leader.passes == 1
+        timer.time(1, again=True)
+        assert leader.passes == 1
+    with PassTimer(leader, (1,), 4) as timer:
+        assert not timer.follows
+
+
+def test_what_a_draft_saves_by_warm_caches_is_paid_by_its_first_token() -> None:
+    drafter = ModelDrafter(_Counted(torch.eye(5, dtype=torch.float64) * 0.8 + 0.04))
+    drafter._costs = Costs({1: 3.0, 2: 3.5}, warm=1.0)  # as measured for a head
+    assert drafter.seconds == DraftSeconds(token=2.0, start=1.0)
+    assert [drafter.seconds.of(n) for n in (0, 1, 3)] == [0.0, 3.0, 7.0]
+    row = DraftRow([1, 2, 3], 3, RandomStream(0), TableSequence())
+    drafter.begin([row], DraftContext(SamplingSettings(), drafter.model, 5, PhaseClock()))
+    (prospect,) = drafter.prospects(row)
+    assert (prospect.start_seconds, prospect.step_seconds) == (1.0, 2.0)
+    assert Costs.from_dict(drafter._costs.to_dict()) == drafter._costs

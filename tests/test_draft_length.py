@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider import theory
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length import AdaptiveLength, FixedLength, OptimalLength, Prospect, Trial, optimal_length
 from outrider.draft_length.account import Account
 from outrider.draft_length.adaptive import expected
@@ -37,14 +37,14 @@ def plan_of(policy: AdaptiveLength, *prospects: Prospect, room: int = 64, contex
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.8, 0.95, 1.0])
 @pytest.mark.parametrize("c", [0.02, 0.1, 0.5, 2.0])
 def test_the_optimal_length_is_leviathans_where_verification_is_flat(alpha: float, c: float) -> None:
-    assert optimal_length(alpha, FLAT, c, longest=16) == theory.best_gamma(alpha, c, max_gamma=16)
+    assert optimal_length(alpha, FLAT, DraftSeconds(c), longest=16) == theory.best_gamma(alpha, c, max_gamma=16)
 
 
 def test_the_optimal_length_heeds_measured_costs() -> None:
-    assert optimal_length(0.9, LINEAR, 0.1) == 0
+    assert optimal_length(0.9, LINEAR, DraftSeconds(0.1)) == 0
     steps = Costs({1: 1.0, 4: 1.0, 5: 3.0, 17: 3.0})
-    assert optimal_length(0.8, steps, 0.01) in (3, 16)
-    assert optimal_length(0.6, steps, 0.01) == 3
+    assert optimal_length(0.8, steps, DraftSeconds(0.01)) in (3, 16)
+    assert optimal_length(0.6, steps, DraftSeconds(0.01)) == 3
     with pytest.raises(ParameterError, match="alpha must be in"):
         OptimalLength(1.2)
 
@@ -166,10 +166,10 @@ def test_recorded_rounds_by_the_tables() -> None:
     costs = Costs({1: 1.0, 5: 2.0}, {1: 0.01, 5: 0.02}, context=0)
     records = rounds_of(2, 0)
     # Contexts 10 and 13: five tokens each take 2 + 0.02 · context; the drafts 4 · 0.1 each.
-    assert predicted_seconds(records, costs, {"d": 0.1}, 10) == pytest.approx(2.2 + 0.4 + 2.26 + 0.4)
+    assert predicted_seconds(records, costs, {"d": DraftSeconds(0.1)}, 10) == pytest.approx(2.2 + 0.4 + 2.26 + 0.4)
     assert plain_seconds(records, costs, 10) == pytest.approx(3 * 1.1 + 1.13)
     three = 1.5 + 0.015 * 10
-    assert oracle_seconds(records, costs, 0.1, 10) == pytest.approx(three + 0.2 + 1.13)
+    assert oracle_seconds(records, costs, DraftSeconds(0.1), 10) == pytest.approx(three + 0.2 + 1.13)
 
 
 def test_where_a_change_of_width_takes_long_small_gains_are_left_alone() -> None:
@@ -256,8 +256,8 @@ def test_recorded_rounds_have_the_widths_that_passes_kept() -> None:
 
 def test_the_oracle_is_never_slower_than_plain_decoding() -> None:
     records = rounds_of(4, 3, 0, 1)
-    assert oracle_seconds(records, LINEAR, 1.0, 5) == pytest.approx(plain_seconds(records, LINEAR, 5))
-    assert oracle_seconds(records, FLAT, 0.1, 5) < plain_seconds(records, FLAT, 5)
+    assert oracle_seconds(records, LINEAR, DraftSeconds(1.0), 5) == pytest.approx(plain_seconds(records, LINEAR, 5))
+    assert oracle_seconds(records, FLAT, DraftSeconds(0.1), 5) < plain_seconds(records, FLAT, 5)
 
 
 def test_foretold_tokens_are_compared_with_what_came() -> None:

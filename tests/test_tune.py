@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from outrider import theory
 from outrider.cli.main import run as run_cli
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
@@ -92,7 +92,7 @@ def same(chance: float, tokens: int) -> Chances:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 1.0])
 def test_equal_chances_give_the_closed_form(alpha: float) -> None:
     """Along a long text the ends do not matter: Leviathan's Equation 1 and Theorem 3.8."""
-    candidate = predict("x", [same(alpha, 3000)], FLAT, 0.1, 0.1)
+    candidate = predict("x", [same(alpha, 3000)], FLAT, DraftSeconds(0.1), 0.1)
     for one in candidate.predictions:
         assert one.tokens_per_round == pytest.approx(theory.expected_tokens(alpha, one.length), rel=0.01)
         assert one.speedup == pytest.approx(theory.walltime_factor(alpha, one.length, 0.1), rel=0.01)
@@ -117,7 +117,7 @@ def test_the_walk_is_the_mean_over_all_outcomes() -> None:
             rounds += weight
             seconds += weight * (costs.verify(offered + 1) + 0.3 * offered)
             t += kept + 1
-    found = predict("x", [text], costs, 0.3, 0.0).predictions[2]
+    found = predict("x", [text], costs, DraftSeconds(0.3), 0.0).predictions[2]
     assert found.tokens_per_round == pytest.approx(5 / rounds)
     assert found.speedup == pytest.approx(5 * costs.verify(1) / seconds)
 
@@ -131,14 +131,14 @@ def test_copies_at_temperature_0_are_foretold_to_the_token(length: int) -> None:
     _, rounds = decode(
         target, [Request((0, 1), 80, RandomStream(0))], SamplingSettings(), PromptLookupDrafter(), FixedLength(length)
     )
-    assert predict("x", [one], FLAT, 0.0, 0.0).predictions[length].tokens_per_round == 80 / len(rounds[0])
+    assert predict("x", [one], FLAT, DraftSeconds(), 0.0).predictions[length].tokens_per_round == 80 / len(rounds[0])
 
 
 def test_model_drafts_are_foretold_on_average() -> None:
     """Twelve thousand tokens run with fixed lengths, beside the prediction from other texts. 4 % is above 4 σ."""
     target, drafter = table(1, V), ModelDrafter(table(1, V, sharpness=1.2), step_seconds=0.1)
     measured = [chances(drafter, target, written(target, ONE, 400, seed), 2, ONE) for seed in range(30)]
-    candidate = predict("x", measured, FLAT, 0.1, 0.0)
+    candidate = predict("x", measured, FLAT, DraftSeconds(0.1), 0.0)
     assert 0.4 < candidate.alpha < 0.95
     for length in (1, 4):
         requests = [Request((0, 1), 400, RandomStream(77, i)) for i in range(30)]
@@ -149,7 +149,7 @@ def test_model_drafts_are_foretold_on_average() -> None:
 
 def test_a_draft_that_never_proposes_is_plain_decoding() -> None:
     nothing = Chances(2, ((),) * 10, ())
-    candidate = predict("x", [nothing], FLAT, 0.1, 0.0)
+    candidate = predict("x", [nothing], FLAT, DraftSeconds(0.1), 0.0)
     assert candidate.alpha == 0.0
     assert candidate.coverage == 0.0
     assert candidate.best.length == 0

@@ -49,7 +49,7 @@ def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafte
             raise ParameterError(
                 "num_draft_tokens can't be optimal for several drafters at once: name one, or leave it adaptive"
             )
-        return FixedLength(optimal_length(num_draft_tokens.alpha, costs, drafter.step_seconds))
+        return FixedLength(optimal_length(num_draft_tokens.alpha, costs, drafter.seconds))
     if num_draft_tokens is None:
         return AdaptiveLength(costs)
     if isinstance(drafter, ChoiceDrafter) and num_draft_tokens:

@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.choices import make_drafter
-from outrider.costs import Costs, measured_costs
+from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.generation import Generation, Stream
 from outrider.models.base import TextModel
@@ -29,7 +29,7 @@ class Comparison:
     speculative: Result
     plain: Result
     costs: Costs
-    draft_seconds: dict[str, float]
+    draft_seconds: dict[str, DraftSeconds]
     greedy: bool
     divergence: Divergence | None
 

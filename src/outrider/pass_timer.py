@@ -87,8 +87,10 @@ class PassTimer:
         if isinstance(self.model, KeepsWidth):
             self.model.keep_width(True)
 
-    def time(self, size: int) -> float:
+    def time(self, size: int, again: bool = False) -> float:
         """Seconds to score that many new tokens of each row and to choose a token after each.
+
+        again: right after another pass of this model, and not after one of the model that it follows.
 
         What a round does with the logits belongs to its cost: on a small model it is several per cent.
         """
@@ -100,13 +102,19 @@ class PassTimer:
             self.changed.setdefault(size, []).append(time.perf_counter() - start)
             self._take_back()
         self._width = size
-        self._follow()
+        if not again:
+            self._follow()
         _synchronise(model)
         start = time.perf_counter()
         self._pass(new, count)
         took = time.perf_counter() - start
         self._take_back()
         return took
+
+    @property
+    def follows(self) -> bool:
+        """Whether passes of another model come between."""
+        return self._leader is not None
 
     def _follow(self) -> None:
         """Let the other model score a token, as it does in every round."""

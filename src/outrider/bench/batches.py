@@ -23,7 +23,7 @@ from outrider.bench.contest import in_turn
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.tasks import human_eval
 from outrider.choices import make_length
-from outrider.costs import CostBook, Costs, costs_by, measured_costs
+from outrider.costs import CostBook, Costs, DraftSeconds, costs_by, measured_costs
 from outrider.draft_specs import loading_options
 from outrider.drafters import Drafter
 from outrider.errors import ModelError
@@ -124,11 +124,11 @@ class Bench:
             policy = make_length(None if length == AUTO else length, self.target, drafter)
         return Ready(self.target, drafter, policy, book, self._setup.defaults, chat=False)
 
-    def costs(self, batch_size: int) -> tuple[Costs, float]:
-        """What passes of so many rows cost, and a drafted token of each of them."""
+    def costs(self, batch_size: int) -> tuple[Costs, DraftSeconds]:
+        """What passes of so many rows cost, and a draft of each of them."""
         ready = self.ready(batch_size, AUTO)
         with costs_by(self.books[batch_size]):
-            return measured_costs(self.target), ready.drafter.step_seconds if ready.drafter is not None else 0.0
+            return measured_costs(self.target), ready.drafter.seconds if ready.drafter is not None else DraftSeconds()
 
     def _drafter(self) -> Drafter | None:
         def load(name: str, own: dict[str, Any]) -> TextModel:
@@ -191,7 +191,7 @@ def _warm(bench: Bench, size: int, length: int, jobs: Sequence[Job]) -> None:
     bench.run(size, length, -1, short)
 
 
-def summarise(runs: Sequence[BatchRun], costs: Callable[[int], tuple[Costs, float]]) -> list[Cell]:
+def summarise(runs: Sequence[BatchRun], costs: Callable[[int], tuple[Costs, DraftSeconds]]) -> list[Cell]:
     """A cell for each batch size and length, in that order. costs: of passes of so many rows, and of a drafted token."""
     groups: dict[tuple[int, int], list[BatchRun]] = {}
     for run in runs:
@@ -209,7 +209,7 @@ def _cell(
     length: int,
     groups: dict[tuple[int, int], list[BatchRun]],
     smallest: int,
-    costs: Callable[[int], tuple[Costs, float]],
+    costs: Callable[[int], tuple[Costs, DraftSeconds]],
 ) -> Cell:
     mine, plain = groups[size, length], {run.block: run for run in groups.get((size, 0), [])}
     paired = [run for run in mine if run.block in plain]
@@ -230,12 +230,12 @@ def _cell(
     )
 
 
-def predicted_rate(size: int, length: int, alone: Sequence[BatchRun], costs: Costs, step_seconds: float) -> float:
+def predicted_rate(size: int, length: int, alone: Sequence[BatchRun], costs: Costs, drafting: DraftSeconds) -> float:
     """Tokens a second of `size` rows. alone: runs of this length in the smallest batch; see the top of this module."""
     rounds = sum(run.rounds for run in alone)
     share = min(1.0, sum(run.drafted for run in alone) / (length * rounds)) if length else 0.0
     wide = share if costs.company == 1 else 1.0 - (1.0 - share) ** size
-    seconds = (1.0 - wide) * costs.verify(1) + wide * (length * step_seconds + costs.verify(length + 1))
+    seconds = (1.0 - wide) * costs.verify(1) + wide * (drafting.of(length) + costs.verify(length + 1))
     return size * sum(run.tokens for run in alone) / rounds / seconds
 
 

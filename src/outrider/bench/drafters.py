@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from outrider.bench.tasks import Task
-from outrider.costs import measured_costs
+from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
 from outrider.drafters import Drafter
 from outrider.generation import generate
@@ -149,7 +149,7 @@ def _run(
     else:
         results = [generate(target, text.prompt, seed=number, **options) for number in numbers]
     steps = made.part_seconds() if made is not None else {}
-    step = made.step_seconds if made is not None else 0.0
+    own = made.seconds if made is not None else DraftSeconds()
     every = [result.stats for result in results]
     return Run(
         text=text.name,
@@ -165,7 +165,7 @@ def _run(
         tested=sum(stats.tested for stats in every),
         lengths=dict(Counter(r.drafted for result in results for r in result.rounds)),
         table_seconds=sum(predicted_seconds(r.rounds, costs, steps, r.prompt_tokens) for r in results),
-        oracle_seconds=sum(oracle_seconds(r.rounds, costs, step, r.prompt_tokens) for r in results),
+        oracle_seconds=sum(oracle_seconds(r.rounds, costs, own, r.prompt_tokens) for r in results),
     )
 
 

@@ -100,9 +100,9 @@ class Replay:
         if logits == "none":
             return None
         start = sequence.length - count
-        out = torch.zeros(1, count, self.vocab_size)
+        out = torch.full((1, count, self.vocab_size), -torch.inf)
         for i in range(count):
-            out[0, i, self._tokens[min(start + i + 1, len(self._tokens) - 1)]] = 1.0
+            out[0, i, self._tokens[min(start + i + 1, len(self._tokens) - 1)]] = 0.0
         return out if logits == "all" else out[:, -1:]
 
 
@@ -154,7 +154,7 @@ def replay(target: TextModel, text: Recorded, drafter: Drafter, costs: Costs) ->
     def run(policy: DraftLength) -> list[Round]:
         model = Replay(target, text.tokens)
         request = Request(text.tokens[: text.prompt_tokens], len(text.tokens) - text.prompt_tokens, RandomStream(0))
-        decoder = Decoder(model, [request], SamplingSettings(), drafter, policy)
+        decoder = Decoder(model, [request], SamplingSettings(temperature=text.temperature), drafter, policy)
         return [made for batch in decoder.rounds() for _, made in batch]
 
     def speedup(rounds: list[Round]) -> float:
@@ -172,6 +172,6 @@ def replay(target: TextModel, text: Recorded, drafter: Drafter, costs: Costs) ->
         drafter=drafter.name,
         adaptive=speedup(adaptive),
         fixed={length: speedup(run(FixedLength(length))) for length in FIXED},
-        oracle=plain / oracle_seconds(longest, costs, drafter.step_seconds, text.prompt_tokens),
+        oracle=plain / oracle_seconds(longest, costs, drafter.seconds, text.prompt_tokens),
         tokens_per_round=sum(len(r.tokens) for r in adaptive) / len(adaptive),
     )

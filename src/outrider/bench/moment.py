@@ -54,7 +54,7 @@ def time_moment(target: LanguageModel, draft: Drafter, length: int, context: int
         for size, scored in verify.items():
             for repeat in range(REPEATS + 1):  # the first one warms up: an engine may prepare for another width
                 for name, timer in drafting.items():
-                    took = [timer.time(1) for _ in range(length if size > 1 else 1)]
+                    took = [timer.time(1, again=token > 0) for token in range(length if size > 1 else 1)]
                     if repeat:
                         steps[name] += took
                 seconds = scoring.time(size)

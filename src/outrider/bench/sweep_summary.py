@@ -21,7 +21,7 @@ from outrider.bench.contest import Setting
 from outrider.bench.moment import Moment, mean_moment
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.sweep import SweepRun
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.models.base import TextModel
 from outrider.prompts import Asked, prepare
@@ -105,19 +105,19 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Tables:
-    """What the predictions are made from. steps: {drafter: seconds of a drafted token}."""
+    """What the predictions are made from. steps: {drafter: seconds}. own: of the draft that they belong to."""
 
     costs: Costs
-    steps: dict[str, float]
-    step_seconds: float
+    steps: dict[str, DraftSeconds]
+    own: DraftSeconds
 
     def at(self, moment: Moment | None) -> Tables:
         """As they were at that moment; what was not timed then stays."""
         if moment is None:
             return self
-        steps = {**self.steps, **moment.steps}
-        step = fmean(moment.steps.values()) if moment.steps else self.step_seconds
-        return Tables(replace(moment.costs, change=self.costs.change), steps, step)
+        steps = {**self.steps, **{name: DraftSeconds(step) for name, step in moment.steps.items()}}
+        own = DraftSeconds(fmean(moment.steps.values())) if moment.steps else self.own
+        return Tables(replace(moment.costs, change=self.costs.change), steps, own)
 
 
 def moment_of(run: SweepRun) -> Moment | None:
@@ -150,13 +150,13 @@ def _sweep(
         by_length.setdefault(run.length, []).append(run)
     alpha = _alpha(runs)
     tables = tables_of(runs, tables)
-    c = tables.step_seconds / tables.costs.verify(1)
+    c = tables.own.token / tables.costs.verify(1)
     rows = []
     for length, chosen in by_length.items():
         parted = _divergences(chosen, by_length[0], prompts, target) if setting.temperature == 0 and length else {}
         formula, closed_form = _from_alpha(alpha or 0.0, length, tables), walltime_factor(alpha or 0.0, length, c)
         rows.append(_row(setting, length, chosen, by_length[0], tables, (formula, closed_form), parted))
-    return Sweep(setting.name, alpha, c, _slope(runs), 1000 * tables.step_seconds, rows)
+    return Sweep(setting.name, alpha, c, _slope(runs), 1000 * tables.own.token, rows)
 
 
 def _row(
@@ -205,7 +205,7 @@ def _predict(runs: list[SweepRun], tables: Tables, measured: float, formula: flo
 def _from_alpha(alpha: float, length: int, tables: Tables) -> float:
     """Speed-up by the formula."""
     costs = {n: tables.costs.verify(n) for n in (1, length + 1)}
-    return measured_speedup(alpha, length, tables.step_seconds, costs)
+    return measured_speedup(alpha, length, tables.own.of(length) / max(1, length), costs)
 
 
 def _paces(runs: Sequence[SweepRun]) -> list[float]:

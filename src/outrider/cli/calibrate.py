@@ -34,10 +34,12 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
     took = time.perf_counter() - started
     steps = drafter.part_seconds()
     if as_json:
-        seconds = next(iter(steps.values())) if len(steps) == 1 else steps
+        each, first = {name: by.token for name, by in steps.items()}, {name: by.start for name, by in steps.items()}
+        seconds, start = (next(iter(held.values())) if len(held) == 1 else held for held in (each, first))
         about = {
             "verify_seconds": {n: costs.verify(n) for n in costs.verify_seconds},
             "draft_seconds": seconds,
+            "draft_start_seconds": start,
             "context": costs.context,
             "measuring_seconds": took,
         }
@@ -54,6 +56,7 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
         click.echo(f"{n:4d}" + "".join(f"{cell:>18s}" for cell in cells))
     if costs.change:
         click.echo(f"a pass of another width than the one before: {1000 * costs.change:.2f} ms more")
-    for name, seconds in steps.items():
-        click.echo(f"draft {name}: {1000 * seconds:.2f} ms a token, c = {seconds / one:.3f}")
+    for name, taken in steps.items():
+        before = f", {1000 * taken.start:.2f} ms more for the first of a round" if taken.start else ""
+        click.echo(f"draft {name}: {1000 * taken.token:.2f} ms a token, c = {taken.token / one:.3f}{before}")
     click.echo(f"measured in {took:.1f} s")

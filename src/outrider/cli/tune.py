@@ -181,7 +181,7 @@ def _predict(
         seen = prepare(model, prompt)
         measured[name].append(chances(drafters[name], model, [*seen.tokens, *new], len(seen.tokens), law, seen.source))
     return [
-        predict(name, measured[name], costs, drafter.step_seconds, _relative_bytes(drafter, model))
+        predict(name, measured[name], costs, drafter.seconds, _relative_bytes(drafter, model))
         for name, drafter in drafters.items()
     ]
 

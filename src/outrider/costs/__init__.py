@@ -1,6 +1,7 @@
 """What a pass costs here: the table, how it is measured, where it is kept, and which one decides in a run."""
 
 from outrider.costs.book import CostBook, costs_by, measured_costs
+from outrider.costs.draft_seconds import DraftSeconds
 from outrider.costs.kept import forget_costs, kept_costs, review_costs
 from outrider.costs.table import CONTEXT, Costs
 
@@ -8,6 +9,7 @@ __all__ = [
     "CONTEXT",
     "CostBook",
     "Costs",
+    "DraftSeconds",
     "costs_by",
     "forget_costs",
     "kept_costs",

@@ -44,27 +44,27 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     """A cost table and its noise: median / least seconds of the same pass, in the middle of the sizes."""
     limit = model.max_length or LONG_CONTEXT + max(SIZES)
     short = max(1, min(CONTEXT, limit - max(SIZES)))
-    times, change = _times(model, sizes_of(model), short)
+    times, change, warm = _times(model, sizes_of(model), short)
     noise, monotone = _noise(times), not isinstance(model, PadsWidths)
     near = _table(times, noise, monotone)
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
     if far <= 2 * short or not can_pretend(model):
-        return Costs(near, context=short, change=change * noise), noise
+        return Costs(near, context=short, change=change * noise, warm=warm), noise
     distant = _table(_times(model, LONG_SIZES, far, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
     both = [n for n in sorted(distant) if n in near]
     rises = [max(0.0, distant[n] - near[n]) / (far - short) for n in both]
     if monotone:  # else a wider pass would seem quicker after a context longer than these
         rises = isotonic_regression(rises).x.tolist()
     slopes = {n: float(f"{rise:.3g}") for n, rise in zip(both, rises, strict=True)}
-    return Costs(near, slopes, short, change=change * noise), noise
+    return Costs(near, slopes, short, change=change * noise, warm=warm), noise
 
 
 def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     """The same for passes of several rows, after a short context only."""
     short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(BATCH_SIZES)))
-    times, change = _times(model, BATCH_SIZES, short, rows)
+    times, change, warm = _times(model, BATCH_SIZES, short, rows)
     noise, monotone = _noise(times), not isinstance(model, PadsWidths)
-    return Costs(_table(times, noise, monotone), context=short, change=change * noise), noise
+    return Costs(_table(times, noise, monotone), context=short, change=change * noise, warm=warm), noise
 
 
 def _noise(times: dict[int, list[float]]) -> float:
@@ -87,19 +87,24 @@ def _table(times: dict[int, list[float]], noise: float, monotone: bool) -> dict[
 
 def _times(
     model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1, repeats: int = REPEATS, warm: bool = False
-) -> tuple[dict[int, list[float]], float]:
-    """{n: the seconds of each repetition}, n tokens of each of so many rows; and what a change of the width adds.
+) -> tuple[dict[int, list[float]], float, float]:
+    """{n: the seconds of each repetition}, n tokens of each of so many rows; what a change of the width adds; and what a
+    token takes less right after another (`Costs.warm`).
 
     The sizes take turns, so that whatever else the machine does meets all of them. warm: passes of these sizes were made
     just before.
     """
     with PassTimer(model, sizes, context, rows) as timer:
         seconds: dict[int, list[float]] = {n: [] for n in timer.sizes}
+        again: list[float] = []
         for _ in range(0 if warm else 1):
             for n in timer.sizes:
                 timer.time(n)
         for _ in range(repeats):
             for n in timer.sizes:
                 seconds[n].append(timer.time(n))
+                if n == 1 and timer.follows:
+                    again.append(timer.time(n, again=True))
         added = [min(taken) - min(seconds[n]) for n, taken in timer.changed.items()]
-    return seconds, max(0.0, float(f"{median(added):.3g}")) if added else 0.0
+    less = median(seconds[1]) - median(again) if again else 0.0
+    return seconds, max(0.0, float(f"{median(added):.3g}")) if added else 0.0, max(0.0, float(f"{less:.3g}"))

@@ -27,7 +27,8 @@ class Costs:
     verify_seconds: {new tokens in the pass: seconds} after `context` tokens, 1 included. per_token: {new tokens: further
     seconds for each further token of context}. padded: passes are scored at a wider width where that is quicker. company:
     rows of a pass that are all made as wide as the widest; 1 where a row costs what its own tokens do. change: further
-    seconds of a pass that is wider or narrower than the one before.
+    seconds of a pass that is wider or narrower than the one before. warm: what a pass of one token takes less right after
+    another of the same model than after one of the model that it follows (`pass_timer.Follows`).
     """
 
     verify_seconds: Mapping[int, float]
@@ -36,6 +37,7 @@ class Costs:
     padded: bool = False
     company: int = 1
     change: float = 0.0
+    warm: float = 0.0
     _found: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _widths: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -75,15 +77,15 @@ class Costs:
         """For JSON, without `padded`; `from_dict` reads it back."""
         held: dict[str, object] = {"seconds": dict(self.verify_seconds), "per_token": dict(self.per_token)}
         held["context"] = self.context
-        further = {"company": (self.company, 1), "change": (self.change, 0.0)}
+        further = {"company": (self.company, 1), "change": (self.change, 0.0), "warm": (self.warm, 0.0)}
         return held | {name: value for name, (value, usual) in further.items() if value != usual}
 
     @classmethod
     def from_dict(cls, held: Mapping[str, Any]) -> Costs:
         """What `to_dict` gave."""
         seconds, slopes = ({int(n): float(s) for n, s in held[name].items()} for name in ("seconds", "per_token"))
-        company, change = int(held.get("company", 1)), float(held.get("change", 0.0))
-        return cls(seconds, slopes, int(held["context"]), company=company, change=change)
+        company, change, warm = int(held.get("company", 1)), float(held.get("change", 0.0)), float(held.get("warm", 0.0))
+        return cls(seconds, slopes, int(held["context"]), company=company, change=change, warm=warm)
 
 
 def _between(table: Mapping[int, float], size: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider import theory
 from outrider.checks import check_count
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan
 from outrider.errors import ParameterError
 
@@ -40,13 +40,13 @@ class OptimalLength:
             raise ParameterError(f"alpha must be in [0, 1], got {self.alpha}: it is a mean acceptance probability")
 
 
-def optimal_length(alpha: float, costs: Costs, step_seconds: float, longest: int = MAX_DRAFT) -> int:
+def optimal_length(alpha: float, costs: Costs, drafting: DraftSeconds, longest: int = MAX_DRAFT) -> int:
     """The gamma with the greatest speed-up at measured costs for acceptance rate `alpha` (Leviathan 3.5); 0 if none helps.
 
     E[tokens] / (gamma · t_draft + t_verify(gamma + 1)), which is Leviathan's optimum where verification costs the same at
     any length.
     """
-    if not step_seconds >= 0:
-        raise ParameterError(f"step_seconds must be 0 or more, got {step_seconds}")
-    rates = [theory.expected_tokens(alpha, k) / (k * step_seconds + costs.verify(k + 1)) for k in range(longest + 1)]
+    if not (drafting.token >= 0 and drafting.start >= 0):
+        raise ParameterError(f"drafting must take 0 seconds or more, got {drafting}")
+    rates = [theory.expected_tokens(alpha, k) / (drafting.of(k) + costs.verify(k + 1)) for k in range(longest + 1)]
     return max(range(longest + 1), key=lambda k: (rates[k], -k))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.records import Round
+
+_NOTHING = DraftSeconds()
 
 
 def _contexts(rounds: Iterable[Round], prompt_tokens: int) -> Iterator[tuple[Round, int]]:
@@ -24,8 +26,10 @@ def passes(rounds: Iterable[Round], prompt_tokens: int) -> list[tuple[int, int, 
     ]
 
 
-def predicted_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: Mapping[str, float], prompt_tokens: int) -> float:
-    """Seconds of the rounds with the lengths that they had. step_seconds: of a token of each drafter.
+def predicted_seconds(
+    rounds: Iterable[Round], costs: Costs, drafting: Mapping[str, DraftSeconds], prompt_tokens: int
+) -> float:
+    """Seconds of the rounds with the lengths that they had. drafting: of each drafter; nothing by others.
 
     Of an engine that keeps the width of its passes, with the widths that they had, and what the changes took.
     """
@@ -33,7 +37,7 @@ def predicted_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: Mappi
     return sum(
         costs.verify(record.drafted + 1, context)
         + kept.follow(record.drafted, context)
-        + record.drafted * step_seconds.get(record.drafter or "", 0.0)
+        + drafting.get(record.drafter or "", _NOTHING).of(record.drafted)
         for record, context in _contexts(rounds, prompt_tokens)
     )
 
@@ -43,7 +47,7 @@ def plain_seconds(rounds: Iterable[Round], costs: Costs, prompt_tokens: int) -> 
     return sum(len(record.tokens) * costs.verify(1, context) for record, context in _contexts(rounds, prompt_tokens))
 
 
-def oracle_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: float, prompt_tokens: int) -> float:
+def oracle_seconds(rounds: Iterable[Round], costs: Costs, drafting: DraftSeconds, prompt_tokens: int) -> float:
     """Seconds if each round had drafted exactly what was accepted, or nothing where that is quicker.
 
     Leviathan 3.5: up to 60 % better than a fixed gamma. A round that accepted everything might have gone on, so the longer
@@ -51,6 +55,6 @@ def oracle_seconds(rounds: Iterable[Round], costs: Costs, step_seconds: float, p
     """
     total = 0.0
     for record, context in _contexts(rounds, prompt_tokens):
-        exact = record.accepted * step_seconds + costs.verify(record.accepted + 1, context)
+        exact = drafting.of(record.accepted) + costs.verify(record.accepted + 1, context)
         total += min(exact, (record.accepted + 1) * costs.verify(1, context))
     return total

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.clock import PhaseClock
+from outrider.costs import DraftSeconds
 from outrider.draft_length.base import Plan, Prospect
 from outrider.models.base import LanguageModel
 from outrider.proposal import DraftRow, Proposal
@@ -58,13 +59,13 @@ class Drafter(ABC):
         return [self]
 
     @property
-    def step_seconds(self) -> float:
-        """What a drafted token costs, as far as it has been measured."""
-        return 0.0
+    def seconds(self) -> DraftSeconds:
+        """What drafting takes, as far as it has been measured."""
+        return DraftSeconds()
 
-    def part_seconds(self) -> dict[str, float]:
-        """What a drafted token costs by each part, under the names that the records have for them."""
-        return {part.name: part.step_seconds for part in self.parts()}
+    def part_seconds(self) -> dict[str, DraftSeconds]:
+        """What drafting takes by each part, under the names that the records have for them."""
+        return {part.name: part.seconds for part in self.parts()}
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         """Prepare the rows (their `state`) once their prompts are known."""
@@ -73,7 +74,7 @@ class Drafter(ABC):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         """The ways in which it could draft for this row now, at least one; nothing may be drawn for it."""
         del row
-        return [Prospect(self.name, step_seconds=self.step_seconds)]
+        return [Prospect(self.name, step_seconds=self.seconds.token, start_seconds=self.seconds.start)]
 
     def foretell(self, row: DraftRow, prospect: int, limit: int) -> Iterable[int]:
         """What `propose` would offer for a prospect that is `foretold`: no draw, no pass, and nothing changed. It may be

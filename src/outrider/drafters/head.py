@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeGuard
 
-from outrider.costs import measured_costs
+from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
@@ -69,11 +69,11 @@ class HeadDrafter(ModelDrafter):
             self._costs = measured_costs(self.model)
 
     @property
-    def step_seconds(self) -> float:
+    def seconds(self) -> DraftSeconds:
         if self._given is not None:
-            return self._given
-        seconds = self._costs.verify(1) if self._costs else 0.0
-        return seconds / self.model.config.blocks if self._in_one_pass else seconds
+            return DraftSeconds(self._given)
+        own = super().seconds
+        return DraftSeconds(start=own.of(1)) if self._in_one_pass else own  # the first token pays for all of them
 
     @property
     def _in_one_pass(self) -> bool:
@@ -90,7 +90,7 @@ class HeadDrafter(ModelDrafter):
         if self._given is not None:
             return [Prospect(self.name, step_seconds=self._given, longest=self._room(row), gated=not self._in_one_pass)]
         (prospect,) = super().prospects(row)
-        if self._in_one_pass:  # the first token pays for all of them
+        if self._in_one_pass:
             first = prospect.start_seconds + prospect.step_seconds
             return [replace(prospect, start_seconds=first, step_seconds=0.0, gated=False)]
         return [prospect]

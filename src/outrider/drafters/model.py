@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from outrider.costs import Costs, measured_costs
+from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import index, pad_rows, to_device
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
@@ -54,8 +54,10 @@ class ModelDrafter(Drafter):
             self._costs = measured_costs(self.model)
 
     @property
-    def step_seconds(self) -> float:
-        return self._costs.verify(1) if self._costs else 0.0
+    def seconds(self) -> DraftSeconds:
+        if self._costs is None:
+            return DraftSeconds()
+        return DraftSeconds(self._costs.verify(1) - self._costs.warm, self._costs.warm)
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         limit = self.model.max_length
@@ -71,7 +73,7 @@ class ModelDrafter(Drafter):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         held = len(self._read(row))
         pending = held - row.state.length
-        step = self._costs.verify(1, held) if self._costs else 0.0
+        step = self._costs.verify(1, held) - self._costs.warm if self._costs else 0.0
         start = self._costs.verify(pending, held) - step if self._costs else 0.0
         return [
             Prospect(

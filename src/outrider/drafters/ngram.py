@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.checks import check_count
+from outrider.costs import DraftSeconds
 from outrider.device_data import to_device
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
@@ -55,9 +56,9 @@ class NgramDrafter(Drafter):
             row.state = self._last_quick
 
     @property
-    def step_seconds(self) -> float:
+    def seconds(self) -> DraftSeconds:
         """As it was asked last; quick at first."""
-        return STEP_SECONDS[self._last_quick]
+        return DraftSeconds(STEP_SECONDS[self._last_quick])
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         depth = self.table.depth(row.tokens[-self.table.order :])

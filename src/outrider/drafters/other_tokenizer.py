@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.costs import Costs, measured_costs
+from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import index, pad_rows, to_device
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
@@ -86,8 +86,8 @@ class _ForeignDrafter(Drafter):
             self._costs = measured_costs(self.model)
 
     @property
-    def step_seconds(self) -> float:
-        return self._costs.verify(1) if self._costs else 0.0
+    def seconds(self) -> DraftSeconds:
+        return DraftSeconds(self._costs.verify(1)) if self._costs else DraftSeconds()
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:

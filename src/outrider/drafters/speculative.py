@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from outrider.costs import measured_costs
+from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
@@ -66,8 +66,8 @@ class SpeculativeDrafter(Drafter):
             self._seconds = costs.verify(1)  # without its own draft: an upper bound, whatever that gains
 
     @property
-    def step_seconds(self) -> float:
-        return self._seconds or 0.0
+    def seconds(self) -> DraftSeconds:
+        return DraftSeconds(self._seconds or 0.0)
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         length = self._length or AdaptiveLength(measured_costs(self.model))
@@ -94,7 +94,7 @@ class SpeculativeDrafter(Drafter):
         return 64 if limit is None else max(0, min(64, limit - len(row.tokens) + 1))
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        return [Prospect(self.name, step_seconds=self.step_seconds, longest=self._room(row.state.row))]
+        return [Prospect(self.name, step_seconds=self.seconds.token, longest=self._room(row.state.row))]
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         inners: list[_Inner] = [row.state for row in rows]

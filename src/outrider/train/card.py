@@ -9,17 +9,15 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 
 LONGEST = 12
 
 
-def foretold(
-    alphas: Sequence[float], costs: Costs, step_seconds: float, start_seconds: float = 0.0, longest: int = LONGEST
-) -> tuple[int, float]:
+def foretold(alphas: Sequence[float], costs: Costs, drafting: DraftSeconds, longest: int = LONGEST) -> tuple[int, float]:
     """The best fixed draft length and its speed-up, from alpha by depth (the last one goes on) and measured costs.
 
-    start_seconds: before the first drafted token, on top of its own step. longest: more can't be drafted in a round.
+    longest: more can't be drafted in a round.
 
     E[tokens] = 1 + the sum over depths of the product of alphas; with one alpha Leviathan's (1 - a^(g+1)) / (1 - a).
     """
@@ -27,7 +25,7 @@ def foretold(
     gains = list(accumulate(every, mul))
     rates = [1.0]
     for length in range(1, longest + 1):
-        seconds = start_seconds + length * step_seconds + costs.verify(length + 1)
+        seconds = drafting.of(length) + costs.verify(length + 1)
         rates.append((1.0 + sum(gains[:length])) * costs.verify(1) / seconds)
     best = max(range(len(rates)), key=rates.__getitem__)
     return best, rates[best]

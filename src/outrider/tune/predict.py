@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from outrider import theory
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.tune.chances import LONGEST, Chances
 
 LENGTHS = tuple(range(LONGEST + 1))
@@ -52,16 +52,16 @@ class Candidate:
         return max(self.predictions, key=lambda one: (one.speedup, -one.length))
 
 
-def predict(name: str, measured: Many[Chances], costs: Costs, step_seconds: float, c_hat: float) -> Candidate:
+def predict(name: str, measured: Many[Chances], costs: Costs, drafting: DraftSeconds, c_hat: float) -> Candidate:
     """Every draft length for one drafter."""
     betas = [beta for one in measured for beta in one.betas]
     total = sum(one.tokens for one in measured)
     alpha = min(1.0, sum(betas) / len(betas)) if betas else 0.0
-    c = step_seconds / costs.verify(1)
+    c = drafting.token / costs.verify(1)
     plain = sum(costs.verify(1, one.prompt_length + t) for one in measured for t in range(one.tokens))
     predictions = []
     for length in LENGTHS:
-        walked = [_walk(one, length, costs, step_seconds) for one in measured]
+        walked = [_walk(one, length, costs, drafting) for one in measured]
         rounds, seconds = (sum(column) for column in zip(*walked, strict=True))
         predictions.append(
             Prediction(
@@ -75,7 +75,7 @@ def predict(name: str, measured: Many[Chances], costs: Costs, step_seconds: floa
     return Candidate(name, alpha, len(betas) / total, c, c_hat, tuple(predictions))
 
 
-def _walk(text: Chances, length: int, costs: Costs, step_seconds: float) -> tuple[float, float]:
+def _walk(text: Chances, length: int, costs: Costs, drafting: DraftSeconds) -> tuple[float, float]:
     """Expected rounds and seconds along one text."""
     begins = [1.0] + [0.0] * text.tokens
     rounds = seconds = 0.0
@@ -86,7 +86,7 @@ def _walk(text: Chances, length: int, costs: Costs, step_seconds: float) -> tupl
         # As the decoder does, leave a place for the token after the draft.
         offered = text.accept[t][: min(length, text.tokens - t - 1)]
         rounds += chance
-        seconds += chance * (costs.verify(len(offered) + 1, text.prompt_length + t) + len(offered) * step_seconds)
+        seconds += chance * (costs.verify(len(offered) + 1, text.prompt_length + t) + drafting.of(len(offered)))
         reached = chance
         for i, accepted in enumerate(offered):
             begins[t + i + 1] += reached * (1.0 - accepted)

@@ -53,13 +53,17 @@ def sweep(
     runs = track(steps, "Sweeping", len(examples) * len(settings) * len(asked))
     draft.bind(target)
     draft.measure()
-    standing = Tables(measured_costs(target), draft.part_seconds(), draft.step_seconds)
+    standing = Tables(measured_costs(target), draft.part_seconds(), draft.seconds)
     tables = tables_of(runs, standing)
     prompts = {(one.name, one.digest): asked_of(target, kind, one) for one in examples}
     found = summarise(runs, settings, standing, prompts, target)
     costs = {n: tables.costs.verify(n) for n in tables.costs.verify_seconds}
     out = {**about, "prompts": len(examples), "verify_seconds": costs, "change_seconds": tables.costs.change}
-    out |= {"draft_seconds": tables.steps, "sweeps": [asdict(one) for one in found], **machine()}
+    out |= {
+        "draft_seconds": {name: asdict(step) for name, step in tables.steps.items()},
+        "sweeps": [asdict(one) for one in found],
+        **machine(),
+    }
     conclude(log, out)
     if as_json:
         click.echo(json.dumps(out))

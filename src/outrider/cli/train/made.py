@@ -55,7 +55,7 @@ def finish(target: TransformersModel, data: Data, given: dict[str, Any], report:
     from outrider.bench.machine import machine
     from outrider.costs import measured_costs
     from outrider.draft_specs import make_from_spec
-    from outrider.train.card import foretold, write_card
+    from outrider.train.card import LONGEST, foretold, write_card
     from outrider.train.corpus import parse_source
 
     def load(name: str, _: dict[str, str]) -> Any:
@@ -64,10 +64,10 @@ def finish(target: TransformersModel, data: Data, given: dict[str, Any], report:
     drafter = make_from_spec(made.use, load, target)
     drafter.bind(target)
     drafter.measure()
-    costs, step = measured_costs(target), drafter.step_seconds
-    # In one pass of blocks the first token pays for all of them.
-    paid = (0.0, step * made.blocks, made.blocks) if made.blocks else (step,)
-    best = {name: foretold(result["alpha"], costs, *paid) for name, result in report.held_out.items()}
+    costs, drafting = measured_costs(target), drafter.seconds
+    longest = made.blocks or LONGEST
+    best = {name: foretold(result["alpha"], costs, drafting, longest) for name, result in report.held_out.items()}
+    step = drafting.of(longest) / longest if made.blocks else drafting.token
     card: dict[str, Any] = {
         "target": target.name, "what": made.what, "use": made.use, "start": None if made.start is None else str(made.start),
         "steps": report.steps, "finished": report.finished,
