@@ -60,16 +60,18 @@ def test_what_was_kept_is_not_used_once_the_models_code_has_changed(
     before.record()
     assert before.recorded is not None
     assert before.recorded.of(2 if several else 1) is not None
-    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: self.down_proj(self.gate_proj(x).tanh() * self.up_proj(x)))
-    ordinary, quick = pair("Llama")
     count = 2 if several else 1
 
     def logits_of(model: TransformersModel) -> Tensor:
         return torch.stack(score(model, [model.open() for _ in range(count)], [some_tokens(9, 1)] * count))
 
+    former = logits_of(before)
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: self.down_proj(self.gate_proj(x).tanh() * self.up_proj(x)))
+    ordinary, quick = pair("Llama")
     wanted = logits_of(ordinary)
     assert torch.equal(logits_of(quick), wanted)
-    assert not torch.equal(logits_of(before), wanted)  # what was kept is the former code
+    assert torch.equal(logits_of(before), wanted)  # in the process that they are replaced in, too
+    assert not torch.equal(former, wanted)
 
 
 def test_what_is_done_to_a_recorded_model_shows_in_the_next_sequence(cache: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from outrider.models import recorded
+from outrider.models.model_code import ReachedCode, describe_code
 from outrider.models.pass_graph import trace_pass
 from outrider.models.shared_keys import SHARED_KEYS, attend
 from outrider.models.slot_cache import MIN_CAPACITY
@@ -217,3 +222,90 @@ def test_the_graph_is_that_of_the_attention_that_is_there(cache: Path) -> None:
     given = made("Llama")
     operations = [str(trace_pass(model, None).graph.graph) for model in (own, given)]
     assert operations[0] != operations[1]
+
+
+def scaled(function: Callable[..., Any], by: float) -> Callable[..., Any]:
+    def other(*args: Any, **options: Any) -> Any:
+        first, *rest = function(*args, **options)
+        return first * by, *rest
+
+    return other
+
+
+class _Partial:
+    """`forward` with an option that is fixed."""
+
+    def __init__(self, by: float) -> None:
+        self.method = functools.partialmethod(self.forward, by)
+
+    @staticmethod
+    def forward(part: LlamaMLP, by: float, x: Tensor) -> Tensor:
+        out: Tensor = part.down_proj(part.act_fn(part.gate_proj(x)) * part.up_proj(x))
+        return out * by
+
+
+REPLACED: dict[str, Callable[[pytest.MonkeyPatch, float], None]] = {
+    "a method": lambda patch, by: patch.setattr(LlamaMLP, "forward", lambda self, x: self.down_proj(x) * by),
+    "a method with an option": lambda patch, by: patch.setattr(LlamaMLP, "forward", _Partial(by).method),
+    "a function that methods name": lambda patch, by: patch.setattr(
+        modeling_llama, "apply_rotary_pos_emb", scaled(modeling_llama.apply_rotary_pos_emb, by)
+    ),
+    "the attention that is chosen": lambda patch, by: patch.setitem(
+        ALL_ATTENTION_FUNCTIONS._global_mapping, SHARED_KEYS, scaled(attend, by)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_another_function_is_other_code(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the next start, and of the process that it is replaced in."""
+    found = module("Llama", 1)
+    found.config._attn_implementation = SHARED_KEYS
+    before, reached = describe_code(found), ReachedCode(found)
+    assert reached.unchanged()
+    told = [before]
+    for by in (2.0, 3.0):
+        with monkeypatch.context() as patch:
+            REPLACED[what](patch, by)
+            assert not reached.unchanged()
+            told.append(describe_code(found))
+    assert told[0] != told[1] != told[2] != told[0]
+    assert describe_code(found) == before
+    assert reached.unchanged()
+
+
+def test_a_number_that_a_part_holds_is_told() -> None:
+    found = module("Llama", 1)
+    before = describe_code(found)
+    found.model.layers[0].self_attn.scaling *= 2
+    assert describe_code(found) != before
+
+
+def test_a_file_that_the_models_file_calls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a model whose folder brings two files: the one with its classes, and one that helps it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "toy_of_two_files.py").write_text(
+        "import torch\nimport toy_helper\n\n\nclass Toy(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x * toy_helper.scale()\n"
+    )
+    told = []
+    for number in (2, 3, 2):
+        (tmp_path / "toy_helper.py").write_text(f"def scale():\n    return {number}\n")
+        for name in ("toy_helper", "toy_of_two_files"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+        toy = importlib.import_module("toy_of_two_files").Toy()
+        sys.dont_write_bytecode = before
+        told.append(ReachedCode(toy).digest)
+    assert told[0] == told[2] != told[1]
+
+
+def test_a_method_replaced_after_recording_shows_in_the_next_sequence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary, quick = pair("Llama")
+    tokens = some_tokens(9, 1)
+    before = score(quick, [quick.open()], [tokens])[0]
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: self.down_proj(self.act_fn(self.gate_proj(x))))
+    wanted, got = (score(model, [model.open()], [tokens])[0] for model in (ordinary, quick))
+    assert torch.equal(wanted, got)
+    assert not torch.equal(before, got)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outrider.errors import CacheFolderError, ParameterError
+from outrider.errors import CacheFolderError, ParameterError, in_one_line
 from outrider.models.cache_folder import cache_folder
 from outrider.models.pass_graph import describe_pass, trace_pass
 from outrider.models.pass_trial import difference, gain
@@ -101,7 +101,7 @@ def compile_passes(model: TransformersModel, widths: Sequence[int] = WIDTHS) -> 
             _keep_gains(folder, gains)
             _say(f"compiled passes of {model.name} take {_told(gains)} times as long as ordinary ones")
     except Exception as error:  # compilers raise anything; an ordinary pass is always there
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = in_one_line(error, 200)
         _log.warning("%s can't be compiled (%s): it runs without", model.name, reason)
         return None
     worth = {width: passes[width] for width in wanted if gains[width] <= GAIN}
@@ -200,7 +200,7 @@ def _compile(model: TransformersModel, width: int, path: Path) -> Pass:
     try:
         made.save(path=str(path), format="binary")
     except (RuntimeError, OSError) as error:
-        _log.warning("the compiled pass of %s can't be kept: %s", model.name, " ".join(str(error).split())[:200])
+        _log.warning("the compiled pass of %s can't be kept: %s", model.name, in_one_line(error, 200))
     return made  # type: ignore[no-any-return]
 
 

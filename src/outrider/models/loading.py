@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name
 from outrider.models.dtypes import native_dtype, parse_dtype
@@ -146,7 +146,7 @@ def _feature_extractor(folder: str | Path, name: str) -> Any:
     try:
         return AutoFeatureExtractor.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = " ".join(str(error).split())[:240]
+        reason = in_one_line(error)
         raise ModelError(f"feature extractor of {name} can't be loaded: {reason}") from error
 
 
@@ -200,7 +200,7 @@ def _identity(source: str | Path) -> str:
     try:
         return f"{source} {getattr(AutoConfig.from_pretrained(source), '_commit_hash', None)}"
     except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:240]
+        reason = in_one_line(error)
         raise ModelError(f"model {source} can't be loaded: {reason}") from error
 
 
@@ -212,7 +212,7 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = " ".join(str(error).split())[:240]
+        reason = in_one_line(error)
         raise ModelError(f"tokenizer of {name} can't be loaded: {reason}") from error
 
 
@@ -302,7 +302,7 @@ def _from_pretrained(
     except ModelError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = " ".join(str(error).split())[:240] or type(error).__name__
+        reason = in_one_line(error)
         raise ModelError(f"model {name} can't be loaded: {reason}") from error
     finally:
         if bars:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
-from outrider.errors import ModelError
+from outrider.errors import ModelError, in_one_line
 from outrider.models.base import Source, open_sequence
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def probe(model: TransformersModel) -> None:
             plain = _plain(model, tokens)
         cached = _through_cache(model, tokens)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = in_one_line(error, 160)
         raise ModelError(f"{model.name} can't be used: it does not run with the slot cache ({reason})") from error
     wanted = plain[0, 4:].double()
     off = float((cached[..., : wanted.shape[-1]].double() - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, in_one_line
 from outrider.models.base import LAST
 from outrider.models.hidden_states import body_layers, caught
 from outrider.models.limits import context_limit
@@ -68,7 +68,7 @@ def trace(module: Any, name: str) -> tuple[Any, list[AttentionLayer]]:
     except ModelError as error:
         reason = str(error)
     except Exception as error:  # the tracer and the front end raise whatever a model leads them to
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error, 200)
         _log.debug("conversion failed", exc_info=True)
     raise ModelError(f"{name} ({kind}) can't be converted for OpenVINO: {reason}; {REMEDY}")
 
