@@ -72,6 +72,8 @@ def verify(
     tokens = draft_tokens.reshape(batch, length)
     offered = tokens.new_full((batch,), length) if num_drafted is None else num_drafted.reshape(batch)
 
+    if offered.device.type == "cpu":  # elsewhere it would have to be read back
+        _check_values(tokens, offered, target.shape[-1])
     uniforms = Uniforms(randomness.accept.reshape(batch, length), randomness.next_token.reshape(batch))
     decide = verify_on_host if row_by_row(target) else verify_on_device
     verdict = decide(target, draft, tokens, uniforms, offered)
@@ -128,8 +130,6 @@ def verify_on_host(target: Tensor, draft: Tensor | None, tokens: Tensor, randomn
 def _accepted_on_host(laws: NDArray[Any], draft: NDArray[Any] | None, tokens: list[int], uniforms: list[float]) -> int:
     """How many tokens are accepted: see `_accepted`. [.., V], [.., V]"""
     for place, (token, uniform) in enumerate(zip(tokens, uniforms, strict=False)):
-        if token < 0:  # NumPy would count from the end
-            raise ParameterError(f"draft_tokens must be in 0 … {laws.shape[-1] - 1}, got {token}")
         mass = float(laws[place, token])
         if draft is None:
             kept = uniform < mass
@@ -171,6 +171,18 @@ def _make_uniforms(tokens: Tensor, generator: torch.Generator) -> Uniforms:
     shape = (*tokens.shape[:-1], tokens.shape[-1] + 1)
     values = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device).to(tokens.device)
     return Uniforms(accept=values[..., :-1], next_token=values[..., -1])
+
+
+def _check_values(tokens: Tensor, offered: Tensor, vocabulary: int) -> None:
+    """Raise `ParameterError` unless every row offers 0 … K tokens, each of the vocabulary."""
+    length = tokens.shape[-1]
+    wrong = [count for count in offered.tolist() if not 0 <= count <= length]
+    if wrong:
+        raise ParameterError(f"num_drafted must be in 0 … {length}, got {wrong[0]}")
+    rows = zip(tokens.tolist(), offered.tolist(), strict=True)
+    outside = [token for row, count in rows for token in row[:count] if not 0 <= token < vocabulary]
+    if outside:
+        raise ParameterError(f"draft_tokens must be in 0 … {vocabulary - 1}, got {outside[0]}")
 
 
 def _check_shapes(target_probs: Tensor, draft_probs: Tensor | None, draft_tokens: Tensor) -> None:
