@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import outrider
 from outrider.cli.main import run
-from outrider.errors import ModelError
+from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.loading import default_model
 from tests.tiny_models import VOCABULARY
 
@@ -32,7 +38,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "message"),
     [
         ([""], "prompt must not be empty"),
-        (["  \n"], "prompt must not be empty"),
+        (["abc \udcff", "--raw"], "prompt must be Unicode characters (UTF-8), got '\\udcff' at 4"),
+        (["hi", "--draft", "sufix"], "did you mean suffix?"),
+        (["hi", "--draft", "promptlookup:max_ngram=3"], "did you mean prompt-lookup?"),
+        (["hi", "--logprobs"], "--logprobs belongs to --json"),
         (["--file", "/nowhere/prompt.txt"], "can't be read"),
         (["hi", "--file", "x"], "exclude each other"),
         (["hi", "--plain", "--compare"], "exclude each other"),
@@ -176,3 +185,72 @@ def test_an_interrupted_conversion_leaves_nothing(cache: Path, monkeypatch: pyte
 def test_errors_in_python_name_the_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         outrider.load(tmp_path / "nothing" / "here")
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_an_output_without_room_is_one_line(as_json: bool, target_folder: Path, cache: Path) -> None:
+    command = [sys.executable, "-m", "outrider", "generate", "hi", "--target", str(target_folder), "--max-new-tokens", "4"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, *(["--json"] if as_json else [])], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "outrider: the output can't be written (No space left on device): free some space, or write it elsewhere\n"
+    )
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("some text")
+    assert run(["train-ngram", str(tmp_path / "text"), "-o", str(tmp_path / "missing" / "t.ngram")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_prompt_of_spaces_alone_and_one_from_standard_input(
+    target_folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n\n"))
+    options = ["--target", str(target_folder), "--raw", "--max-new-tokens", "2", "--json"]
+    assert run(["generate", "--file", "-", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"target": "gpt2"}, "target must be a loaded model, got str: load it with outrider.load('gpt2')"),
+        ({"target": None}, "target must be a loaded model, got NoneType"),
+        ({"prompt": b"abc"}, "prompt must be text, a list of token ids or of chat messages, got bytes: decode"),
+        ({"prompt": None}, "prompt must be text, a list of token ids or of chat messages, got NoneType"),
+        ({"prompt": 5}, "got int"),
+        ({"prompt": torch.tensor([1, 2])}, "use .tolist()"),
+        ({"prompt": "\ud800"}, "prompt must be Unicode characters"),
+        ({"prompt": [{"role": "user", "content": "\ud800"}]}, "has no chat template"),
+        ({"stop": 5}, "stop must be a string or several, got 5"),
+        ({"processors": lambda tokens, logits: logits}, "processors must be a list of functions"),
+        ({"processors": [5]}, "processors must be a list of functions"),
+        ({"cancelled": True}, "cancelled must be a function"),
+    ],
+)
+def test_what_python_is_given(what: dict[str, Any], message: str, target_folder: Path, cache: Path) -> None:
+    given = {"target": outrider.load(target_folder), "prompt": "hi", "max_new_tokens": 2, **what}
+    with pytest.raises(ParameterError) as raised:
+        outrider.generate(given.pop("target"), given.pop("prompt"), **given)
+    assert message in str(raised.value)
+
+
+def test_numbers_of_numpy_and_none_are_taken(target_folder: Path, cache: Path) -> None:
+    model = outrider.load(target_folder)
+    ids: Any = [np.int64(5), np.int64(6)]
+    count: Any = np.int64(3)
+    none: Any = None
+    found = outrider.generate(model, ids, max_new_tokens=count, stop=none, processors=none, cancelled=none, draft=None)
+    assert found.tokens == outrider.generate(model, [5, 6], max_new_tokens=3, draft=None).tokens
+
+
+def test_an_error_is_cut_where_a_sentence_ends() -> None:
+    assert in_one_line("one  two\nthree") == "one two three"
+    assert in_one_line(ValueError()) == "ValueError"
+    assert in_one_line("It can't be read. " + "See https://somewhere.example/very/long " * 9, 45) == "It can't be read."
+    assert in_one_line("word " * 30, 21) == "word word word word …"

@@ -39,7 +39,7 @@ def test_a_long_file_is_never_held(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[str | bytes, str]] = {
-    "no JSON": ("{", "line 2 must be a JSON object"),
+    "no JSON": ("{", "line 2 is not JSON ("),
     "a list": ("[1]", "line 2 must be a JSON object"),
     "neither": ("{}", "line 2 must have either prompt or messages"),
     "both": ('{"prompt": "a", "messages": []}', "either prompt or messages"),
@@ -51,8 +51,12 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a seed of chance": ('{"prompt": "a", "seed": null}', "seed must be a whole number"),
     "stop": ('{"prompt": "a", "stop": null}', "stop must be a string"),
     "roles": ('{"messages": [{"content": "a"}]}', "messages must be a list of objects with role and content"),
-    "half a character": (r'{"prompt": "\ud800 a"}', "got half of one"),
-    "half a character in a message": (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "got half of one"),
+    "a key twice": ('{"prompt": "a", "prompt": "b"}', "'prompt' is given twice"),
+    "half a character": (r'{"prompt": "\ud800 a"}', "must be Unicode characters"),
+    "half a character in a message": (
+        r'{"messages": [{"role": "user", "content": "\udc00"}]}',
+        "must be Unicode characters",
+    ),
     "too deep": ('{"prompt": "a", "metadata": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2 must be a JSON object"),
     "an end": ('{"prompt": "a", "ignore_eos": "false"}', "ignore_eos must be true or false"),
     "bytes": (b'{"prompt": "\xff"}', "line 2 is not UTF-8"),

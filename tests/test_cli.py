@@ -212,3 +212,20 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     shell = " ".join(command("generate", "Tell_me_a_story", "--max-new-tokens", "60", "--ignore-eos")) + " | head -c 1"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_an_interrupted_comparison_ends_there(
+    target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half a text is not compared with a whole one, which would have to be written first."""
+
+    def interrupted(stream: Any, quiet: bool = False) -> int:
+        next(stream)
+        stream.close()
+        return 130
+
+    monkeypatch.setattr("outrider.cli.generate.show", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        run(["generate", "hi", "--compare", "--target", str(target_folder), "--max-new-tokens", "30", "--ignore-eos"])
+    assert ended.value.code == 130
+    assert "speed-up" not in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from outrider.errors import ParameterError
 
 
@@ -13,7 +15,8 @@ def check_number(name: str, value: float, low: float, high: float, allowed: str,
 
 def check_count(name: str, value: object, low: int = 1, high: int | None = None, remedy: str = "") -> None:
     """Raise `ParameterError` unless `value` is a whole number in low … high, None for no end; booleans never are."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+    whole = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)  # NumPy's as well
+    if whole is None or whole < low or (high is not None and whole > high):
         reach = f"of {low} or more" if high is None else f"in {low} … {high}"
         advice = f": {remedy}" if remedy else ""
         raise ParameterError(f"{name} must be a whole number {reach}, got {value!r}{advice}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -112,6 +113,11 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
     if is_named(spec):
         return make_named(spec, target)
     name, text = split_model(spec)
+    meant = get_close_matches(name.partition(":")[0], [AUTO, *NAMED], 1, 0.75)
+    if meant and not Path(name).expanduser().exists():
+        raise ParameterError(
+            f"draft {name!r} is no drafter: did you mean {meant[0]}? For a model of that name give its folder or owner/name"
+        )
     options = _parse(name, text, _MODEL_OPTIONS)
     model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
     return make_model_drafter(model, target, options, lambda inner, model: make_from_spec(inner, load, model))

@@ -4,6 +4,16 @@ The command line prints the message and exits with `exit_code`; nothing else in 
 """
 
 
+def in_one_line(error: object, limit: int = 240) -> str:
+    """What somebody else's error says, cut where a sentence or a word ends; its kind if it says nothing."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) <= limit:
+        return text
+    kept = text[:limit]
+    sentence = kept.rfind(". ")
+    return kept[: sentence + 1] if sentence > limit // 3 else kept[: kept.rfind(" ")] + " …"
+
+
 class OutriderError(Exception):
     """Base of every error that Outrider raises on purpose. Its message is one line."""
 

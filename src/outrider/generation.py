@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Unpack, overload
 
 import torch
@@ -119,6 +120,9 @@ class Generation:
         prompts: Sequence[Prompt],
         **options: Unpack[GenerateOptions],
     ) -> None:
+        if not hasattr(target, "score"):
+            how = f": load it with outrider.load({target!r})" if isinstance(target, str) else ""
+            raise ParameterError(f"target must be a loaded model, got {type(target).__name__}{how}")
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.decode for token ids")
         self.target = target
@@ -198,5 +202,6 @@ def _is_batch(prompt: Any) -> bool:
         not isinstance(prompt, str)
         and isinstance(prompt, Sequence)
         and len(prompt) > 0
-        and not isinstance(prompt[0], int | Mapping)
+        and not isinstance(prompt, bytes | bytearray)
+        and not isinstance(prompt[0], Integral | Mapping)
     )

@@ -115,6 +115,10 @@ def _refuse(config: Any, input_ids: Tensor, streamer: Any) -> None:
 def _refuse_inputs(input_ids: Tensor, given: dict[str, Any]) -> None:
     """Raise for inputs of the model that would be ignored; `generate` itself adds some harmless ones."""
     remedy = "with outrider.transformers_generate: leave it out"
+    known = ("past_key_values", "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
+    unknown = [name for name, value in given.items() if value is not None and name not in known]
+    if unknown:
+        raise ParameterError(f"{unknown[0]} is not available {remedy}")
     past = given.get("past_key_values")
     if past is not None and past.get_seq_length() > 0:
         raise ParameterError(f"past_key_values must be empty {remedy}")
@@ -124,10 +128,6 @@ def _refuse_inputs(input_ids: Tensor, given: dict[str, Any]) -> None:
         own = positions.expand(len(input_ids), -1)[:, -real.shape[1] :]
         if not bool(((own == real.cumsum(-1) - 1) | (real == 0)).all()):
             raise ParameterError(f"position_ids must count the tokens {remedy}")
-    known = ("past_key_values", "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
-    unknown = [name for name, value in given.items() if value is not None and name not in known]
-    if unknown:
-        raise ParameterError(f"{unknown[0]} is not available {remedy}")
 
 
 def _engine(model: Any) -> TransformersModel:

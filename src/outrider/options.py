@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -58,8 +58,14 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     """Check the options for a batch of `count` prompts."""
     options: dict[str, Any] = {key: value for key, value in given.items() if key not in ("draft", "num_draft_tokens")}
     seed: int | Sequence[int] | None = options.pop("seed", None)
-    stop = options.pop("stop", ())
-    processors: Sequence[LogitsProcessor] = options.pop("processors", ())
+    stop = _several("stop", options.pop("stop", None), "a string or several")
+    processors = _several("processors", options.pop("processors", None), "a list of functions of (tokens, logits)")
+    if not all(callable(one) for one in processors):
+        raise ParameterError("processors must be a list of functions of (tokens, logits): one of them can't be called")
+    if options.get("cancelled") is None:
+        options.pop("cancelled", None)
+    elif not callable(options["cancelled"]):
+        raise ParameterError(f"cancelled must be a function that says whether to stop, got {options['cancelled']!r}")
     extras = Extras(*(bool(options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
     lenience = check_lenience(options.pop("lenience", 1.0))
     if lenience < 1.0 and (given.get("draft", "") is None or _never_drafts(given.get("num_draft_tokens"))):
@@ -72,16 +78,24 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     seeds = (check_seed(seed),) if seed is None or isinstance(seed, int) else tuple(check_seed(s) for s in seed)
     if not isinstance(seed, int) and seed is not None and len(seeds) != count:
         raise ParameterError(f"seed must be one number or one for each of the {count} prompts, got {len(seeds)}")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    check_stop(stops)
+    check_stop(stop)
     return Options(
-        sampling=SamplingSettings(processors=tuple(processors), **options),
-        stop=stops,
+        sampling=SamplingSettings(processors=processors, **options),
+        stop=stop,
         seeds=seeds,
         extras=extras,
         lenience=lenience,
         **rest,
     )
+
+
+def _several(name: str, given: Any, what: str) -> tuple[Any, ...]:
+    """None is none of them, and a string is one."""
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not isinstance(given, Iterable):
+        raise ParameterError(f"{name} must be {what}, got {given!r}")
+    return tuple(given)
 
 
 def _never_drafts(length: Any) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from outrider.audio import Audio, features
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, in_one_line
 from outrider.models.base import LanguageModel, Source, TextModel, has_encoder
 from outrider.sampling import SamplingSettings
 
@@ -66,20 +67,42 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise ParameterError("prompt must not be empty: give some text")
+        check_characters("prompt", prompt)
         return [int(token) for token in tokenizer.encode(prompt)]
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+        how = "use .tolist() for one row of ids" if hasattr(prompt, "tolist") else "decode bytes to text first"
+        raise ParameterError(
+            f"prompt must be text, a list of token ids or of chat messages, got {type(prompt).__name__}"
+            + (f": {how}" if hasattr(prompt, "tolist") or isinstance(prompt, bytes | bytearray) else "")
+        )
     items = list(prompt)
     if items and isinstance(items[0], Mapping):
         if not getattr(tokenizer, "chat_template", None):
             raise ParameterError(f"{target.name} has no chat template: give the prompt as text, or --raw")
+        for text in (one.get("content") for one in items if isinstance(one, Mapping)):
+            if isinstance(text, str):
+                check_characters("message", text)
         try:
             ids = tokenizer.apply_chat_template(items, add_generation_prompt=True, return_dict=False)
         except Exception as error:  # whatever a template, which is the model's own program, may raise
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = in_one_line(error, 200)
             raise ParameterError(f"messages don't fit the chat template of {target.name}: {reason}") from error
         return [int(token) for token in ids]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in items):
+    if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in items):
         raise ParameterError("prompt must be text, token ids or chat messages")
-    return [int(token) for token in items if isinstance(token, int)]
+    return [int(token) for token in items if isinstance(token, Integral)]
+
+
+def check_characters(what: str, text: str) -> None:
+    """Raise unless the text is Unicode: strings can hold halves of characters, and bytes that are none, which no tokenizer
+    takes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(
+            f"{what} must be Unicode characters (UTF-8), got {text[error.start]!r} at {error.start}, which is none: mend it"
+        ) from None
 
 
 def end_tokens(target: TextModel) -> frozenset[int]:

@@ -46,7 +46,8 @@ def _constraint(model: TextModel, kind: str, text: str) -> Constraint:
     compiled = getattr(guidance.LLMatcher, f"grammar_from_{kind}")(text)
     problem = guidance.LLMatcher.validate_grammar(compiled, tokenizer)
     if problem:
-        raise ParameterError(f"{kind} can't be used: {' '.join(problem.split())[:200]}")
+        name = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}[kind]
+        raise ParameterError(f"{name} can't be used: {' '.join(problem.split())[:200]}")
     return Constraint(lambda: _Matcher(guidance.LLMatcher(tokenizer, compiled), model.vocab_size))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.options import Options, parse_options
+from outrider.prompts import check_characters
 
 LAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", *LAW)
@@ -91,15 +92,22 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                     yield number, index, line
                     index += 1
     except OSError as error:
-        raise ParameterError(f"prompts {path} can't be read ({error.strerror}): check the path") from None
+        how = (
+            "write standard input to a file first" if str(path) == "-" else "check the path"
+        )  # a resumed run reads it again
+        raise ParameterError(f"prompts {path} can't be read ({error.strerror}): {how}") from None
 
 
 def _job(path: Path, number: int, index: int, line: bytes) -> Job:
     where = f"{path}, line {number}"
     try:
-        found = json.loads(line.decode("utf-8"))
+        found = json.loads(line.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError:
         raise ParameterError(f"{where} is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ParameterError(f"{where} is not JSON ({error.msg}, column {error.colno}): one object a line") from None
+    except _TwiceError as error:
+        raise ParameterError(f"{where}: {error.args[0]!r} is given twice: leave one out") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -114,6 +122,18 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
         _check_kind(where, key, options)
     prompt = _tokens_or_text(where, found["prompt"]) if "prompt" in found else _messages(where, found["messages"])
     return Job(index, prompt, options, {key: found[key] for key in ("id", "metadata") if key in found})
+
+
+class _TwiceError(Exception):
+    """A key that an object has twice, of which JSON's reader would keep the last."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+    return found
 
 
 def _check_kind(where: str, key: str, options: Mapping[str, Any]) -> None:
@@ -133,7 +153,7 @@ def _tokens_or_text(where: str, prompt: Any) -> Any:
     if not text and not ids:
         raise ParameterError(f"{where}: prompt must be text or a list of token ids, not empty")
     if isinstance(prompt, str):
-        _check_text(where, prompt)
+        check_characters(f"{where}: prompt", prompt)
     return prompt
 
 
@@ -144,13 +164,5 @@ def _messages(where: str, messages: Any) -> Any:
     if not (isinstance(messages, list) and messages and all(good(one) for one in messages)):
         raise ParameterError(f"{where}: messages must be a list of objects with role and content")
     for one in messages:
-        _check_text(where, one["content"])
+        check_characters(f"{where}: message", one["content"])
     return messages
-
-
-def _check_text(where: str, text: str) -> None:
-    """JSON can spell halves of characters, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ParameterError(f"{where}: text must be Unicode characters, got half of one (a lone surrogate)") from None

@@ -25,7 +25,7 @@ from outrider.batch.continuous import ContinuousBatch, Record
 from outrider.batch.jobs import Job
 from outrider.batch.run import KeepTables
 from outrider.batch.setup import Setup
-from outrider.errors import ModelError, OutriderError, ParameterError
+from outrider.errors import ModelError, OutriderError, ParameterError, in_one_line
 
 _log = logging.getLogger(__name__)
 PATIENCE = 5.0  # seconds without an answer before the cluster is looked at
@@ -207,7 +207,7 @@ class _Run:
         _log.warning("a Ray actor died: its %d prompts are computed again", len(actor.has))
         self._again.extend(actor.has[index] for index in sorted(actor.has))
         if self._deaths >= DEATHS * self._share.actors:
-            reason = " ".join(str(error).split())[:200]
+            reason = in_one_line(error, 200)
             raise ModelError(f"{self._deaths} Ray actors died with nothing finished between, the last one so: {reason}")
         self._start()
 
@@ -277,5 +277,5 @@ def _connect(address: str | None) -> None:
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error, 200)
         raise ParameterError(f"ray can't be reached at {address or 'a cluster of its own'}: {reason}") from None

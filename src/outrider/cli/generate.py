@@ -65,6 +65,8 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     for one, other in (("plain", "compare"), ("profile", "compare"), ("trace", "compare")):
         if given[one] and given[other]:
             raise click.UsageError(f"--{one} and --{other} exclude each other: leave one out")
+    if given["logprobs"] and not given["as_json"]:
+        raise click.UsageError("--logprobs belongs to --json: give both")
     recording = _audio(prompt, path, given)
     beams = beam_choice(given)
     if beams is not None and recording is not None:
@@ -107,9 +109,9 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     if prompt is not None and path is not None:
         raise click.UsageError("PROMPT and --file exclude each other: leave one out")
     try:
-        if path is not None:
+        if path is not None and str(path) != "-":
             text = path.read_text(encoding="utf-8")
-        elif prompt is None or prompt == "-":
+        elif path is not None or prompt is None or prompt == "-":
             if sys.stdin.isatty():
                 raise click.UsageError("no prompt: give it as an argument, with --file, or on standard input")
             text = sys.stdin.read()
@@ -119,7 +121,7 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise ParameterError(f"prompt file {path} can't be read ({error.strerror}): check the path") from None
     except UnicodeDecodeError:
         raise ParameterError(f"prompt {path or '(standard input)'} is not UTF-8 text") from None
-    if not text.strip():
+    if not text:
         raise ParameterError("prompt must not be empty: give some text")
     return text
 
@@ -253,7 +255,12 @@ def show(stream: Stream, quiet: bool = False) -> int:
 def _compare(model: TextModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
     from outrider.compare import compare
 
-    comparison = compare(model, prompt, draft, options, lambda stream: show(stream, quiet=as_json))
+    def shown(stream: Stream) -> None:
+        code = show(stream, quiet=as_json)
+        if code:  # interrupted, and said so: half a text is not compared with a whole one
+            raise SystemExit(code)
+
+    comparison = compare(model, prompt, draft, options, shown)
     if as_json:
         click.echo(json.dumps(comparison.to_dict(), ensure_ascii=False))
     else:

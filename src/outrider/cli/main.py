@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import sys
@@ -24,6 +25,7 @@ from outrider.cli.tune import tune
 from outrider.errors import OutriderError
 
 INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
@@ -46,14 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; → the exit code."""
     logging.basicConfig(level=logging.WARNING, format="outrider: %(message)s")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells each retry, twice; what came of it is said below
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         code = cli.main(args=arguments, prog_name="outrider", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        _say(error.format_message())
-        return 2
     except click.ClickException as error:
-        _say(f"outrider: {' '.join(error.format_message().split())}")
+        said = error.format_message()
+        _say(said if isinstance(error, click.exceptions.NoArgsIsHelpError) else f"outrider: {' '.join(said.split())}")
         return 2
     except OutriderError as error:
         _say(f"outrider: {error}")
@@ -65,6 +66,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone (`| head`): nothing to say, and nothing more may be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the end
+        _say(f"outrider: the output can't be written ({error.strerror}): free some space, or write it elsewhere")
+        return 1
     return code if isinstance(code, int) else 0
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outrider.cli.files import check_parent
 from outrider.cli.models import load_tokenizer
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
@@ -42,6 +43,7 @@ def train_ngram(
     from outrider.models.compatibility import fingerprint_of
     from outrider.ngram.training import Settings, train
 
+    check_parent(output)
     settings = Settings(order, min_count, followers)
     files = list(_files(corpus))
     tokenizer = load_tokenizer(target)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.checks import check_count
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ModelError, ParameterError, in_one_line
 
 CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens"
 Kind = Literal["autoregressive", "blockwise"]
@@ -115,7 +115,7 @@ def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error, 200)
         raise ModelError(
             f"draft head {folder} can't be read ({reason}): name a folder made by outrider train head"
         ) from error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.heads.config import HeadConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -143,7 +143,7 @@ def load_weights(network: nn.Module, config: HeadConfig, weights: dict[str, Tens
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise ModelError(f"draft head for {config.target} can't be used: {' '.join(str(error).split())[:200]}") from error
+        raise ModelError(f"draft head for {config.target} can't be used: {in_one_line(error, 200)}") from error
 
 
 def rotation(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

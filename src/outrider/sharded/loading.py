@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.loading import _folder, load_transformers
 from outrider.models.transformers_model import TransformersModel
@@ -48,7 +48,7 @@ def plan_of(source: str | Path, name: str, ranks: int) -> dict[str, str]:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ModelError(f"model {name} can't be loaded: {' '.join(str(error).split())[:240]}") from error
+        raise ModelError(f"model {name} can't be loaded: {in_one_line(error)}") from error
     plan = dict(getattr(skeleton, "tp_plan", None) or {})
     if not plan:
         raise ModelError(
@@ -97,7 +97,7 @@ def _sharded(source: str, name: str, dtype: torch.dtype | None, plan: dict[str, 
         module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", distributed_config=config)
         return module, AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ModelError(f"model {name} can't be loaded: {' '.join(str(error).split())[:240]}") from error
+        raise ModelError(f"model {name} can't be loaded: {in_one_line(error)}") from error
     finally:
         if bars:
             transformers_logging.enable_progress_bar()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, in_one_line
 
 HELD_OUT_EVERY = 50
 LONGEST_DOCUMENT = 1 << 20  # characters read of one file
@@ -157,5 +157,5 @@ def _dataset(text: str) -> Iterator[str | list[int]]:
     except KeyError as error:
         raise ParameterError(f"data set {name} has no column {error}: give dataset:{name},column=NAME") from None
     except Exception as error:  # the library raises errors of many packages
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error, 200)
         raise ParameterError(f"data set {name} can't be read: {reason}") from error
