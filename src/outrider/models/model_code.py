@@ -65,6 +65,11 @@ class ReachedCode:
             function.__code__ is code for function, code in self._codes
         )
 
+    def _watch(self, where: Any, name: str, value: object) -> None:
+        """Numbers apart: some count what a library has done, and would never be the same."""
+        if not _is_plain(value):
+            self._named.append((where, name, value))
+
     def _methods(self, kind: type, asked: set[str]) -> list[object]:
         """Of a class, those of such names and whatever of the class they name in turn."""
         told: list[object] = [f"{kind.__module__}.{kind.__qualname__}"]
@@ -75,7 +80,7 @@ class ReachedCode:
             value = _look_up(kind, name)
             if value is None or (hasattr(value, "__code__") and _left_out(value.__module__ or "")):
                 continue
-            self._named.append((kind, name, value))
+            self._watch(kind, name, value)
             self.methods.add(name)
             told.append((name, self._of(value)))
             asked |= {each for code in _codes_of(value) for each in _names_in(code)}
@@ -108,12 +113,12 @@ class ReachedCode:
             value = function.__globals__.get(name)
             if value is None:
                 continue
-            self._named.append((function.__globals__, name, value))
+            self._watch(function.__globals__, name, value)
             if not isinstance(value, ModuleType):
                 told.append((name, self._of(value)))
             elif not _left_out(value.__name__):
                 for inner in (each for each in names if each in vars(value)):
-                    self._named.append((vars(value), inner, vars(value)[inner]))
+                    self._watch(vars(value), inner, vars(value)[inner])
                     told.append((name, inner, self._of(vars(value)[inner])))
         return told
 
@@ -127,7 +132,7 @@ class ReachedCode:
             return self._methods(kind, {"__new__", "__init__", "__call__", "forward"})
         if isinstance(value, Mapping) and self._attention in value:  # the table of attention functions
             chosen = value[self._attention]
-            self._named.append((value, str(self._attention), chosen))
+            self._watch(value, str(self._attention), chosen)
             return [name, self._of(chosen)]
         return [name, self._methods(kind, {"__call__"})] if callable(value) else name
 
