@@ -96,15 +96,16 @@ class Policy(nn.Module):
             self.leave = nn.Linear(width, len(THRUSTS))
 
     def forward(self, seen: Tensor) -> Tensor:
-        hidden = torch.tanh(self.enter(seen))
+        hidden: Tensor = torch.tanh(self.enter(seen))
         for block in self.blocks:
             hidden = hidden + torch.tanh(block(hidden))
-        return 4.0 * self.leave(hidden)
+        logits: Tensor = 4.0 * self.leave(hidden)
+        return logits
 
     def law(self, world: World) -> Tensor:
         """f(x): probabilities of the thrusts."""
         with torch.inference_mode():
-            return self(features(world)).softmax(-1)
+            return self.forward(features(world)).softmax(-1)
 
 
 @dataclass(frozen=True)

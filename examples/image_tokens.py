@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.costs import measured_costs
+from outrider.costs.draft_seconds import DraftSeconds
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.draft_length.base import Plan
@@ -86,10 +87,10 @@ def train(images: Tensor, steps: int, seed: int) -> TransformersModel:
     rows = torch.nn.functional.pad(images, (1, 0), value=START)
     for _ in track(range(steps), "Training", console=Console(stderr=True)):
         batch = rows[torch.randint(len(rows), (16,), generator=rng)]
-        logits = model(batch[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        logits: Tensor = model(batch[:, :-1]).logits
+        loss: Tensor = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
     return TransformersModel(model, name="image-tokens")
@@ -182,7 +183,7 @@ def measure(count: int, length: int, steps: int, seed: int) -> tuple[Gain, list[
     rounds = [one for image in records for one in image]
     stats = summarise(rounds)
     step = stats.seconds["draft"] / max(stats.drafted, 1)
-    foretold = sum(predicted_seconds(image, costs, {drafter.name: step}, 1) for image in records)
+    foretold = sum(predicted_seconds(image, costs, {drafter.name: DraftSeconds(step)}, 1) for image in records)
     alone = sum(plain_seconds(image, costs, 1) for image in records)
     alpha, c = stats.acceptance_rate or 0.0, step / costs.verify(1)
     return Gain(

@@ -237,10 +237,18 @@ def test_rows_without_a_law_are_told_apart_on_host_and_device(point_mass: bool) 
             assert -1 in host.next_token.tolist()
 
 
-def test_a_token_that_is_none_is_refused_on_the_host() -> None:
+@pytest.mark.parametrize(
+    ("token", "drafted", "refused"), [(-1, 1, "draft_tokens"), (3, 1, "draft_tokens"), (0, 2, "num_drafted")]
+)
+@pytest.mark.parametrize("rows_from", [0, 10**9], ids=["row by row", "at once"])
+def test_tokens_and_counts_out_of_range_are_refused(
+    rows_from: int, token: int, drafted: int, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.device_data.ROW_BY_ROW_FROM", rows_from)
     uniforms = Uniforms(torch.zeros(1, 1).double(), torch.zeros(1).double())
-    with pytest.raises(ParameterError, match="draft_tokens must be in 0 … 2, got -1"):
-        verify_on_host(torch.full((1, 2, 3), 1 / 3), None, torch.tensor([[-1]]), uniforms, torch.ones(1, dtype=torch.long))
+    allowed = {"draft_tokens": f"0 … 2, got {token}", "num_drafted": f"0 … 1, got {drafted}"}[refused]
+    with pytest.raises(ParameterError, match=f"{refused} must be in {allowed}"):
+        verify(torch.full((1, 2, 3), 1 / 3), None, torch.tensor([[token]]), uniforms, torch.tensor([drafted]))
 
 
 @pytest.mark.parametrize("point_mass", [False, True], ids=["model draft", "point mass"])

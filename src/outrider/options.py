@@ -12,6 +12,7 @@ from outrider.lenience import check_lenience
 from outrider.randomness import check_seed
 from outrider.round import Extras
 from outrider.sampling import LogitsProcessor, SamplingSettings
+from outrider.sampling.stateful import Constraint, StatefulProcessor
 from outrider.text import check_stop
 
 
@@ -59,9 +60,9 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     options: dict[str, Any] = {key: value for key, value in given.items() if key not in ("draft", "num_draft_tokens")}
     seed: int | Sequence[int] | None = options.pop("seed", None)
     stop = _several("stop", options.pop("stop", None), "a string or several")
-    processors = _several("processors", options.pop("processors", None), "a list of functions of (tokens, logits)")
-    if not all(callable(one) for one in processors):
-        raise ParameterError("processors must be a list of functions of (tokens, logits): one of them can't be called")
+    processors = _several("processors", options.pop("processors", None), "functions of (tokens, logits) or constraints")
+    if not all(callable(one) or isinstance(one, Constraint | StatefulProcessor) for one in processors):
+        raise ParameterError("processors must be functions of (tokens, logits) or constraints: one of them is neither")
     if options.get("cancelled") is None:
         options.pop("cancelled", None)
     elif not callable(options["cancelled"]):
