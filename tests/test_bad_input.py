@@ -228,8 +228,8 @@ def test_a_prompt_of_spaces_alone_and_one_from_standard_input(
         ({"prompt": "\ud800"}, "prompt must be Unicode characters"),
         ({"prompt": [{"role": "user", "content": "\ud800"}]}, "has no chat template"),
         ({"stop": 5}, "stop must be a string or several, got 5"),
-        ({"processors": lambda tokens, logits: logits}, "processors must be a list of functions"),
-        ({"processors": [5]}, "processors must be a list of functions"),
+        ({"processors": lambda tokens, logits: logits}, "processors must be functions"),
+        ({"processors": [5]}, "processors must be functions"),
         ({"cancelled": True}, "cancelled must be a function"),
     ],
 )

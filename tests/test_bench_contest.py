@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import outrider
 from outrider.bench.contest import Setting
-from outrider.bench.lengths import check_replayed, record, replay
+from outrider.bench.lengths import cells_of, check_replayed, record, replay
 from outrider.bench.servers import served
 from outrider.bench.setups import Setup, parse_setup, short_names
 from outrider.bench.tasks import Task
@@ -145,7 +145,7 @@ def test_policies_are_replayed_on_what_the_model_wrote(target_folder: Path, flat
             max_new_tokens=60,
             ignore_eos=True,
         )
-        cell = replay(model, text, PromptLookupDrafter(), flat_costs)
+        cell = replay(model, [text], PromptLookupDrafter(), flat_costs)
         assert text.tokens[text.prompt_tokens :] == live.tokens
         costs, plain = flat_costs, plain_seconds(live.rounds, flat_costs, text.prompt_tokens)
         assert cell.fixed[4] == pytest.approx(plain / predicted_seconds(live.rounds, costs, {}, text.prompt_tokens))
@@ -160,8 +160,12 @@ def test_drawn_texts_are_replayed_for_copies(target_folder: Path, draft_folder: 
     assert len({tuple(text.tokens) for text in texts}) == 3
     drafter = PromptLookupDrafter()
     check_replayed(model, drafter, (1.0, 0.0))
-    cells = [replay(model, text, drafter, flat_costs) for text in texts]
-    assert [(cell.temperature, cell.seed) for cell in cells] == [(1.0, 0), (1.0, 1), (0.0, 0)]
+    drawn, greedy = cells_of(texts)
+    assert (drawn, greedy) == (texts[:2], texts[2:])
+    both, *each = [replay(model, some, drafter, flat_costs) for some in (drawn, texts[:1], texts[1:2])]
+    assert (both.temperature, both.seeds, each[0].seeds) == (1.0, 2, 1)
+    for length, speedup in both.fixed.items():  # seconds are summed up, so speed-ups meet in their harmonic mean
+        assert 2.0 / speedup == pytest.approx(sum(1.0 / one.fixed[length] for one in each), rel=0.01)
     drawing = ModelDrafter(outrider.load(draft_folder, dtype="float64"))
     check_replayed(model, drawing, (0.0,))
     for refused in (drawing, ChoiceDrafter([drafter, drawing]), SelfDrafter(temperature=0.0)):

@@ -21,6 +21,7 @@ from outrider.draft_length.foretold import Foretold
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
 from outrider.draft_length.signals import EDGES, PRIORS, token_signals
+from outrider.draft_length.tries import Tries
 from outrider.errors import ParameterError
 from outrider.models.openvino.steady import BUDGET, SteadyWidth
 from outrider.records import Round
@@ -115,8 +116,8 @@ def test_signals_are_learned() -> None:
     plan = state.plan([prospect], 16, 0)
     assert plan.go_on([0, 0])
     assert not plan.go_on([0, 7])
-    assert state._of_signal("d", 7).value == pytest.approx(0.1, abs=0.12)  # type: ignore[attr-defined]
-    assert state._of_signal("d", 0).value > 0.95  # type: ignore[attr-defined]
+    assert state._of_signal(prospect, 7).value == pytest.approx(0.1, abs=0.12)  # type: ignore[attr-defined]
+    assert state._of_signal(prospect, 0).value > 0.95  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("costs", [FLAT, LINEAR, Costs({1: 1.0, 2: 1.3, 17: 3.0})], ids=["flat", "linear", "between"])
@@ -167,7 +168,7 @@ def test_recorded_rounds_by_the_tables() -> None:
     records = rounds_of(2, 0)
     # Contexts 10 and 13: five tokens each take 2 + 0.02 · context; the drafts 4 · 0.1 each.
     assert predicted_seconds(records, costs, {"d": DraftSeconds(0.1)}, 10) == pytest.approx(2.2 + 0.4 + 2.26 + 0.4)
-    assert plain_seconds(records, costs, 10) == pytest.approx(3 * 1.1 + 1.13)
+    assert plain_seconds(records, costs, 10) == pytest.approx(1.1 + 1.11 + 1.12 + 1.13)
     three = 1.5 + 0.015 * 10
     assert oracle_seconds(records, costs, DraftSeconds(0.1), 10) == pytest.approx(three + 0.2 + 1.13)
 
@@ -180,12 +181,16 @@ def test_where_a_change_of_width_takes_long_small_gains_are_left_alone() -> None
     assert plan_of(changing, large)[1] > 1
 
 
-def test_while_a_pass_is_filled_up_a_draft_that_fits_is_free() -> None:
+@pytest.mark.parametrize(("accepted", "longer"), [(0.35, 1), (0.5, 2)])
+def test_while_a_pass_is_filled_up_a_draft_is_charged_for_no_change_but_for_its_own_tokens(
+    accepted: float, longer: int
+) -> None:
+    """One as long as what is kept anyhow would keep it up, round after round."""
     costs = Costs({1: 1.0, 2: 1.0, 5: 1.6, 17: 4.0}, change=1.0)
-    state, offered = AdaptiveLength(costs).start(), [Prospect("d", first=0.35, later=0.35)]
-    before = state.plan(offered, 64, 0).limit
+    state, offered = AdaptiveLength(costs).start(), [Prospect("d", first=accepted, later=accepted)]
+    assert state.plan(offered, 64, 0).limit == 1  # as wide as passes are at least
     state.update(Trial(Prospect("other"), 4, 4, 4))  # five wide; so are the next ones
-    assert before <= 1 < state.plan(offered, 64, 0).limit <= 4
+    assert state.plan(offered, 64, 0).limit == longer
 
 
 def test_peeking_at_a_width_tells_the_next_and_changes_nothing() -> None:
@@ -307,9 +312,21 @@ def test_a_draft_tried_in_vain_is_tried_ever_more_seldom() -> None:
         return drafted
 
     first, second = rounds(100, 0), rounds(200, 0)
-    assert 0 < sum(second) <= 8 < 10
-    assert sum(first) <= 12
+    assert 0 < sum(second) <= 8
+    assert sum(first) <= 24
     assert sum(n > 0 for n in rounds(250, 16)[-50:]) == 50
+
+
+def test_the_dearer_a_draft_the_sooner_it_is_given_up() -> None:
+    """A pause is one over the probability that drafts which just pay are all in vain."""
+    cheap, dear = Tries(), Tries()
+    for rounds in range(1, 5):
+        cheap.tried(("d", 0), False, 0.3)
+        dear.tried(("d", 0), False, 0.6)
+        for tries, missed in ((cheap, 0.7), (dear, 0.4)):
+            assert tries.pause(("d", 0)) == pytest.approx(min(32.0, missed**-rounds))
+    cheap.tried(("d", 0), True, 0.3)
+    assert cheap.pause(("d", 0)) == 1.0
 
 
 def test_a_copy_is_learned_without_being_offered() -> None:

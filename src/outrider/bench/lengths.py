@@ -50,11 +50,15 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Cell:
-    """Speed-ups over plain decoding by the table: adaptive, each fixed length, oracle."""
+    """A text, a temperature, a drafter. Speed-ups over plain decoding by the table: adaptive, each fixed length, oracle.
+
+    seeds: of how many texts, drawn after the same prompt, whose seconds are summed up: a length that is the best of one
+    drawn text in hindsight owes that to chance.
+    """
 
     text: str
     temperature: float
-    seed: int
+    seeds: int
     drafter: str
     adaptive: float
     fixed: dict[int, float]
@@ -148,30 +152,44 @@ def check_replayed(target: TextModel, drafter: Drafter, temperatures: Sequence[f
         )
 
 
-def replay(target: TextModel, text: Recorded, drafter: Drafter, costs: Costs) -> Cell:
-    """One text with one drafter under every policy."""
+def cells_of(texts: Sequence[Recorded]) -> list[list[Recorded]]:
+    """The texts of each cell: those that differ by their seed only."""
+    found: dict[tuple[str, float], list[Recorded]] = {}
+    for text in texts:
+        found.setdefault((text.name, text.temperature), []).append(text)
+    return list(found.values())
 
-    def run(policy: DraftLength) -> list[Round]:
-        model = Replay(target, text.tokens)
-        request = Request(text.tokens[: text.prompt_tokens], len(text.tokens) - text.prompt_tokens, RandomStream(0))
-        decoder = Decoder(model, [request], SamplingSettings(temperature=text.temperature), drafter, policy)
-        return [made for batch in decoder.rounds() for _, made in batch]
 
-    def speedup(rounds: list[Round]) -> float:
-        taken = predicted_seconds(rounds, costs, steps, text.prompt_tokens)
-        return plain_seconds(rounds, costs, text.prompt_tokens) / taken
+def replay(target: TextModel, texts: Sequence[Recorded], drafter: Drafter, costs: Costs) -> Cell:
+    """The texts of one cell with one drafter under every policy."""
+
+    def run(policy: DraftLength) -> list[list[Round]]:
+        return [_rounds(target, text, drafter, policy) for text in texts]
+
+    def seconds(runs: list[list[Round]]) -> float:
+        pairs = zip(runs, texts, strict=True)
+        return sum(predicted_seconds(rounds, costs, steps, text.prompt_tokens) for rounds, text in pairs)
 
     adaptive = run(AdaptiveLength(costs))
     steps = drafter.part_seconds()
-    longest = run(FixedLength(LONGEST))
-    plain = plain_seconds(longest, costs, text.prompt_tokens)
+    longest = list(zip(run(FixedLength(LONGEST)), texts, strict=True))
+    plain = sum(plain_seconds(rounds, costs, text.prompt_tokens) for rounds, text in longest)
+    oracle = sum(oracle_seconds(rounds, costs, drafter.seconds, text.prompt_tokens) for rounds, text in longest)
+    tokens = sum(len(text.tokens) - text.prompt_tokens for text in texts)
     return Cell(
-        text=text.name,
-        temperature=text.temperature,
-        seed=text.seed,
+        text=texts[0].name,
+        temperature=texts[0].temperature,
+        seeds=len(texts),
         drafter=drafter.name,
-        adaptive=speedup(adaptive),
-        fixed={length: speedup(run(FixedLength(length))) for length in FIXED},
-        oracle=plain / oracle_seconds(longest, costs, drafter.seconds, text.prompt_tokens),
-        tokens_per_round=sum(len(r.tokens) for r in adaptive) / len(adaptive),
+        adaptive=plain / seconds(adaptive),
+        fixed={length: plain / seconds(run(FixedLength(length))) for length in FIXED},
+        oracle=plain / oracle,
+        tokens_per_round=tokens / sum(map(len, adaptive)),
     )
+
+
+def _rounds(target: TextModel, text: Recorded, drafter: Drafter, policy: DraftLength) -> list[Round]:
+    model = Replay(target, text.tokens)
+    request = Request(text.tokens[: text.prompt_tokens], len(text.tokens) - text.prompt_tokens, RandomStream(0))
+    decoder = Decoder(model, [request], SamplingSettings(temperature=text.temperature), drafter, policy)
+    return [made for batch in decoder.rounds() for _, made in batch]

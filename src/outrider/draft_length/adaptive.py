@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from outrider.costs import Costs
 from outrider.draft_length.account import Account, PaperRound
-from outrider.draft_length.base import DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
+from outrider.draft_length.base import TESTS, DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
 from outrider.draft_length.foretold import HORIZON
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.rates import Rate
@@ -44,21 +44,20 @@ class AdaptiveLength(DraftLength):
     """The policy.
 
     costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
-    several prospects). prior_tests: decisions that a prior weighs. memory: decisions after which an old one counts 1/e.
-    probe_share: of the time, spent on probes at most. margin: nothing is drafted for a smaller gain than this, since the
-    tables are not exact and a round with a draft does a little more than they know. loss_passes, loss_share: drafts may
-    lose so many passes, each with two changes of its width, and this share of the time against plain decoding; no draft is
-    made whose own pass could lose more (the changes that it brings about are charged once they have been made).
+    several prospects). memory: decisions after which an old one counts 1/e. probe_share: of the time, spent on probes at
+    most. margin: nothing is drafted for a smaller gain than this, since the tables are not exact and a round with a draft
+    does a little more than they know. loss_passes, loss_share: drafts may lose so many passes, each with two changes of its
+    width, and this share of the time against plain decoding; no draft is made whose own pass could lose more (the changes
+    that it brings about are charged once they have been made).
     """
 
     costs: Costs
     longest: int = 16
     only: int | None = None
-    prior_tests: float = 4.0
     memory: float = 40.0
     probe_share: float = 0.02
     margin: float = 0.05
-    loss_passes: float = 1.0
+    loss_passes: float = 2.0
     loss_share: float = 0.01
 
     def start(self) -> LengthState:
@@ -121,7 +120,7 @@ class _AdaptiveState(LengthState):
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
         self._widths = KeptWidths(policy.costs)
-        self._offered = Rate(1.0, policy.prior_tests, policy.memory)
+        self._offered = Rate(1.0, TESTS, policy.memory)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         self._context = context
@@ -226,12 +225,16 @@ class _AdaptiveState(LengthState):
         """Seconds that a round saves against plain decoding."""
         return (accepted + 1) * self._verify(1) - self._round(drafted, drafting)
 
+    def _worthwhile(self, prospect: Prospect) -> float:
+        """The acceptance from which on a draft of one token pays."""
+        return min(1.0, max(0.0, -self._saved(0, 1, prospect.start_seconds + prospect.step_seconds) / self._verify(1)))
+
     def pays(self, plan: _GatedPlan, signals: Many[int]) -> bool:
         """Whether some continuation gains more tokens than its seconds would give at the planned rate."""
-        drafted, name, verify = len(signals), plan.about.drafter, self._verify
+        drafted, verify = len(signals), self._verify
         survival = 1.0
         for signal in signals:
-            survival *= self._of_signal(name, signal).value
+            survival *= self._of_signal(plan.about, signal).value
         later = self._of(plan.about)[1].value
         for k in range(drafted + 1, plan.limit + 1):
             seconds = self._shared((k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1))
@@ -250,13 +253,13 @@ class _AdaptiveState(LengthState):
         drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
         saved = self._saved(outcome.accepted, outcome.drafted, drafting) - kept
         self._account.spend(self._round(outcome.drafted, drafting) + kept, saved)
-        self._tries.tried((prospect.drafter, prospect.kind), outcome.accepted > 0)
+        self._tries.tried((prospect.drafter, prospect.kind), outcome.accepted > 0, self._worthwhile(prospect))
         if not prospect.foretold:
             first, later = self._of(prospect)
             first.update(min(outcome.tested, 1), min(outcome.accepted, 1))
             later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))
         for i, signal in enumerate(outcome.signals[: outcome.tested]):
-            self._of_signal(prospect.drafter, signal).update(1, int(i < outcome.accepted))
+            self._of_signal(prospect, signal).update(1, int(i < outcome.accepted))
 
     learns = True
 
@@ -292,14 +295,14 @@ class _AdaptiveState(LengthState):
     def _of(self, prospect: Prospect) -> tuple[Rate, Rate]:
         key = (prospect.drafter, prospect.kind)
         if key not in self._rates:
-            self._rates[key] = (self._rate(prospect.first), self._rate(prospect.later))
+            self._rates[key] = (self._rate(prospect.first, prospect), self._rate(prospect.later, prospect))
         return self._rates[key]
 
-    def _of_signal(self, drafter: str, signal: int) -> Rate:
-        key = (drafter, signal)
+    def _of_signal(self, prospect: Prospect, signal: int) -> Rate:
+        key = (prospect.drafter, signal)
         if key not in self._signals:
-            self._signals[key] = self._rate(PRIORS[signal])
+            self._signals[key] = self._rate(PRIORS[signal], prospect)
         return self._signals[key]
 
-    def _rate(self, prior: float) -> Rate:
-        return Rate(prior, self._policy.prior_tests, self._policy.memory)
+    def _rate(self, prior: float, prospect: Prospect) -> Rate:
+        return Rate(prior, prospect.tests, self._policy.memory)

@@ -13,21 +13,25 @@ from typing import Protocol
 MAX_DRAFT = 64
 
 
+TESTS = 4.0  # decisions that a prior weighs
+
+
 @dataclass(frozen=True)
 class Prospect:
     """One way to draft now, known before anything is drawn.
 
     drafter: its name in the records. kind: acceptance is learned for each kind apart (the length of a match, say).
-    first, later: acceptance to assume at first, of the first drafted token and of each later one. step_seconds: per
-    drafted token; start_seconds: before the first. longest: more can't be drafted. gated: the plan is asked before each
-    further token, and told how sure the draft was of the last one. foretold: it is certain what would be proposed, at no
-    cost (`Drafter.foretell`), so how it fares is learned whether it is offered or not.
+    first, later: acceptance to assume at first, of the first drafted token and of each later one; tests: decisions that
+    they weigh. step_seconds: per drafted token; start_seconds: before the first. longest: more can't be drafted. gated: the
+    plan is asked before each further token, and told how sure the draft was of the last one. foretold: it is certain what
+    would be proposed, at no cost (`Drafter.foretell`), so how it fares is learned whether it is offered or not.
     """
 
     drafter: str
     kind: int = 0
     first: float = 0.75
     later: float = 0.75
+    tests: float = TESTS
     step_seconds: float = 0.0
     start_seconds: float = 0.0
     longest: int = 64

@@ -2,7 +2,7 @@
 
 A draft widens its round's pass, which takes a change; the plain rounds after it are filled up for a while, and then the
 width changes back. So the cost falls on other rounds than the draft's own: it is followed round by round, by the engine's
-own rule. While a pass is filled up anyhow, a draft that fits into it costs nothing.
+own rule. What is ahead is reckoned by the width that a draft has itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from outrider.models.openvino.steady import NARROWEST, SteadyWidth
 # Changes reckoned to a round that makes one and is the only one to draft for a while, as copies are: there and back, and
 # what is filled in before it goes back. And to one of many in a row, which share the change (EXPERIMENTS.md).
 CHARGED, SHARED = 2.5, 0.4
+# What a narrower pass is filled up with counts by this share: a round that drafts as much as is kept anyhow keeps it up, and
+# a long draft, made once, made drafts of its length look free from then on.
+FILLED = 0.2
 
 
 class KeptWidths:
@@ -28,8 +31,12 @@ class KeptWidths:
 
         lasting: how sure it is, from 0 to 1, that the rounds after it will draft as well.
         """
+        if not self._costs.change:
+            return 0.0
         own, changes = _own(drafted), CHARGED + lasting * (SHARED - CHARGED)
-        return self._beyond(own, self._steady.peek(own), context, changes) if self._costs.change else 0.0
+        return FILLED * self._filled(own, self._steady.peek(own), context) + changes * self._costs.change * (
+            own > self._last
+        )
 
     def follow(self, drafted: int, context: int) -> float:
         """A round drafted so many. → what its pass took beyond its own tokens"""
@@ -37,13 +44,12 @@ class KeptWidths:
             return 0.0
         own = _own(drafted)
         width = self._steady.of(own)
-        extra = self._beyond(own, width, context, 1.0)
+        extra = self._filled(own, width, context) + self._costs.change * (width != self._last)
         self._last = width
         return extra
 
-    def _beyond(self, own: int, width: int, context: int, changes: float) -> float:
-        filled = max(0.0, self._costs.verify(width, context) - self._costs.verify(own, context))
-        return filled + changes * self._costs.change * (width != self._last)
+    def _filled(self, own: int, width: int, context: int) -> float:
+        return max(0.0, self._costs.verify(width, context) - self._costs.verify(own, context))
 
 
 def _own(drafted: int) -> int:

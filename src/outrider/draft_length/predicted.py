@@ -44,7 +44,15 @@ def predicted_seconds(
 
 def plain_seconds(rounds: Iterable[Round], costs: Costs, prompt_tokens: int) -> float:
     """Seconds of plain decoding for the same tokens."""
-    return sum(len(record.tokens) * costs.verify(1, context) for record, context in _contexts(rounds, prompt_tokens))
+    return sum(seconds for _, seconds in plain_steps(rounds, costs, prompt_tokens))
+
+
+def plain_steps(rounds: Iterable[Round], costs: Costs, prompt_tokens: int) -> list[tuple[int, float]]:
+    """(tokens, seconds) of plain decoding for each round's tokens."""
+    return [
+        (len(record.tokens), sum(costs.verify(1, context + place) for place in range(len(record.tokens))))
+        for record, context in _contexts(rounds, prompt_tokens)
+    ]
 
 
 def oracle_seconds(rounds: Iterable[Round], costs: Costs, drafting: DraftSeconds, prompt_tokens: int) -> float:

@@ -1,12 +1,14 @@
 """How often each kind of draft was tried, and when it may be tried again.
 
-After each round of it that was wholly in vain, twice as late: a drafter that is never right costs next to nothing, and one
-that turns good is noticed all the same.
+After rounds of it that were wholly in vain, later and later: the pause is one over the probability that so many are, one
+after the other, where a draft just pays for itself. So a drafter that is never right costs next to nothing, one that costs
+little and may well be right is not given up after a few bad guesses, and one that turns good is noticed all the same.
 """
 
 from __future__ import annotations
 
 LONGEST_PAUSE = 32  # rounds
+LEAST_WORTHWHILE = 0.15  # a round with a draft does a little more than the tables know
 
 Kind = tuple[str, int]
 
@@ -17,24 +19,31 @@ class Tries:
     def __init__(self) -> None:
         self._round = 0
         self._count: dict[Kind, int] = {}
-        self._in_vain: dict[Kind, int] = {}
+        self._likely: dict[Kind, float] = {}  # so many in vain, where a draft just pays
         self._last: dict[Kind, int] = {}
 
     def end_round(self) -> None:
         """A round is over."""
         self._round += 1
 
-    def tried(self, kind: Kind, accepted: bool) -> None:
-        """The round that is over drafted so; accepted: anything of it."""
+    def tried(self, kind: Kind, accepted: bool, worthwhile: float) -> None:
+        """The round that is over drafted so.
+
+        accepted: anything of it. worthwhile: the acceptance, in [0, 1], from which on such a draft pays.
+        """
         self._count[kind] = self.count(kind) + 1
-        self._in_vain[kind] = 0 if accepted else self._in_vain.get(kind, 0) + 1
+        missed = self._likely.get(kind, 1.0) * (1.0 - max(LEAST_WORTHWHILE, worthwhile))
+        self._likely[kind] = 1.0 if accepted else missed
         self._last[kind] = self._round
 
     def count(self, kind: Kind) -> int:
         """How many rounds drafted so."""
         return self._count.get(kind, 0)
 
+    def pause(self, kind: Kind) -> float:
+        """Rounds from the last try to the next."""
+        return 1.0 / max(1.0 / LONGEST_PAUSE, self._likely.get(kind, 1.0))
+
     def due(self, kind: Kind) -> bool:
         """Whether the pause after the last one is over."""
-        pause = min(LONGEST_PAUSE, 2 ** self._in_vain.get(kind, 0))
-        return kind not in self._last or self._round - self._last[kind] >= pause
+        return kind not in self._last or self._round - self._last[kind] >= self.pause(kind)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil, log10
 
 from outrider.costs import Costs
+from outrider.draft_length.predicted import plain_steps
 from outrider.records import Round
 
 WIDTH = 960.0  # of a line, in SVG units
@@ -152,8 +153,8 @@ def make_timeline(rounds: Sequence[Round], prompt_tokens: int, costs: Costs | No
     total = sum(seconds.values())
     if total <= 0:
         return None
-    steps = plain_steps(rounds, prompt_tokens, costs)
-    plain = sum(step for _, step in steps) if costs is not None else None
+    steps = [] if costs is None else plain_steps(rounds, costs, prompt_tokens)
+    plain = None if costs is None else sum(seconds for _, seconds in steps)
     scale = _scale(rounds, total, plain)
     ends = _place(rounds, scale)
     plain_lines = _place_plain(steps, scale)
@@ -169,16 +170,6 @@ def make_timeline(rounds: Sequence[Round], prompt_tokens: int, costs: Costs | No
         top = scale.top if running else 0.0
         lines.append(Line(i * scale.window, shapes, path, _ticks(i, scale), produced, behind, running, top))
     return Timeline(tuple(lines), seconds, plain, scale.window, sum(len(r.tokens) for r in rounds))
-
-
-def plain_steps(rounds: Sequence[Round], prompt_tokens: int, costs: Costs | None) -> list[tuple[int, float]]:
-    """(tokens, seconds) of plain decoding for each round's tokens, as `predicted.plain_seconds` adds them up."""
-    found, context = [], prompt_tokens
-    for record in rounds if costs is not None else ():
-        assert costs is not None
-        found.append((len(record.tokens), len(record.tokens) * costs.verify(1, context)))
-        context += len(record.tokens)
-    return found
 
 
 def _scale(rounds: Sequence[Round], total: float, plain: float | None) -> _Scale:

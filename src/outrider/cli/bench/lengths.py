@@ -36,7 +36,7 @@ def lengths(
     as_json: bool,
 ) -> None:
     """Adaptive drafting beside the best fixed length in hindsight, on recorded texts, by the cost tables."""
-    from outrider.bench.lengths import check_replayed, number_of_texts, record, replay
+    from outrider.bench.lengths import cells_of, check_replayed, number_of_texts, record, replay
     from outrider.bench.machine import machine
     from outrider.bench.tasks import human_eval
     from outrider.bench.texts import kinds
@@ -63,8 +63,9 @@ def lengths(
         drafter.measure()
     number = len(tasks) * sum(number_of_texts(value, seeds) for value in temperature)
     texts = track(record(model, tasks, max_new_tokens, temperature, seeds), "Writing", number)
-    steps = (replay(model, text, drafter, costs) for drafter in drafters for text in texts)
-    cells = track(steps, "Replaying", len(drafters) * len(texts))
+    alike = cells_of(texts)
+    steps = (replay(model, of_one, drafter, costs) for drafter in drafters for of_one in alike)
+    cells = track(steps, "Replaying", len(drafters) * len(alike))
     if not as_json:
         _print_cells(cells)
     rows = [{**asdict(cell), "best_fixed": cell.best_fixed, "against_best_fixed": cell.against_best_fixed} for cell in cells]
@@ -76,14 +77,13 @@ def lengths(
 def _print_cells(cells: list[Cell]) -> None:
     click.echo("speed-up over plain decoding by the cost table")
     click.echo(
-        f"{'text':16s} {'T':>4s} {'seed':>4s} {'draft':24s}  adaptive  best fixed (length)  oracle  adaptive / best fixed  "
+        f"{'text':16s} {'T':>4s} {'seeds':>5s} {'draft':24s}  adaptive  best fixed (length)  oracle  adaptive / best fixed  "
         "tokens/round"
     )
     for cell in cells:
         best = f"{max(1.0, *cell.fixed.values()):10.2f} ({cell.best_fixed})"
-        line = (
-            f"{cell.text:16s} {cell.temperature:4g} {cell.seed:4d} {cell.drafter:24.24s}  {cell.adaptive:8.2f}  {best:>19s}"
-        )
+        about = f"{cell.text:16s} {cell.temperature:4g} {cell.seeds:5d} {cell.drafter:24.24s}"
+        line = f"{about}  {cell.adaptive:8.2f}  {best:>19s}"
         click.echo(f"{line}  {cell.oracle:6.2f}  {cell.against_best_fixed:21.3f}  {cell.tokens_per_round:12.2f}")
     for key in dict.fromkeys((cell.temperature, cell.drafter) for cell in cells):
         mine = [cell for cell in cells if (cell.temperature, cell.drafter) == key]
