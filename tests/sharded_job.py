@@ -28,7 +28,7 @@ from outrider.sharded.model import TeamModel, Whole
 RANK = int(os.environ["RANK"])
 PLACES = ("rank0", "replicated", "sharded")
 PROMPTS = ["the quick brown", "def f(x):"]
-GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True, "seed": 0}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True, "seed": 0}
 
 
 def other_bits(value: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ def test_control_c_half_way_keeps_the_text() -> None:
 
 
 def test_control_c_half_way_keeps_the_object() -> None:
-    for after in (8, 20, 60, 120):  # nothing shows from outside when the model is at work
+    for after in (14, 30, 60, 120):  # nothing shows from outside when the model is at work
         code, out, err = interrupted("--json", after=after)
         if out:
             break

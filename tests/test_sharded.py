@@ -108,7 +108,7 @@ def test_two_ranks_give_the_tokens_of_one_in_every_placement(two: dict[str, Any]
 def test_every_placement_drafts_what_is_accepted(two: dict[str, Any]) -> None:
     accepted = set(two["greedy:Llama"]["accepted"].values())
     assert len(accepted) == 1
-    assert accepted.pop() > 8
+    assert accepted.pop() > 4
 
 
 @pytest.mark.parametrize("planted", ["logits", "sums"])
@@ -157,6 +157,7 @@ def test_an_automatic_placement_is_measured_and_stays(two: dict[str, Any]) -> No
 def four(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Four ranks, one of which is killed after the cases, in the middle of a generation."""
     folder = tmp_path_factory.mktemp("four")
+    share_recordings(folder / "cache", tmp_path_factory)
     marker, out = folder / "started", folder / "found.json"
     cases = {
         "greedy:Llama": {"target": folders["Llama"], "draft": folders["near"]},
