@@ -8,7 +8,7 @@ little and may well be right is not given up after a few bad guesses, and one th
 from __future__ import annotations
 
 LONGEST_PAUSE = 32  # rounds
-LEAST_WORTHWHILE = 0.15  # a round with a draft does a little more than the tables know
+LEAST_WORTHWHILE = 0.25  # a round with a draft does a little more than the tables know
 
 Kind = tuple[str, int]
 
