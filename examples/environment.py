@@ -29,7 +29,7 @@ from outrider.speculation.gain import Gain, measured_gain
 from outrider.speculation.run import Outcome
 from outrider.speculation.workers import Context
 
-BODIES, SUBSTEPS, DT = 130, 6, 0.01
+BODIES, SUBSTEPS, DT = 130, 12, 0.005
 GRID = 8
 THRUSTS = np.array([(0, 0), *((np.cos(a), np.sin(a)) for a in np.arange(8) * np.pi / 4)])
 Array = NDArray[np.float64]
@@ -87,7 +87,7 @@ def features(world: World) -> Tensor:
 class Policy(nn.Module):
     """f: a deep residual network with random weights, and a softmax over the thrusts."""
 
-    def __init__(self, seed: int, width: int = 2048, depth: int = 8) -> None:
+    def __init__(self, seed: int, width: int = 2048, depth: int = 16) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
