@@ -10,7 +10,8 @@ import transformers
 from torch import nn
 
 import outrider
-from outrider.models.loading import load_transformers
+from outrider.errors import ModelError
+from outrider.models.loading import DEFAULT_MODEL, load_tokenizer, load_transformers
 from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
 from tests.tiny_models import module
 
@@ -39,6 +40,14 @@ def test_the_default_model_is_converted_once_and_speaks() -> None:
     before = [path.stat().st_mtime_ns for path in folders]
     outrider.load(dtype="float32")
     assert [path.stat().st_mtime_ns for path in folders] == before
+
+
+def test_the_default_model_goes_by_its_name_unless_a_folder_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_tokenizer(DEFAULT_MODEL).get_vocab() == load_tokenizer().get_vocab()
+    (tmp_path / DEFAULT_MODEL).mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="has no config"):
+        load_tokenizer(DEFAULT_MODEL)
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "GPT2"])

