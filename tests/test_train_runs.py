@@ -6,16 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
+from scipy import stats
 
 import outrider
 from outrider.cli.main import run
 from outrider.cli.train.made import as_head, as_model
 from outrider.draft_specs import is_named
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import load_head
+from outrider.models.cut_head import DRAFT_TOKENS
 from tests.commands import call
 from tests.conftest import save_model
 
@@ -174,6 +180,72 @@ def test_a_student_of_a_target_with_tied_embeddings_is_kept_and_goes_on(
     student = outrider.load(out)
     drafted = outrider.generate(outrider.load(target), "the quick", draft=student, num_draft_tokens=2, max_new_tokens=6)
     assert drafted.stats.drafted > 0
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_student_of_few_tokens_drafts_no_others_and_keeps_the_law(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, out = save_model(tmp_path / "tied", 0, tie_word_embeddings=True), tmp_path / "student"
+    made = call(capsys, *options("student", target, data, "-o", out, "--layers", 1, "--vocabulary", 20))
+    tokens = json.loads((out / "config.json").read_text())[DRAFT_TOKENS]
+    assert len(tokens) == 20
+    assert made["match_is_lower_bound"]
+    assert made["what"].endswith("over 20 tokens")
+    whole = transformers.AutoModelForCausalLM.from_pretrained(out).eval()  # an ordinary model to anybody else
+    prompt = [5, 9, 2, 7]
+    with torch.inference_mode():
+        everything = whole(torch.tensor([prompt])).logits[0, -1]
+    student, plain = outrider.load(out, dtype="float32"), outrider.load(target, dtype="float32")
+    sequence = student.open()
+    found = student.score([sequence], torch.tensor([prompt]), [len(prompt)], "last")
+    assert found is not None
+    others = sorted(set(range(student.vocab_size)) - set(tokens))
+    torch.testing.assert_close(found[0, -1, tokens], everything[tokens], atol=1e-4, rtol=1e-4)
+    assert bool(torch.isneginf(found[0, -1, others]).all())
+    sequence.close()
+    settings: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+    drafted = outrider.generate(plain, prompt, draft=student, num_draft_tokens=3, **settings)
+    assert drafted.tokens == outrider.generate(plain, prompt, draft=None, **settings).tokens
+    assert _p_value(plain, student, prompt) > 1e-6
+
+
+def _p_value(target: Any, draft: Any, prompt: list[int], samples: int = 3000) -> float:
+    """Chi-square of the first three tokens, drawn among the three likeliest, against the target's own law."""
+    settings: dict[str, Any] = {"max_new_tokens": 3, "temperature": 1.0, "top_k": 3, "ignore_eos": True}
+    results = outrider.generate(target, [prompt] * samples, draft=draft, num_draft_tokens=2, seed=4, **settings)
+    counts = Counter(tuple(result.tokens) for result in results)
+    assert sum(result.stats.drafted for result in results) > samples
+    expected: dict[tuple[int, ...], float] = {(): float(samples)}
+    for _ in range(3):
+        longer: dict[tuple[int, ...], float] = {}
+        for tokens, mass in expected.items():
+            with torch.inference_mode():
+                best = target.module(torch.tensor([[*prompt, *tokens]])).logits[0, -1].double().topk(3)
+            law = zip(best.indices.tolist(), best.values.softmax(-1).tolist(), strict=True)
+            longer |= {(*tokens, token): mass * chance for token, chance in law}
+        expected = longer
+    assert set(counts) <= set(expected)
+    return float(stats.chisquare([counts[key] for key in expected], list(expected.values())).pvalue)
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_a_student_of_few_tokens_can_not_do_is_refused(
+    data: Path, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "student"
+    call(capsys, *options("student", target_folder, data, "-o", out, "--layers", 1, "--vocabulary", 20))
+    with pytest.raises(ParameterError, match="which drafts 20 tokens: leave it out"):
+        outrider.load(out, num_tokens=10)
+    with pytest.raises(ModelError, match="engine=transformers"):
+        outrider.load(out, engine="openvino")
+    config = json.loads((out / "config.json").read_text())
+    for listed in ([3, 2], [3, 3], [1, 999999], [], [0.5], [True], {"a": 1}, [[1]], [-1, 2], ["1"], 7):
+        (out / "config.json").write_text(json.dumps({**config, DRAFT_TOKENS: listed}))
+        with pytest.raises(ModelError, match="must be token ids in 0 … 329, ascending"):
+            outrider.load(out)
+    again = options("student", target_folder, data, "-o", tmp_path / "none", "--layers", 1, "--vocabulary", 0)
+    assert "vocabulary must be" in refusal(capsys, again)
 
 
 def test_names_that_can_not_be_drafts_are_refused_at_once(

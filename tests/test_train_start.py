@@ -48,12 +48,30 @@ def test_a_narrower_head_starts_with_the_neurons_that_matter() -> None:
     assert not start_from_target(wider, TransformersModel(made), torch.tensor([TEXT]))
 
 
-def test_a_students_layers_are_the_targets() -> None:
+def test_a_students_layers_are_the_targets_first() -> None:
     target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=6))
     student = make_student(target, 2)
-    theirs = target.module.model.layers
-    for own, number in zip(student.model.layers, (2, 5), strict=True):
-        torch.testing.assert_close(own.mlp.up_proj.weight, theirs[number].mlp.up_proj.weight)
-    assert not student.get_input_embeddings().weight.requires_grad
+    for own, theirs in zip(student.module.model.layers, target.module.model.layers[:2], strict=True):
+        torch.testing.assert_close(own.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
+    assert not student.module.get_input_embeddings().weight.requires_grad
+    assert {name.partition(".")[0] for name, one in student.named_parameters() if one.requires_grad} == {"module", "map"}
     with pytest.raises(ParameterError, match=r"layers must be in 1 … 5, got 6"):
         make_student(target, 6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_students_map_is_fitted_and_becomes_a_part_of_its_head(tied: bool) -> None:
+    target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=4, tie_word_embeddings=tied))
+    student = make_student(target, 1)
+    windows = [torch.randint(VOCABULARY, (48,), generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    with torch.no_grad():
+        own = [student.own_states(one.unsqueeze(0))[0] for one in windows]
+    hidden = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(9))).Q
+    student.fit((tokens, torch.cat([states @ hidden, states], -1)) for tokens, states in zip(windows, own, strict=True))
+    with torch.no_grad():
+        predicted = student(windows[0].unsqueeze(0))[0]
+        torch.testing.assert_close(predicted, own[0] @ hidden, atol=0.02, rtol=0.02)  # a ridge
+        expected = torch.nn.functional.linear(predicted, target.module.get_output_embeddings().weight)
+        whole = student.whole().eval()
+        torch.testing.assert_close(whole(windows[0].unsqueeze(0)).logits[0], expected, atol=1e-5, rtol=1e-4)
+    assert whole.get_input_embeddings().weight is not whole.get_output_embeddings().weight

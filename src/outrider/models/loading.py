@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import TextModel
-from outrider.models.cut_head import cut_head, cut_name
+from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
 from outrider.models.int8_linear import can_round, round_to_int8
@@ -103,11 +104,12 @@ def load_transformers(
     wanted = parse_dtype(dtype)
     folder, name = _folder(model, wanted or native_dtype(place))
     module, tokenizer = _from_pretrained(folder, wanted, name)
-    module = _cut(module, num_tokens, name).to(place)
+    tokens = _cut(module, num_tokens, name)
+    module = module.to(place)
     if pack:
         pack_linears(module)
         use_shared_keys(module)
-    return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
+    return _opened(module, tokenizer, cut_name(name, num_tokens), folder, tokens)
 
 
 def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | None) -> TransformersModel:
@@ -118,23 +120,29 @@ def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | 
         raise ModelError("int8 can't be used: this build of torch has no kernels for it; use --engine openvino")
     folder, name = _folder(model, native_dtype(place))
     module, tokenizer = _from_pretrained(folder, torch.float32, name)
-    round_to_int8(_cut(module, num_tokens, name))
-    return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
+    tokens = _cut(module, num_tokens, name)
+    round_to_int8(module)
+    return _opened(module, tokenizer, cut_name(name, num_tokens), folder, tokens)
 
 
-def _cut(module: Any, num_tokens: int | None, name: str) -> Any:
-    """The module, its head cut if that was asked for."""
+def _cut(module: Any, num_tokens: int | None, name: str) -> Tensor | None:
+    """Cut the module's head if that was asked for, or if it is a student of few tokens. → these, if it is one"""
+    tokens = draft_tokens(module.config, name)
     if num_tokens is not None:
         if getattr(module.config, "is_encoder_decoder", False):
             raise ParameterError(f"num_tokens is for decoder-only drafts, {name} is an encoder-decoder: leave it out")
+        if tokens is not None:
+            raise ParameterError(f"num_tokens can't be used with {name}, which drafts {len(tokens)} tokens: leave it out")
         cut_head(module, num_tokens, name)
-    return module
+    elif tokens is not None:
+        cut_head(module, tokens, name)
+    return tokens
 
 
-def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path) -> TransformersModel:
+def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path, tokens: Tensor | None) -> TransformersModel:
     """The engine for this kind of model."""
     if not getattr(module.config, "is_encoder_decoder", False):
-        return TransformersModel(module, tokenizer, name)
+        return TransformersModel(module, tokenizer, name, tokens)
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
     hears = module.main_input_name == "input_features"
@@ -300,6 +308,11 @@ def _from_pretrained(
             raise ModelError(
                 f"{name} ({config.model_type}) can't be used by the {decoder_only} engine: it is an encoder-decoder model; "
                 "use --engine transformers"
+            )
+        if decoder_only is not None and draft_tokens(config, name) is not None:
+            raise ModelError(
+                f"{name} drafts some tokens only, which the {decoder_only} engine can't: use the transformers engine for it "
+                f"(--draft {name}:engine=transformers)"
             )
         module = _model_class(config).from_pretrained(source, dtype=dtype or "auto")
         tokenizer = AutoTokenizer.from_pretrained(source)

@@ -17,6 +17,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import LAST, Sequence, WhichLogits, check_copy, check_layers, fit_vocabulary
 from outrider.models.block_attention import BLOCKS, columns_read
 from outrider.models.compiled import CompiledPasses, compile_passes
+from outrider.models.cut_head import spread
 from outrider.models.hidden_states import body_layers, caught
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
@@ -36,19 +37,24 @@ NARROW = 8  # up to this many columns the head is applied to all: choosing one w
 class TransformersModel(SlotModel[SlotSequence]):
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
 
+    draft_tokens: those that the rows of a cut head stand for, int64 [T]; the first ones if not given.
+
     Refuses models that can't roll back, by name and reason. Not safe for concurrent use by several threads.
     """
 
     has_encoder = False
     looks_again = True  # whether a recording that was kept is compared with its passes in each start
 
-    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any = None, name: str | None = None, draft_tokens: Tensor | None = None
+    ) -> None:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         refuse_without_rollback(model, self._name, self.has_encoder)
         self.module = model.eval()
         self.device: torch.device = model.device  # asking a module means looking through it; a pass asks several times
         self.rounded = any(isinstance(layer, Int8Linear) for layer in model.modules())
         self.tokenizer = tokenizer
+        self._draft_tokens = None if draft_tokens is None else draft_tokens.to(self.device)
         config = model.config if self.has_encoder else model.config.get_text_config()
         self._vocab_size = int(config.vocab_size)
         self._max_length = context_limit(config)
@@ -104,6 +110,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         """What the costs of a pass depend on, the machine apart."""
         how = "" if self.compiled is None else f" {self.compiled.widths}"
         how += "" if self.recorded is None else " recorded"
+        how += "" if self._draft_tokens is None else f" {len(self._draft_tokens)} rows"
         attention = self.module.config._attn_implementation
         return f"{self.dtype_name}{how} {attention} {self.module.config.to_json_string()}"
 
@@ -241,8 +248,7 @@ class TransformersModel(SlotModel[SlotSequence]):
             out = self._forward_recorded(recording, tokens, positions, longest)
         else:
             out = self._forward(tokens, positions, longest, kept)
-        if out.shape[-1] < self._vocab_size:  # a head that was cut
-            out = fit_vocabulary(out, self._vocab_size)
+        out = self.over_vocabulary(out)
         for row, count in zip(rows, lengths, strict=True):
             row.advance(count)
         if logits == "none":
@@ -255,6 +261,12 @@ class TransformersModel(SlotModel[SlotSequence]):
         kept = kept or list(range(width))
         pick = index_of([kept.index(count - 1) for count in lengths], out.device)
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
+
+    def over_vocabulary(self, out: Tensor) -> Tensor:
+        """What the head gives; -inf for tokens without a row, if it was cut. [.., T] → [.., V]"""
+        if self._draft_tokens is not None:
+            return spread(out, self._draft_tokens, self._vocab_size)
+        return fit_vocabulary(out, self._vocab_size) if out.shape[-1] < self._vocab_size else out
 
     def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
         arguments = self.pass_arguments(tokens, positions, longest, self._cache, self.source_rows())

@@ -18,6 +18,7 @@ from outrider.errors import ParameterError
 from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
 from outrider.heads.engine import check_fits
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
+from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import end_tokens
 from outrider.train.apart import check_apart, check_outside
@@ -27,10 +28,12 @@ from outrider.train.losses import Loss
 from outrider.train.run import Report, RunSettings, Windows, processes, train
 from outrider.train.start import head_config, start_from_target
 from outrider.train.states import StateFolder, StateWindows, check_states, digest, frequent_tokens, keep_states
+from outrider.train.student import fit_on, make_student
 from outrider.train.trainee import HeadTrainee, StudentTrainee
 
 VOCABULARY = 8192
-SAMPLE = 16  # windows that the start is fitted on
+SAMPLE = 16  # windows that a head's start is fitted on
+POSITIONS_A_COLUMN = 20  # that a student's map is fitted on
 Network = AutoregressiveHead | BlockwiseHeads
 Bar = Callable[[Iterable[int], str], None]
 
@@ -223,22 +226,38 @@ def _begin_from(
     return config, tokens, network
 
 
-def train_student(target: TransformersModel, data: Data, layers: int, loss: Loss, run: RunSettings, output: Path) -> Report:
+@dataclass(frozen=True)
+class StudentSettings:
+    """layers: the target's first ones. vocabulary: tokens that the student drafts, None for all of the target's."""
+
+    layers: int
+    vocabulary: int | None = None
+    loss: Loss = "mix"
+
+
+def train_student(
+    target: TransformersModel, data: Data, settings: StudentSettings, run: RunSettings, output: Path
+) -> tuple[int, Report]:
     """Train a wide-and-shallow student and save it as an ordinary transformers model with the target's tokenizer.
 
-    It has the target's width and vocabulary and few of its layers (Chen Table 2), evenly spread and the last among them;
-    embeddings and head start as the target's and stay as they are.
+    It has the target's width and its first layers (Chen Table 2), and reads all tokens; embeddings start as the target's and
+    stay as they are. → the tokens that it drafts, the report
     """
-    from outrider.train.student import make_student
-
-    student = make_student(target, layers)
-    about = {**data.about, "kind": "student", "layers": layers, "loss": loss}
-    trainee = StudentTrainee(student, target, loss)
-    report = train(trainee, data.train, data.held_out, output / CHECKPOINTS, run, about)
+    torch.manual_seed(run.seed)
+    student = make_student(target, settings.layers)
+    fit_on(student, data.train, max(SAMPLE, POSITIONS_A_COLUMN * target.state_size // len(data.train[0]["tokens"])))
+    every = settings.vocabulary is None
+    tokens = torch.arange(target.vocab_size) if every else _drafted(target, data, settings.vocabulary or 0)
+    trainee = StudentTrainee(student, target, tokens, settings.loss)
+    report = train(
+        trainee, data.train, data.held_out, output / CHECKPOINTS, run, {**data.about, "kind": "student", **asdict(settings)}
+    )
     if processes().is_main_process:
-        student.to(_kept_dtype(target)).save_pretrained(output)
+        whole = student.whole()
+        setattr(whole.config, DRAFT_TOKENS, None if every else tokens.tolist())
+        whole.to(_kept_dtype(target)).save_pretrained(output)
         target.tokenizer.save_pretrained(output)
-    return report
+    return len(tokens), report
 
 
 def _kept_dtype(target: TransformersModel) -> torch.dtype:

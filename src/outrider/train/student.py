@@ -1,20 +1,78 @@
-"""A student of the target's width with few layers: "wide and shallow", since its time goes by depth (Chen, Table 2)."""
+"""A student of the target's width with few layers: "wide and shallow", since its time goes by depth (Chen, Table 2).
+
+It is the target's first layers, its embeddings, and a linear map from their state to the target's last one, which the
+target's head reads, as it does for draft heads. The map starts by least squares, so that a student is right in more than a
+quarter of its tokens before it is trained; layers spread evenly over the target's give next to nothing without it
+(EXPERIMENTS.md, "A student of few layers"). When it is saved, the map becomes part of a head of its own, and the student is
+an ordinary transformers model.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.transformers_model import TransformersModel
 
+RIDGE = 1e-3  # of the mean square: keeps the fit sound where positions are few
 
-def make_student(target: TransformersModel, layers: int) -> Any:
-    """A module of the target's class with `layers` of its layers, in float32; all but the layers and the final norm frozen.
+
+class Student(nn.Module):
+    """module: of the target's class with its first layers. Trained: the layers, the final norm, and the map."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        width = int(module.config.get_text_config().hidden_size)
+        self.module = module
+        self.map = nn.Linear(width, width, bias=False)
+        nn.init.eye_(self.map.weight)
+
+    def own_states(self, tokens: Tensor) -> Tensor:
+        """After its final norm. [B, L] → [B, L, W]"""
+        out: Tensor = self.module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return out
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """What the target's last states would be. [B, L] → [B, L, W]"""
+        out: Tensor = self.map(self.own_states(tokens))
+        return out
+
+    @torch.no_grad()
+    def fit(self, windows: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """The map by least squares, on tokens [L] and the target's last states [L, ≥ W] of some windows."""
+        width = self.map.in_features
+        gram, cross = (torch.zeros(width, width, dtype=torch.float64) for _ in range(2))
+        for tokens, states in windows:
+            own = self.own_states(tokens.to(self.map.weight.device).unsqueeze(0))[0].cpu().double()
+            gram += own.T @ own
+            cross += own.T @ states[:, :width].cpu().double()
+        gram += RIDGE * gram.diagonal().mean() * torch.eye(width, dtype=torch.float64)
+        self.map.weight.copy_(torch.linalg.solve(gram, cross).T)
+
+    @torch.no_grad()
+    def whole(self) -> Any:
+        """The module with the map in a head of its own, as it is saved and drafts."""
+        head = self.module.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            raise ModelError("a student can't be made of this target: its head is no linear layer")
+        own = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
+        own.weight.copy_(head.weight.float() @ self.map.weight)
+        if head.bias is not None:
+            own.bias.copy_(head.bias)
+        for config in (self.module.config, self.module.config.get_text_config()):
+            config.tie_word_embeddings = False
+        self.module.set_output_embeddings(own)
+        return self.module
+
+
+def make_student(target: TransformersModel, layers: int) -> Student:
+    """A student with the target's first `layers` layers, in float32, its map still to be fitted; embeddings frozen.
 
     The target must have been loaded with `pack=False`.
     """
@@ -29,29 +87,31 @@ def make_student(target: TransformersModel, layers: int) -> Any:
         raise ModelError(f"{target.name} can't be made a student of: its layers are not one list")
     config = copy.deepcopy(module.config)
     config.get_text_config().num_hidden_layers = layers
-    kept = [round((i + 1) * total / layers) - 1 for i in range(layers)]
     if getattr(config, "layer_types", None):
-        config.layer_types = [module.config.layer_types[i] for i in kept]
+        config.layer_types = config.layer_types[:layers]
     student = type(module)(config)
-    student.load_state_dict(_renamed(module.state_dict(), _prefix(module, held[0]), kept))
+    student.load_state_dict(_first(module.state_dict(), _prefix(module, held[0]), layers))
     student = student.float()
     for frozen in (student.get_input_embeddings(), student.get_output_embeddings()):
         frozen.requires_grad_(False)
-    return student.train()
+    return Student(student).train()
+
+
+def fit_on(student: Student, windows: Any, count: int) -> None:
+    """Fit the map on `count` windows, spread evenly over a data set of {"tokens", "states"}."""
+    count = min(count, len(windows))
+    chosen = (windows[i * len(windows) // count] for i in range(count))
+    student.fit((window["tokens"], window["states"]) for window in chosen)
 
 
 def _prefix(module: nn.Module, layers: nn.ModuleList) -> str:
     return "".join(f"{name}." for name, child in module.named_modules() if child is layers)
 
 
-def _renamed(weights: dict[str, torch.Tensor], prefix: str, kept: list[int]) -> dict[str, torch.Tensor]:
-    """The weights with the kept layers numbered anew and the others left out."""
-    out = {}
-    for name, value in weights.items():
-        if not name.startswith(prefix):
-            out[name] = value
-            continue
-        number, _, rest = name.removeprefix(prefix).partition(".")
-        if int(number) in kept:
-            out[f"{prefix}{kept.index(int(number))}.{rest}"] = value
-    return out
+def _first(weights: dict[str, torch.Tensor], prefix: str, layers: int) -> dict[str, torch.Tensor]:
+    """The weights without those of further layers."""
+
+    def wanted(name: str) -> bool:
+        return not name.startswith(prefix) or int(name.removeprefix(prefix).partition(".")[0]) < layers
+
+    return {name: value for name, value in weights.items() if wanted(name)}

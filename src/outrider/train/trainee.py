@@ -15,6 +15,7 @@ from outrider.heads.target_parts import output_rows
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.fused import Sums, TargetLaws, summed
 from outrider.train.losses import Loss
+from outrider.train.student import Student
 from outrider.train.unroll import blocks, chains, shifted
 
 DECAY = 0.8  # the weight of a depth relative to the one before: later tokens count only if earlier ones are accepted
@@ -69,17 +70,17 @@ class HeadTrainee(Trainee):
 
 
 class StudentTrainee(Trainee):
-    """A small model over the target's whole vocabulary."""
+    """A small model of the target's kind, over tokens [T] of its vocabulary."""
 
-    def __init__(self, student: Any, target: TransformersModel, loss: Loss) -> None:
-        super().__init__(target, torch.arange(target.vocab_size), loss)
+    def __init__(self, student: Student, target: TransformersModel, tokens: Tensor, loss: Loss) -> None:
+        super().__init__(target, tokens, loss)
         self.network = student
 
     def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor) -> dict[str, Any]:
         """As `HeadTrainee.forward`, one depth."""
-        student = self.network.get_decoder()(input_ids=tokens).last_hidden_state
         weights = torch.full((1, tokens.numel()), 1.0 / tokens.numel(), device=tokens.device)
-        sums = summed(student.flatten(0, 1).unsqueeze(0), self.laws(states, normalisers), weights, self.loss)
+        predicted = self.network(tokens).flatten(0, 1).unsqueeze(0)
+        sums = summed(predicted, self.laws(states, normalisers), weights, self.loss)
         return {"loss": sums.loss, "counts": _counts(sums, [tokens.numel()])}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.checks import check_count
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.shared_options import add_options, json_option
 from outrider.cli.train.made import Made, as_head, as_model, finish
@@ -100,17 +101,20 @@ def blocks(models: ModelChoice, given: dict[str, Any], **settings: Any) -> None:
 
 @click.command()
 @_training_options
-@click.option("--layers", default=4, show_default=True, help="How many of the target's.")
-def student(models: ModelChoice, given: dict[str, Any], layers: int) -> None:
-    """A wide-and-shallow student: a model of few of the target's layers, for --draft FOLDER."""
+@click.option("--layers", default=4, show_default=True, help="The target's first ones.")
+@click.option("--vocabulary", type=int, help="Tokens that are drafted: the target's most probable  [default: all]")
+def student(models: ModelChoice, given: dict[str, Any], layers: int, vocabulary: int | None) -> None:
+    """A wide-and-shallow student: a model of the target's first layers, for --draft FOLDER."""
     from outrider.train.losses import check_loss
-    from outrider.train.make import train_student
+    from outrider.train.make import StudentSettings, train_student
 
-    use = as_model(given["output"])
-    loss, target, data, run = check_loss(given["loss"]), *_prepared(models, given, pack=False)
-    report = train_student(target, data, layers, loss, run, given["output"])
-    what = f"A wide-and-shallow student with {layers} layers of the target's width, trained with its embeddings frozen"
-    finish(target, data, given, report, Made(use, what))
+    if vocabulary is not None:
+        check_count("vocabulary", vocabulary)
+    use, settings = as_model(given["output"]), StudentSettings(layers, vocabulary, check_loss(given["loss"]))
+    target, data, run = _prepared(models, given, pack=False)
+    tokens, report = train_student(target, data, settings, run, given["output"])
+    what = f"A wide-and-shallow student: the target's first {layers} layers, trained, and its embeddings"
+    finish(target, data, given, report, Made(use, f"{what}, over {tokens} tokens", tokens))
 
 
 def _no_shape_with_start(start: Path | None) -> None:
