@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig
 from outrider.heads.layers import AutoregressiveHead, make_network
 from outrider.models.transformers_model import TransformersModel
@@ -57,6 +57,9 @@ def test_a_students_layers_are_the_targets_first() -> None:
     assert {name.partition(".")[0] for name, one in student.named_parameters() if one.requires_grad} == {"module", "map"}
     with pytest.raises(ParameterError, match=r"layers must be in 1 … 5, got 6"):
         make_student(target, 6)
+    target.module.lm_head = torch.nn.Sequential(target.module.lm_head)
+    with pytest.raises(ModelError, match="its head is no linear layer"):
+        make_student(target, 2)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -59,8 +59,6 @@ class Student(nn.Module):
     def whole(self) -> Any:
         """The module with the map in a head of its own, as it is saved and drafts."""
         head = self.module.get_output_embeddings()
-        if type(head) is not nn.Linear:
-            raise ModelError("a student can't be made of this target: its head is no linear layer")
         own = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
         own.weight.copy_(head.weight.float() @ self.map.weight)
         if head.bias is not None:
@@ -85,6 +83,9 @@ def make_student(target: TransformersModel, layers: int) -> Student:
     held = [child for child in module.modules() if isinstance(child, nn.ModuleList) and len(child) == total]
     if len(held) != 1:
         raise ModelError(f"{target.name} can't be made a student of: its layers are not one list")
+    head, width = module.get_output_embeddings(), int(module.config.get_text_config().hidden_size)
+    if type(head) is not nn.Linear or head.in_features != width:
+        raise ModelError(f"{target.name} can't be made a student of: its head is no linear layer on its states")
     config = copy.deepcopy(module.config)
     config.get_text_config().num_hidden_layers = layers
     if getattr(config, "layer_types", None):
