@@ -21,7 +21,9 @@ from outrider.cli.train.made import as_head, as_model
 from outrider.draft_specs import is_named
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import load_head
+from outrider.heads.target_parts import output_rows
 from outrider.models.cut_head import DRAFT_TOKENS
+from outrider.models.loading import load_transformers
 from tests.commands import call
 from tests.conftest import save_model
 
@@ -239,6 +241,8 @@ def test_what_a_student_of_few_tokens_can_not_do_is_refused(
         outrider.load(out, num_tokens=10)
     with pytest.raises(ModelError, match="engine=transformers"):
         outrider.load(out, engine="openvino")
+    with pytest.raises(ModelError, match="head was cut has no rows for some tokens"):
+        output_rows(load_transformers(out), torch.arange(30))
     config = json.loads((out / "config.json").read_text())
     for listed in ([3, 2], [3, 3], [1, 999999], [], [0.5], [True], {"a": 1}, [[1]], [-1, 2], ["1"], 7):
         (out / "config.json").write_text(json.dumps({**config, DRAFT_TOKENS: listed}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from outrider.errors import ModelError
 from outrider.models.base import HandsOutStates
 
 UNITS = 64  # unit vectors at once: bounds the memory to some 64 · V numbers
@@ -24,6 +25,8 @@ def output_rows(target: HandsOutStates, tokens: Tensor, dtype: torch.dtype | Non
     dtype = dtype or own
     units = torch.eye(width, dtype=own, device=device)
     offset = target.logits_of(torch.zeros(1, width, dtype=own, device=device))[:, tokens].to(dtype)
+    if bool(offset.isneginf().any()):
+        raise ModelError("a target whose own head was cut has no rows for some tokens: load it whole to draft by its states")
     columns = [target.logits_of(part)[:, tokens].to(dtype) - offset for part in units.chunk(-(-width // UNITS))]
     bias = bool(offset.any())
     with torch.inference_mode(False):

@@ -127,9 +127,10 @@ def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | 
 
 def _cut(module: Any, num_tokens: int | None, name: str) -> Tensor | None:
     """Cut the module's head if that was asked for, or if it is a student of few tokens. → these, if it is one"""
-    tokens = draft_tokens(module.config, name)
+    with_encoder = getattr(module.config, "is_encoder_decoder", False)
+    tokens = None if with_encoder else draft_tokens(module.config, name)
     if num_tokens is not None:
-        if getattr(module.config, "is_encoder_decoder", False):
+        if with_encoder:
             raise ParameterError(f"num_tokens is for decoder-only drafts, {name} is an encoder-decoder: leave it out")
         if tokens is not None:
             raise ParameterError(f"num_tokens can't be used with {name}, which drafts {len(tokens)} tokens: leave it out")

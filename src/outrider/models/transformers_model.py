@@ -140,8 +140,7 @@ class TransformersModel(SlotModel[SlotSequence]):
     @torch.inference_mode()
     def logits_of(self, states: Tensor) -> Tensor:
         """See `HandsOutStates`."""
-        out: Tensor = self.module.get_output_embeddings()(states)
-        return out
+        return self.over_vocabulary(self.module.get_output_embeddings()(states))
 
     def keep_states(self, layers: Many[int] = ()) -> None:
         """See `HandsOutStates`."""
