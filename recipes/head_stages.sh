@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2154
-# What recipes for draft heads have in common, to be read by one (`. head_stages.sh`). It goes on where it stopped.
+# What recipes for drafts have in common, to be read by one (`. head_stages.sh`). It goes on where it stopped.
 #
 # Set before: out, the folder; target, options that name the target (may be empty; no spaces in its path); writing, how it is
 # opened to write texts; rows, how many texts are written side by side.
@@ -25,14 +25,14 @@ texts() { # PROMPTED ASKED: answers to prompts of ours and to questions that the
     [ "$2" -eq 0 ] || write asked.jsonl "$2"
 }
 
-train() { # FOLDER CODE DOCS OPTIONS…: with so many tokens of the packages' code and documentation
-    folder=$1 code=$2 docs=$3
-    shift 3
+train() { # KIND FOLDER CODE DOCS OPTIONS…: a head or student, with so many tokens of the packages' code and documentation
+    kind=$1 folder=$2 code=$3 docs=$4
+    shift 4
     resume=
     ls "$out/$folder"/checkpoints/checkpoint-* >/dev/null 2>&1 && resume=--resume
     [ ! -e "$out/asked.jsonl" ] || set -- --data "$out/asked.jsonl" "$@"
     # shellcheck disable=SC2086
-    "$outrider" train head $target -o "$out/$folder" --cache "$out/states" --loss mix --batch-size 8 --every 250 \
+    "$outrider" train "$kind" $target -o "$out/$folder" --cache "$out/states" --loss mix --batch-size 8 --every 250 \
         --data "$out/prompted.jsonl" \
         --data "$out/corpus/code.jsonl@$code" --data "$out/corpus/docs.jsonl@$docs" \
         --held-out chat="$out/held-out-chat.jsonl" --held-out code="$out/held-out-code.jsonl" \

@@ -11,5 +11,5 @@ out=$1 texts=${3:-800} steps=${4:-1500} target="--target $2" writing='--dtype bf
 . "$(dirname -- "$0")/head_stages.sh"
 
 texts "$texts" 0
-train first 140000 20000 --vocabulary 8192 --intermediate-size 3072 --state-layers 2,14,26 --depth 1 --learning-rate 8e-4 --steps "$steps"
-train head 140000 20000 --start "$out/first" --vocabulary 12288 --depth 3 --learning-rate 4e-4 --steps $((steps / 6))
+train head first 140000 20000 --vocabulary 8192 --intermediate-size 3072 --state-layers 2,14,26 --depth 1 --learning-rate 8e-4 --steps "$steps"
+train head head 140000 20000 --start "$out/first" --vocabulary 12288 --depth 3 --learning-rate 4e-4 --steps $((steps / 6))

@@ -14,8 +14,8 @@ out=$1 texts=${2:-1600} steps=${3:-6000} target='' writing='' rows=64
 
 texts "$texts" "$texts"
 # Chains of depth 1 over few tokens take a third of the time of depth 3, and what is learnt there holds for the later ones.
-train first 250000 150000 --vocabulary 8192 --state-layers 2,15,27 --depth 1 --learning-rate 1.2e-3 --steps "$steps"
-train head 250000 150000 --start "$out/first" --vocabulary 12288 --depth 3 --learning-rate 5e-4 --steps $((steps / 4))
+train head first 250000 150000 --vocabulary 8192 --state-layers 2,15,27 --depth 1 --learning-rate 1.2e-3 --steps "$steps"
+train head head 250000 150000 --start "$out/first" --vocabulary 12288 --depth 3 --learning-rate 5e-4 --steps $((steps / 4))
 
 # What is shipped: the head, and a card that names no folder of this run.
 mkdir -p "$out/shipped"

@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import outrider
 from outrider.bench.contest import Setting
-from outrider.bench.lengths import cells_of, check_replayed, record, replay
 from outrider.bench.servers import served
 from outrider.bench.setups import Setup, parse_setup, short_names
-from outrider.bench.tasks import Task
 from outrider.cli.main import cli
-from outrider.costs import Costs
-from outrider.draft_length.predicted import plain_seconds, predicted_seconds
-from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter, SuffixDrafter
-from outrider.drafters.own_model import SelfDrafter
 from outrider.endpoint import EndpointError
 from outrider.errors import ParameterError
 from tests.openai_server import Server
@@ -130,51 +123,3 @@ def test_servers_are_named_once_and_by_their_address(target_folder: Path, more: 
 def test_answers_that_count_no_tokens_are_refused(body: bytes) -> None:
     with Server(lambda _: (200, body)) as server, pytest.raises(EndpointError, match="endpoint http"):
         served(server.url)([1, 2], Setting(0.0, 1.0), 4, 0)
-
-
-def test_policies_are_replayed_on_what_the_model_wrote(target_folder: Path, flat_costs: Costs) -> None:
-    """The replayed rounds are those of the model itself, and no length beats the oracle where passes cost much the same."""
-    model = outrider.load(target_folder, dtype="float64")
-    tasks = [Task("words", "the quick brown fox"), Task("digits", "0123 0123 0123")]
-    for text in record(model, tasks, 60):
-        live = outrider.generate(
-            model,
-            text.tokens[: text.prompt_tokens],
-            draft="prompt-lookup",
-            num_draft_tokens=4,
-            max_new_tokens=60,
-            ignore_eos=True,
-        )
-        cell = replay(model, [text], PromptLookupDrafter(), flat_costs)
-        assert text.tokens[text.prompt_tokens :] == live.tokens
-        costs, plain = flat_costs, plain_seconds(live.rounds, flat_costs, text.prompt_tokens)
-        assert cell.fixed[4] == pytest.approx(plain / predicted_seconds(live.rounds, costs, {}, text.prompt_tokens))
-        assert cell.against_best_fixed == pytest.approx(cell.adaptive / max(1.0, *cell.fixed.values()))
-        assert cell.oracle > 0.9 * max(cell.fixed.values())
-
-
-def test_drawn_texts_are_replayed_for_copies(target_folder: Path, draft_folder: Path, flat_costs: Costs) -> None:
-    model = outrider.load(target_folder, dtype="float64")
-    texts = list(record(model, [Task("digits", "0123 0123 0123")], 40, temperatures=(1.0, 0.0), seeds=2))
-    assert [(text.temperature, text.seed) for text in texts] == [(1.0, 0), (1.0, 1), (0.0, 0)]
-    assert len({tuple(text.tokens) for text in texts}) == 3
-    drafter = PromptLookupDrafter()
-    check_replayed(model, drafter, (1.0, 0.0))
-    drawn, greedy = cells_of(texts)
-    assert (drawn, greedy) == (texts[:2], texts[2:])
-    both, *each = [replay(model, some, drafter, flat_costs) for some in (drawn, texts[:1], texts[1:2])]
-    assert (both.temperature, both.seeds, each[0].seeds) == (1.0, 2, 1)
-    for length, speedup in both.fixed.items():  # seconds are summed up, so speed-ups meet in their harmonic mean
-        assert 2.0 / speedup == pytest.approx(sum(1.0 / one.fixed[length] for one in each), rel=0.01)
-    drawing = ModelDrafter(outrider.load(draft_folder, dtype="float64"))
-    check_replayed(model, drawing, (0.0,))
-    for refused in (drawing, ChoiceDrafter([drafter, drawing]), SelfDrafter(temperature=0.0)):
-        with pytest.raises(ParameterError, match="must be copies"):
-            check_replayed(model, refused, (0.0, 1.0))
-    with pytest.raises(ParameterError, match="remembers earlier texts"):
-        check_replayed(model, SuffixDrafter(memory=True), (0.0,))
-
-
-def test_wrong_numbers_of_lengths_are_refused() -> None:
-    refused = CliRunner().invoke(cli, ["bench", "lengths", "--humaneval", "99"])
-    assert refused.exit_code != 0

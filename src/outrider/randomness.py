@@ -7,10 +7,14 @@ takes fresh numbers from it. Numbers are made on the host in float64 (a few per 
 from __future__ import annotations
 
 import secrets
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_SEED = 2**63 - 1
 
@@ -33,3 +37,8 @@ class RandomStream:
     def take(self, count: int) -> list[float]:
         """The next `count` numbers; none is ever given twice."""
         return self._generator.random(count).tolist()  # type: ignore[no-any-return]
+
+    def aim(self, laws: Tensor, row: int) -> float:
+        """The number by which a token is drawn from laws[row], [V]: the next one; a replay (`bench.chains`) chooses it."""
+        del laws, row
+        return self.take(1)[0]

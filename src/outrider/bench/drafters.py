@@ -1,21 +1,24 @@
 """Texts × drafters × temperatures: adaptive drafting beside plain decoding, fixed lengths and the oracle.
 
-Each cell runs plain decoding, the adaptive policy and some fixed lengths in turn, several times, with the same seeds; a
-time is the median over the repetitions. When sampling, each policy gives a text of its own, so a cell takes several seeds;
-plain and adaptive one after the other, as they are timed, fixed lengths side by side, as only their rounds are of interest.
-The oracle knows beforehand how many drafted tokens will be accepted (Leviathan 3.5): its time is worked out from a run of
-the longest fixed length and the measured costs.
+Each cell times plain decoding and the adaptive policy one right after the other, in either order in turn, several times,
+with the same seeds; its figure is the median of these pairs. What pairs say of nothing at all is measured beside it: a
+control times plain decoding twice. Of fixed lengths only the rounds are of interest, which greedy are the same in every
+repetition. When sampling, each policy gives a text of its own, so a cell takes several seeds. The oracle knows beforehand
+how many drafted tokens will be accepted (Leviathan 3.5): its time is worked out from a run of the longest fixed length and
+the measured costs.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import NormalDist, fmean, median
 from typing import Any
 
+from outrider.bench.statistics import captured_share
 from outrider.bench.tasks import Task
 from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
@@ -25,6 +28,7 @@ from outrider.models.base import TextModel
 from outrider.run_log import RunLog
 
 FIXED = (2, 4, 8)
+CONTROL = "none: plain again"
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Cell:
 
     speedup, spread: plain time / adaptive time, per token, as measured: median, least and most over the repetitions.
     table, fixed, oracle: the same by the cost tables, which the noise of the machine can't touch: of the adaptive policy, of
-    each fixed length, and of the oracle. tokens_per_second: of the adaptive policy.
+    each fixed length, and of the oracle. tokens_per_second: of the adaptive policy. pairs: the measured ratios.
     """
 
     text: str
@@ -61,6 +65,7 @@ class Cell:
     temperature: float
     speedup: float
     spread: tuple[float, float]
+    pairs: tuple[float, ...]
     table: float
     fixed: dict[int, float]
     oracle: float
@@ -72,13 +77,12 @@ class Cell:
     @property
     def against_best_fixed(self) -> float:
         """Adaptive over the best of the fixed lengths, 0 among them, chosen in hindsight."""
-        return self.table / max(1.0, *self.fixed.values())
+        return self.table / max([1.0, *self.fixed.values()])
 
     @property
     def captured(self) -> float | None:
-        """The share of the oracle's gain in time that the adaptive policy had; None where there is nothing to gain."""
-        gain = 1.0 - 1.0 / self.oracle
-        return (1.0 - 1.0 / self.table) / gain if gain > 0.03 else None
+        """The share of the oracle's gain in time that the adaptive policy had; None where there is next to none."""
+        return captured_share(self.table, self.oracle)
 
 
 def measure(
@@ -100,7 +104,7 @@ def measure(
     for text in texts:
         for temperature in temperatures:
             for repetition in range(repetitions):
-                for drafter, policy in _turns(list(drafters), repetition):
+                for drafter, policy in _turns(list(drafters), temperature, repetition):
                     key = (text.name, drafter, temperature, policy, repetition)
                     if key not in done:
                         plan = (temperature, policy, repetition)
@@ -111,16 +115,25 @@ def measure(
                     yield done[key]
 
 
-def count_runs(drafters: int, texts: int, temperatures: int, repetitions: int) -> int:
+def count_runs(drafters: int, texts: int, temperatures: Sequence[float], repetitions: int) -> int:
     """How many runs `measure` yields."""
-    return texts * temperatures * repetitions * (1 + drafters * (1 + len(FIXED)))
+    names = [""] * drafters
+    return texts * sum(len(_turns(names, value, turn)) for value in temperatures for turn in range(repetitions))
 
 
-def _turns(names: list[str], repetition: int) -> list[tuple[str, str]]:
-    """Every contender once, beginning elsewhere in each repetition."""
-    turns = [("", "plain")] + [(name, policy) for name in names for policy in ("adaptive", *map(str, FIXED))]
-    at = (repetition * 7) % len(turns)
-    return turns[at:] + turns[:at]
+def _turns(names: list[str], temperature: float, repetition: int) -> list[tuple[str, str]]:
+    """(drafter, policy): every drafter's pair, the control's among them, and its fixed lengths where they are new.
+
+    Each repetition begins with another drafter.
+    """
+    turns: list[list[tuple[str, str]]] = []
+    for place, name in enumerate([CONTROL, *names]):
+        pair = [(name, "plain"), (name, "adaptive")]
+        turns.append(pair if (repetition + place) % 2 == 0 else pair[::-1])
+        if name != CONTROL and (temperature > 0 or repetition == 0):
+            turns[-1] += [(name, str(length)) for length in FIXED]
+    at = repetition % len(turns)
+    return [turn for group in turns[at:] + turns[:at] for turn in group]
 
 
 def _run(
@@ -136,7 +149,7 @@ def _run(
     name, made = drafter
     fixed = policy not in ("plain", "adaptive")
     options: dict[str, Any] = {
-        "draft": made,
+        "draft": None if policy == "plain" else made,
         "num_draft_tokens": int(policy) if fixed else None,
         "max_new_tokens": tokens,
         "temperature": temperature,
@@ -178,37 +191,42 @@ def _read(entry: dict[str, Any]) -> Run:
 
 
 def summarise(runs: Sequence[Run]) -> list[Cell]:
-    """A cell per text, drafter and temperature, in the order of the runs."""
+    """A cell per text, drafter and temperature, in the order of the runs; the control's, too."""
     groups: dict[tuple[str, str, float], list[Run]] = {}
     for run in runs:
-        if run.drafter:
-            groups.setdefault((run.text, run.drafter, run.temperature), []).append(run)
-    plain = {(run.text, run.temperature, run.repetition): run for run in runs if run.policy == "plain"}
-    return [_cell(group, plain) for group in groups.values()]
+        groups.setdefault((run.text, run.drafter, run.temperature), []).append(run)
+    return [_cell(group) for group in groups.values()]
 
 
-def _cell(runs: list[Run], plain: dict[tuple[str, float, int], Run]) -> Cell:
-    def base(run: Run) -> Run:
-        return plain[run.text, run.temperature, run.repetition]
+def _cell(runs: list[Run]) -> Cell:
+    plain = {run.repetition: run for run in runs if run.policy == "plain"}
+
+    def ratio(run: Run, seconds: str) -> float:
+        base, own = (getattr(one, seconds) / one.tokens for one in (plain[run.repetition], run))
+        return float(base / own)
 
     def by_table(policy: str) -> float:
-        chosen = [run for run in runs if run.policy == policy]
-        return median(_per_token(base(run).table_seconds, base(run)) / _per_token(run.table_seconds, run) for run in chosen)
+        return median(ratio(run, "table_seconds") for run in runs if run.policy == policy)
 
     adaptive = [run for run in runs if run.policy == "adaptive"]
     longest = [run for run in runs if run.policy == str(max(FIXED))]
     lengths = sum((Counter(run.lengths) for run in adaptive), Counter[int]())
     tested = sum(run.tested for run in adaptive)
-    own = [_per_token(base(run).seconds, base(run)) / _per_token(run.seconds, run) for run in adaptive]
+    own = [ratio(run, "seconds") for run in adaptive]
+    oracle = [
+        plain[run.repetition].table_seconds / plain[run.repetition].tokens / run.oracle_seconds * run.tokens
+        for run in longest
+    ]
     return Cell(
         text=runs[0].text,
         drafter=runs[0].drafter,
         temperature=runs[0].temperature,
         speedup=median(own),
         spread=(min(own), max(own)),
+        pairs=tuple(own),
         table=by_table("adaptive"),
-        fixed={length: by_table(str(length)) for length in FIXED},
-        oracle=median(_per_token(base(r).table_seconds, base(r)) / _per_token(r.oracle_seconds, r) for r in longest),
+        fixed={length: by_table(str(length)) for length in FIXED} if longest else {},
+        oracle=median(oracle) if oracle else 1.0,
         tokens_per_second=median(run.tokens / run.seconds for run in adaptive),
         acceptance_rate=sum(run.accepted for run in adaptive) / tested if tested else None,
         tokens_per_round=sum(run.tokens for run in adaptive) / sum(run.rounds for run in adaptive),
@@ -216,5 +234,34 @@ def _cell(runs: list[Run], plain: dict[tuple[str, float, int], Run]) -> Cell:
     )
 
 
-def _per_token(seconds: float, run: Run) -> float:
-    return seconds / run.tokens
+@dataclass(frozen=True)
+class Noise:
+    """What pairs of plain runs say. pair: standard deviation of a pair's ratio, relative. pairs: how many there were.
+
+    cell: what the median of a cell falls below 1 by chance at most, with 95 % for all the cells together.
+    """
+
+    pair: float
+    pairs: int
+    cell: float
+
+    def slower(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those that are slower than plain decoding by more than chance."""
+        return [cell for cell in cells if cell.drafter != CONTROL and cell.speedup < 1.0 - self.cell]
+
+
+def noise_of(cells: Sequence[Cell]) -> Noise:
+    """From the control's cells. Ratios are taken to scatter alike in all cells, and their logarithms normally."""
+    control = [math.log(ratio) for cell in cells if cell.drafter == CONTROL for ratio in cell.pairs]
+    others = [cell for cell in cells if cell.drafter != CONTROL]
+    pair = math.sqrt(fmean(value * value for value in control))
+    of_median = pair * math.sqrt(math.pi / 2.0 / max(1, min(len(cell.pairs) for cell in others))) if others else 0.0
+    return Noise(pair, len(control), 1.0 - math.exp(NormalDist().inv_cdf(0.05 / max(1, len(others))) * of_median))
+
+
+def over_all_texts(cells: Sequence[Cell]) -> dict[tuple[str, float], float]:
+    """Measured speed-up by drafter and temperature: the geometric mean of all pairs."""
+    logs: dict[tuple[str, float], list[float]] = {}
+    for cell in cells:
+        logs.setdefault((cell.drafter, cell.temperature), []).extend(map(math.log, cell.pairs))
+    return {key: math.exp(fmean(values)) for key, values in logs.items()}

@@ -3,20 +3,22 @@
 The text is generated once; then a replay stands in for the target, and every policy meets the same text with the same
 drafter, in a fraction of the time. At temperature 0 that is what would have happened. Above it, a proposal that is a point
 mass is accepted if the text goes on with it: with the target's probability of it, as the acceptance rule does, so rounds of
-copies follow their law, and other drafters are refused. The best fixed length is chosen in hindsight, and the oracle
-(Leviathan 3.5) knows how much of each draft will be accepted.
+copies follow their law. What models draft is drawn once for every position of the text (`chains`). The best fixed length is
+chosen in hindsight, and the oracle (Leviathan 3.5) knows how much of each draft will be accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.bench.tasks import Task
+from outrider.bench.chains import draws_chains, record_chains
+from outrider.bench.recorded import Recorded
+from outrider.bench.statistics import captured_share
 from outrider.costs import Costs
 from outrider.decode import Decoder, Request
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
@@ -25,7 +27,6 @@ from outrider.drafters import Drafter
 from outrider.drafters.copying import CopyDrafter
 from outrider.errors import ParameterError
 from outrider.forced import check_forgets
-from outrider.generation import generate
 from outrider.models.base import Sequence as ModelSequence
 from outrider.models.base import TextModel, WhichLogits
 from outrider.models.table import TableSequence
@@ -35,17 +36,6 @@ from outrider.sampling import SamplingSettings
 
 FIXED = (1, 2, 3, 4, 6, 8)
 LONGEST = 16
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A text of the target. tokens: prompt and output."""
-
-    name: str
-    tokens: list[int]
-    prompt_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +65,11 @@ class Cell:
     def against_best_fixed(self) -> float:
         """Adaptive over the best fixed length."""
         return self.adaptive / max(1.0, *self.fixed.values())
+
+    @property
+    def captured(self) -> float | None:
+        """The share of the oracle's gain in time that the adaptive policy had; None where there is next to none."""
+        return captured_share(self.adaptive, self.oracle)
 
 
 class Replay:
@@ -110,61 +105,35 @@ class Replay:
         return out if logits == "all" else out[:, -1:]
 
 
-def record(
-    target: TextModel, tasks: Sequence[Task], max_new_tokens: int, temperatures: Sequence[float] = (0.0,), seeds: int = 1
-) -> Iterator[Recorded]:
-    """The target's own continuations, one after the other; `seeds` of each task where they are drawn."""
-    for temperature in temperatures:
-        for seed in range(number_of_texts(temperature, seeds)):
-            for task in tasks:
-                prompt = target.tokenizer.encode(task.prompt)
-                result = generate(
-                    target,
-                    prompt,
-                    draft=None,
-                    max_new_tokens=max_new_tokens,
-                    ignore_eos=True,
-                    temperature=temperature,
-                    seed=seed,
-                )
-                yield Recorded(task.name, prompt + result.tokens, len(prompt), temperature, seed)
-
-
-def number_of_texts(temperature: float, seeds: int) -> int:
-    """Greedy texts don't depend on the seed."""
-    return seeds if temperature > 0 else 1
-
-
 def check_replayed(target: TextModel, drafter: Drafter, temperatures: Sequence[float]) -> None:
-    """Raise unless the drafter's rounds along a recorded text follow their law. Binds it to a replay: bind it again.
+    """Raise unless the drafter's rounds along a recorded text follow their law; binds it to the target.
 
-    It must not remember texts, nor read the target's states, which a replay has not (`bind` refuses it); and where texts are
-    drawn, all of its parts must propose point masses without the target's help, which knows what comes: copies.
+    It must not remember texts. One whose chains aren't recorded is asked anew in each replay: it must do without the
+    target's states, which a replay has not (`bind` refuses it), and where texts are drawn, all of its parts must propose
+    point masses without the target's help, which knows what comes: copies.
     """
     check_forgets(drafter)
-    drafter.bind(Replay(target, [0]))
-    drawn = next((value for value in temperatures if value > 0), None)
-    others = [part.name for part in drafter.parts() if not isinstance(part, CopyDrafter)]
-    if drawn is not None and others:
-        raise ParameterError(
-            f"draft must be copies, to be replayed at temperature {drawn:g}, got {others[0]}: use --temperature 0, or "
-            "`outrider bench drafters`, which generates anew"
-        )
-
-
-def cells_of(texts: Sequence[Recorded]) -> list[list[Recorded]]:
-    """The texts of each cell: those that differ by their seed only."""
-    found: dict[tuple[str, float], list[Recorded]] = {}
-    for text in texts:
-        found.setdefault((text.name, text.temperature), []).append(text)
-    return list(found.values())
+    for temperature in temperatures:
+        if draws_chains(drafter, temperature):
+            continue
+        drafter.bind(Replay(target, [0]))
+        others = [part.name for part in drafter.parts() if not isinstance(part, CopyDrafter)]
+        if temperature > 0 and others:
+            raise ParameterError(
+                f"draft must be one model, one n-gram table or copies, to be replayed at temperature {temperature:g}, got "
+                f"{drafter.name}: name its parts one by one, or use `outrider bench drafters`, which generates anew"
+            )
+    drafter.bind(target)
 
 
 def replay(target: TextModel, texts: Sequence[Recorded], drafter: Drafter, costs: Costs) -> Cell:
-    """The texts of one cell with one drafter under every policy."""
+    """The texts of one cell with one drafter, bound to `target`, under every policy."""
+    recorded = draws_chains(drafter, texts[0].temperature)
+    drafters = [record_chains(target, drafter, text) if recorded else drafter for text in texts]
 
     def run(policy: DraftLength) -> list[list[Round]]:
-        return [_rounds(target, text, drafter, policy) for text in texts]
+        pairs = zip(texts, drafters, strict=True)
+        return [_rounds(target, text, along, policy) for text, along in pairs]
 
     def seconds(runs: list[list[Round]]) -> float:
         pairs = zip(runs, texts, strict=True)

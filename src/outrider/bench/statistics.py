@@ -31,3 +31,9 @@ def spread(values: Sequence[float]) -> Spread:
 def paired_ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     """Our rate over theirs, prompt by prompt."""
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def captured_share(speedup: float, oracle: float) -> float | None:
+    """Of the oracle's gain in time the share that was had, both as speed-ups; None where next to nothing is to be gained."""
+    gain = 1.0 - 1.0 / oracle
+    return (1.0 - 1.0 / speedup) / gain if gain > 0.03 else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.device_data import index, pad_rows, to_device
+from outrider.device_data import index, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
@@ -16,7 +16,7 @@ from outrider.models.base import LanguageModel, fit_vocabulary, has_encoder, kno
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal
-from outrider.sampling import Context, SamplingSettings, draw, greedy_tokens, standardize
+from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
 
 MOST = 64
 
@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
         if sampling.greedy:
             return greedy_tokens(fitted, sampling, contexts), None
         law = standardize(fitted, sampling, contexts)
-        return draw(law, to_device([row.stream.take(1)[0] for row in rows], law.device, torch.float64)), law
+        return draw_each(law, [row.stream for row in rows]), law
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""

@@ -24,7 +24,7 @@ from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.ngram.table import NgramTable, read_table
 from outrider.proposal import DraftRow, Proposal, padded_proposal
-from outrider.sampling import Context, SamplingSettings, draw, standardize
+from outrider.sampling import Context, SamplingSettings, draw_each, standardize
 
 # Acceptance assumed at first by the length of the longest context seen, on text like the corpus.
 PRIORS = (0.05, 0.2, 0.35, 0.5, 0.6, 0.65, 0.7, 0.7)
@@ -94,13 +94,12 @@ class NgramDrafter(Drafter):
     def _sample(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
         drafted: list[int] = []
         laws: list[Tensor] = []
-        for uniform in row.stream.take(limit):
+        for _ in range(limit):
             known = row.tokens if context.sampling.needs_context else row.tokens[-self.table.order :]
             tokens = [*known, *drafted]
-            law = self._law(tokens, row.prompt_length, context)
-            laws.append(law.unsqueeze(0))
-            point = to_device([uniform], context.device, torch.float64)
-            drafted.append(max(0, int(draw(law.unsqueeze(0), point))))
+            law = self._law(tokens, row.prompt_length, context).unsqueeze(0)
+            laws.append(law)
+            drafted.append(max(0, int(draw_each(law, [row.stream]))))
         return drafted, laws
 
     def _law(self, tokens: list[int], prompt_length: int, context: DraftContext) -> Tensor:

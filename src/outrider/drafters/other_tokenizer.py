@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.device_data import index, pad_rows, to_device
+from outrider.device_data import index, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
@@ -34,7 +34,7 @@ from outrider.models.base import LanguageModel, Sequence, has_encoder
 from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, padded_proposal
-from outrider.sampling import Context, SamplingSettings, draw, standardize
+from outrider.sampling import Context, SamplingSettings, draw_each, standardize
 
 FEWEST = 256  # tokens in common, below which the intersection is no draft
 ANCHOR = 24  # target tokens re-read before what was drafted, so that the cut between them falls as it would
@@ -198,8 +198,7 @@ class IntersectionDrafter(_ForeignDrafter):
             with context.clock.phase("sampling"):
                 fitted = self._translate(logits, context.vocab_size)
                 law = self._law(fitted, [rows[i] for i in active], [drafted[i] for i in active], context)
-                noise = to_device([rows[i].stream.take(1)[0] for i in active], law.device, torch.float64)
-                tokens = draw(law, noise)
+                tokens = draw_each(law, [rows[i].stream for i in active])
                 gated = any(plans[i].gated for i in active)
                 sure = token_signals(fitted, tokens.clamp(min=0)) if gated else [0] * len(active)
             lost = [i for i, token in zip(active, tokens.tolist(), strict=True) if token < 0]

@@ -1,8 +1,8 @@
 """Pure functions from logits to a token: standardise, filter, draw."""
 
-from outrider.sampling.draw import draw
+from outrider.sampling.draw import draw, draw_each
 from outrider.sampling.penalties import Context
 from outrider.sampling.settings import LogitsProcessor, SamplingSettings
 from outrider.sampling.standardize import greedy_tokens, standardize
 
-__all__ = ["Context", "LogitsProcessor", "SamplingSettings", "draw", "greedy_tokens", "standardize"]
+__all__ = ["Context", "LogitsProcessor", "SamplingSettings", "draw", "draw_each", "greedy_tokens", "standardize"]

@@ -7,6 +7,7 @@ be made on the host and sent along, so that the same seed gives the same draws o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Many
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.device_data import row_by_row
+from outrider.device_data import row_by_row, to_device
+from outrider.randomness import RandomStream
 
 _BLOCK = 64
 _FLAT = 1024  # entries up to which one cumulative sum is quicker than two
@@ -33,6 +35,12 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
         pairs = zip(on_host(rows), point.tolist(), strict=True)
         return torch.tensor([draw_on_host(row, share) for row, share in pairs], dtype=torch.long).reshape(shape)
     return draw_on_device(rows, point).reshape(shape)
+
+
+def draw_each(laws: Tensor, streams: Many[RandomStream]) -> Tensor:
+    """A token a row, by the next number of the row's own stream. [R, V] → int64 [R], on the laws' device; -1 as in `draw`"""
+    uniforms = [stream.aim(laws, row) for row, stream in enumerate(streams)]
+    return draw(laws, to_device(uniforms, laws.device, torch.float64))
 
 
 def on_host(values: Tensor) -> NDArray[Any]:

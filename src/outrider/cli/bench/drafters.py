@@ -14,7 +14,7 @@ from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import log_option
 
 if TYPE_CHECKING:
-    from outrider.bench.drafters import Cell
+    from outrider.bench.drafters import Cell, Noise
 
 
 @click.command()
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @json_line_option
 def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
-    from outrider.bench.drafters import count_runs, measure, summarise
+    from outrider.bench.drafters import count_runs, measure, noise_of, over_all_texts, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds
     from outrider.models.base import refuse_encoder
@@ -37,14 +37,20 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     named = {drafter.name: drafter for drafter in (models.load_one_draft(spec, model) for spec in models.draft)}
     texts = kinds(model.tokenizer)
     temperatures, repetitions = given["temperature"], given["repetitions"]
-    total = count_runs(len(named), len(texts), len(temperatures), repetitions)
+    total = count_runs(len(named), len(texts), temperatures, repetitions)
     steps = measure(model, named, texts, temperatures, given["max_new_tokens"], repetitions, given["seeds"], log)
     cells = summarise(track(steps, "Running", total))
+    noise, overall = noise_of(cells), over_all_texts(cells)
+    slower = noise.slower(cells)
     if not as_json:
         _print_cells(cells)
+        _print_noise(noise, slower, overall)
     about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}
     about |= {"max_new_tokens": given["max_new_tokens"], "repetitions": repetitions, "seeds": given["seeds"]}
     rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
+    about["noise"] = asdict(noise)
+    about["slower"] = [[cell.text, cell.drafter, cell.temperature] for cell in slower]
+    about["all_texts"] = [[*key, speedup] for key, speedup in overall.items()]
     click.echo(json.dumps({**about, "cells": rows, **machine()}))
 
 
@@ -54,7 +60,7 @@ def _print_cells(cells: list[Cell]) -> None:
     )
     click.echo(head + "  alpha  tokens/round  lengths (rounds)")
     for cell in cells:
-        fixed = " ".join(f"{value:5.2f}" for value in cell.fixed.values())
+        fixed = " ".join(f"{value:5.2f}" for value in cell.fixed.values()) or "    —     —     —"
         alpha = "    —" if cell.acceptance_rate is None else f"{cell.acceptance_rate:5.2f}"
         captured = "       —" if cell.captured is None else f"{cell.captured:8.0%}"
         lengths = " ".join(f"{length}:{count}" for length, count in cell.lengths.items())
@@ -62,3 +68,13 @@ def _print_cells(cells: list[Cell]) -> None:
         line = f"{cell.text:16s} {cell.drafter:24.24s} {cell.temperature:4g} {cell.tokens_per_second:9.1f}  {spread}"
         line += f"          {cell.table:5.2f} {fixed}  {cell.oracle:6.2f}  {captured}"
         click.echo(f"{line}  {alpha}  {cell.tokens_per_round:12.2f}  {lengths}")
+
+
+def _print_noise(noise: Noise, slower: list[Cell], overall: dict[tuple[str, float], float]) -> None:
+    click.echo(
+        f"noise: the ratio of two plain runs has a standard deviation of {noise.pair:.1%} ({noise.pairs} pairs), so a "
+        f"cell is slower than plain decoding, and not by chance, below {1.0 - noise.cell:.3f}: "
+        + (", ".join(f"{c.text} with {c.drafter} at {c.temperature:g} ({c.speedup:.2f})" for c in slower) or "none is")
+    )
+    for (drafter, temperature), speedup in overall.items():
+        click.echo(f"all texts, {drafter}, temperature {temperature:g}: {speedup:.3f}")

@@ -36,8 +36,9 @@ def lengths(
     as_json: bool,
 ) -> None:
     """Adaptive drafting beside the best fixed length in hindsight, on recorded texts, by the cost tables."""
-    from outrider.bench.lengths import cells_of, check_replayed, number_of_texts, record, replay
+    from outrider.bench.lengths import check_replayed, replay
     from outrider.bench.machine import machine
+    from outrider.bench.recorded import cells_of, number_of_texts, record
     from outrider.bench.tasks import human_eval
     from outrider.bench.texts import kinds
     from outrider.costs import measured_costs
@@ -59,7 +60,6 @@ def lengths(
     tasks = [*kinds(model.tokenizer), *every]
     for drafter in drafters:
         check_replayed(model, drafter, temperature)
-        drafter.bind(model)
         drafter.measure()
     number = len(tasks) * sum(number_of_texts(value, seeds) for value in temperature)
     texts = track(record(model, tasks, max_new_tokens, temperature, seeds), "Writing", number)
@@ -68,7 +68,15 @@ def lengths(
     cells = track(steps, "Replaying", len(drafters) * len(alike))
     if not as_json:
         _print_cells(cells)
-    rows = [{**asdict(cell), "best_fixed": cell.best_fixed, "against_best_fixed": cell.against_best_fixed} for cell in cells]
+    rows = [
+        {
+            **asdict(cell),
+            "best_fixed": cell.best_fixed,
+            "against_best_fixed": cell.against_best_fixed,
+            "captured": cell.captured,
+        }
+        for cell in cells
+    ]
     about: dict[str, object] = {"bench": "lengths", "target": model.name, "dtype": model.dtype_name}
     about |= {"max_new_tokens": max_new_tokens, "seeds": seeds}
     click.echo(json.dumps({**about, "costs": costs.to_dict(), "cells": rows, **machine()}))
@@ -88,8 +96,10 @@ def _print_cells(cells: list[Cell]) -> None:
     for key in dict.fromkeys((cell.temperature, cell.drafter) for cell in cells):
         mine = [cell for cell in cells if (cell.temperature, cell.drafter) == key]
         ratios = [cell.against_best_fixed for cell in mine]
+        shares = [cell.captured for cell in mine if cell.captured is not None]
+        captured = f"; {fmean(shares):.0%} of the oracle's gain on average" if shares else ""
         click.echo(
             f"temperature {key[0]:g}, {key[1]}: adaptive is no slower than the best fixed length in "
             f"{sum(ratio >= 0.9995 for ratio in ratios)} of {len(mine)} texts, {fmean(ratios):.3f} of it on average and "
-            f"{min(ratios):.3f} at least, and {min(cell.adaptive for cell in mine):.3f} of plain decoding at least"
+            f"{min(ratios):.3f} at least, and {min(cell.adaptive for cell in mine):.3f} of plain decoding at least{captured}"
         )
