@@ -256,6 +256,14 @@ def test_contexts_end_the_search_or_the_drafting() -> None:
     assert rounds[-1].drafted == 0
 
 
+def test_a_draft_without_a_law_ends_the_drafting_only() -> None:
+    probs = table(2, V)._probs.clone()
+    probs[..., 1, :] = 0.0
+    found, rounds = search(table(1, V), BeamSettings(3), TableModel(probs), 3, new_tokens=9, eos=frozenset())
+    assert found == search(table(1, V), BeamSettings(3), new_tokens=9, eos=frozenset())[0]
+    assert {one.drafted for one in rounds} & {0, 1, 2}
+
+
 def test_sequences_are_closed_whatever_ends_the_search() -> None:
     target = tiny("Llama", 3)
     decoder = BeamDecoder(target, [1, 5], BeamSettings(3), 20, draft=tiny("Llama", 4), length=BeamLength(2))

@@ -24,6 +24,8 @@ from outrider.heads.config import load_head
 from outrider.heads.target_parts import output_rows
 from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.loading import load_transformers
+from outrider.models.transformers_model import TransformersModel
+from outrider.sharded.loading import _sharded
 from tests.commands import call
 from tests.conftest import save_model
 
@@ -241,8 +243,21 @@ def test_what_a_student_of_few_tokens_can_not_do_is_refused(
         outrider.load(out, num_tokens=10)
     with pytest.raises(ModelError, match="engine=transformers"):
         outrider.load(out, engine="openvino")
+    student = load_transformers(out, pack=False, dtype="float64")
     with pytest.raises(ModelError, match="head was cut has no rows for some tokens"):
-        output_rows(load_transformers(out), torch.arange(30))
+        output_rows(student, torch.arange(30))
+    with pytest.raises(ParameterError, match="is a draft of 20 tokens and can't be a target"):
+        outrider.generate(student, "the quick")
+    with pytest.raises(ParameterError, match="is a draft of 20 tokens and can't be a target"):
+        outrider.beam_search(student, "the quick", num_beams=2)
+    further = options("head", out, data, "-o", tmp_path / "further", "--vocabulary", 20)
+    assert "can't be a target" in refusal(capsys, further)
+    with pytest.raises(ModelError, match="which can't be sharded: use --draft-placement"):
+        _sharded(str(out), "it", torch.float32, {})
+    anew = TransformersModel(student.module)  # as the drop-in for transformers opens it
+    assert anew.draft_tokens is not None
+    assert student.draft_tokens is not None
+    assert torch.equal(anew.draft_tokens, student.draft_tokens)
     config = json.loads((out / "config.json").read_text())
     for listed in ([3, 2], [3, 3], [1, 999999], [], [0.5], [True], {"a": 1}, [[1]], [-1, 2], ["1"], 7):
         (out / "config.json").write_text(json.dumps({**config, DRAFT_TOKENS: listed}))
@@ -250,6 +265,22 @@ def test_what_a_student_of_few_tokens_can_not_do_is_refused(
             outrider.load(out)
     again = options("student", target_folder, data, "-o", tmp_path / "none", "--layers", 1, "--vocabulary", 0)
     assert "vocabulary must be" in refusal(capsys, again)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_students_tokens_are_tokens_and_all_of_them_are_no_cut(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = save_model(tmp_path / "target", 0)
+    generation = {**json.loads((target / "generation_config.json").read_text()), "eos_token_id": [2, 330]}
+    (target / "generation_config.json").write_text(json.dumps(generation))
+    for asked, listed in ((300, 300), (99999, None)):
+        out = tmp_path / f"student-{asked}"
+        shared = ["--layers", 1, "--cache", tmp_path / "states", "--vocabulary", asked]
+        call(capsys, *options("student", target, data, "-o", out, *shared))
+        found = json.loads((out / "config.json").read_text()).get(DRAFT_TOKENS)
+        assert (None if found is None else len(found)) == listed
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [2, 330]
 
 
 def test_names_that_can_not_be_drafts_are_refused_at_once(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig
 from outrider.heads.layers import AutoregressiveHead, make_network
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.start import start_from_target, weight_of
-from outrider.train.student import make_student
+from outrider.train.student import _shallow, make_student
 from tests.tiny_models import VOCABULARY, module, tiny
 
 TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
@@ -78,3 +79,43 @@ def test_a_students_map_is_fitted_and_becomes_a_part_of_its_head(tied: bool) -> 
         whole = student.whole().eval()
         torch.testing.assert_close(whole(windows[0].unsqueeze(0)).logits[0], expected, atol=1e-5, rtol=1e-4)
     assert whole.get_input_embeddings().weight is not whole.get_output_embeddings().weight
+
+
+def test_a_map_is_fitted_without_dropout() -> None:
+    target = TransformersModel(module("GPT2", 0, torch.float32))
+    assert target.module.config.resid_pdrop > 0
+    tokens = torch.randint(VOCABULARY, (8, 48), generator=torch.Generator().manual_seed(0))
+    maps = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        student = make_student(target, 1)
+        student.fit(
+            (window, torch.randn(48, 32, generator=torch.Generator().manual_seed(i))) for i, window in enumerate(tokens)
+        )
+        assert student.training
+        maps.append(student.map.weight.detach())
+    torch.testing.assert_close(maps[0], maps[1])
+
+
+def test_what_a_configuration_lists_by_layer_is_cut_with_the_layers() -> None:
+    kinds = {"sliding_attention": 5, "full_attention": 1}
+    text = {"num_hidden_layers": 6, "layer_types": [kind for kind, count in kinds.items() for _ in range(count)]}
+    nested = transformers.Gemma3Config(text_config=text)
+    shallow = _shallow(nested, 2, "nested")
+    assert shallow.get_text_config().layer_types == ["sliding_attention"] * 2
+    assert transformers.Gemma3Config.from_dict(shallow.to_dict()).get_text_config().num_hidden_layers == 2
+    assert len(nested.get_text_config().layer_types) == 6
+    experts = transformers.ExaoneMoeConfig(num_hidden_layers=4, eos_token_id=[1, 2, 3, 4])
+    shallow = _shallow(experts, 3, "experts")
+    assert (len(shallow.mlp_layer_types), shallow.eos_token_id) == (3, [1, 2, 3, 4])
+    transformers.ExaoneMoeConfig.from_dict(shallow.to_dict())
+    experts.num_attention_heads = 7  # no divisor of the width: refused by the configuration itself, or not at all
+    experts.layer_types = ["no such attention"] * 4
+    with pytest.raises(ModelError, match="with 2 layers its configuration is refused"):
+        _shallow(experts, 2, "experts")
+
+
+def test_a_student_stops_where_its_target_does() -> None:
+    target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=3))
+    target.module.generation_config.eos_token_id = [2, 41]
+    assert make_student(target, 1).module.generation_config.eos_token_id == [2, 41]

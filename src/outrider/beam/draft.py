@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 from outrider.beam.rows import BeamRows
 from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
 from outrider.drafters import Drafter, ModelDrafter, SelfDrafter
-from outrider.errors import ParameterError
+from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import LanguageModel
 
 
@@ -49,7 +49,10 @@ class BeamDraft:
             laws = {one.tokens: known[one.tokens] for one in state.running if one.tokens in known}
             missing = [one.tokens for one in state.running if one.tokens not in laws]
             if missing:
-                laws.update(self._rows.laws(missing, count)[0])
+                try:
+                    laws.update(self._rows.laws(missing, count)[0])
+                except NumericalError:  # the draft says nothing that the target could: no reason to end the search
+                    break
             state = advance(state, laws, self._rules, self._width)
             if state.done:
                 break

@@ -26,7 +26,7 @@ from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
 from outrider.checks import check_count
 from outrider.clock import PhaseClock
 from outrider.errors import ContextLengthError, ParameterError
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, refuse_draft_only
 
 
 class BeamDecoder:
@@ -49,6 +49,7 @@ class BeamDecoder:
         draft_beams: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
+        refuse_draft_only(target)
         limit = check_limits(target, prompt, max_new_tokens)
         width = settings.num_beams if draft_beams is None else draft_beams
         if width < settings.num_beams:

@@ -11,7 +11,7 @@ from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.foretold import HORIZON, Foretold
 from outrider.drafters.base import Drafter
 from outrider.errors import ContextLengthError, NumericalError, ParameterError
-from outrider.models.base import LanguageModel, Source, has_encoder
+from outrider.models.base import LanguageModel, Source, has_encoder, refuse_draft_only
 from outrider.models.base import Sequence as ModelSequence
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
@@ -103,6 +103,7 @@ class Row:
 def check_request(request: Request, target: LanguageModel) -> None:
     """Raise unless the request can be served by `target`."""
     check_count("max_new_tokens", request.max_new_tokens)
+    refuse_draft_only(target)
     if has_encoder(target) is not (request.source is not None):
         wanted = "a source, which its encoder is to read" if request.source is None else "no source: it has no encoder"
         raise ParameterError(f"requests for {target.name} must have {wanted}")

@@ -128,6 +128,15 @@ def refuse_encoder(target: LanguageModel, what: str) -> None:
         )
 
 
+def refuse_draft_only(target: LanguageModel) -> None:
+    """Raise if the model is a student of few tokens: as a target it would say no others."""
+    drafted = getattr(target, "draft_tokens", None)
+    if drafted is not None:
+        raise ParameterError(
+            f"{target.name} is a draft of {len(drafted)} tokens and can't be a target: name the one it was trained for"
+        )
+
+
 def open_sequence(model: LanguageModel, source: Source | None, reserve: int = 0) -> Sequence:
     """A new sequence of any model; a decoder-only one has no use for the source."""
     return model.open(reserve, source) if has_encoder(model) else model.open(reserve)

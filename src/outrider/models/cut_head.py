@@ -44,6 +44,13 @@ def draft_tokens(config: Any, name: str) -> Tensor | None:
     return torch.tensor(listed)
 
 
+def tokens_of_rows(module: Any, name: str) -> Tensor | None:
+    """What the rows of a head stand for, if it was cut to those that the configuration lists; None for any other head."""
+    listed = draft_tokens(module.config, name)
+    rows = getattr(module.get_output_embeddings(), "out_features", None)
+    return listed if listed is not None and rows == len(listed) else None
+
+
 def spread(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
     """Logits of `tokens` in their places, -inf elsewhere. [.., T] → [.., V]"""
     out = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import TextModel
@@ -48,7 +47,8 @@ def load(
     engine: "transformers", "openvino" (CPU; int8, int4 or float32), "llama.cpp" (CPU; `.gguf` files with their own quantised
     weights), or "auto": openvino for int4, and for int8 on processors without VNNI, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`) and record its passes (`recorded`), up to
-    three times as fast; False keeps `.module` an ordinary transformers model that can be saved and trained.
+    three times as fast; False keeps `.module` an ordinary transformers model that can be saved and trained, unless its head
+    was cut.
     num_tokens: leave that many rows of the head, those of the lowest ids, for a draft that costs less (`cut_head`): the
     other tokens have probability 0.
     compile: score a few tokens of one sequence by compiled passes where they are measured to be quicker (docs/engines.md).
@@ -104,12 +104,12 @@ def load_transformers(
     wanted = parse_dtype(dtype)
     folder, name = _folder(model, wanted or native_dtype(place))
     module, tokenizer = _from_pretrained(folder, wanted, name)
-    tokens = _cut(module, num_tokens, name)
+    _cut(module, num_tokens, name)
     module = module.to(place)
     if pack:
         pack_linears(module)
         use_shared_keys(module)
-    return _opened(module, tokenizer, cut_name(name, num_tokens), folder, tokens)
+    return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
 def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | None) -> TransformersModel:
@@ -120,13 +120,13 @@ def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | 
         raise ModelError("int8 can't be used: this build of torch has no kernels for it; use --engine openvino")
     folder, name = _folder(model, native_dtype(place))
     module, tokenizer = _from_pretrained(folder, torch.float32, name)
-    tokens = _cut(module, num_tokens, name)
+    _cut(module, num_tokens, name)
     round_to_int8(module)
-    return _opened(module, tokenizer, cut_name(name, num_tokens), folder, tokens)
+    return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
-def _cut(module: Any, num_tokens: int | None, name: str) -> Tensor | None:
-    """Cut the module's head if that was asked for, or if it is a student of few tokens. → these, if it is one"""
+def _cut(module: Any, num_tokens: int | None, name: str) -> None:
+    """Cut the module's head if that was asked for, or if it is a student of few tokens."""
     with_encoder = getattr(module.config, "is_encoder_decoder", False)
     tokens = None if with_encoder else draft_tokens(module.config, name)
     if num_tokens is not None:
@@ -137,13 +137,12 @@ def _cut(module: Any, num_tokens: int | None, name: str) -> Tensor | None:
         cut_head(module, num_tokens, name)
     elif tokens is not None:
         cut_head(module, tokens, name)
-    return tokens
 
 
-def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path, tokens: Tensor | None) -> TransformersModel:
+def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path) -> TransformersModel:
     """The engine for this kind of model."""
     if not getattr(module.config, "is_encoder_decoder", False):
-        return TransformersModel(module, tokenizer, name, tokens)
+        return TransformersModel(module, tokenizer, name)
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
     hears = module.main_input_name == "input_features"
@@ -313,7 +312,7 @@ def _from_pretrained(
         if decoder_only is not None and draft_tokens(config, name) is not None:
             raise ModelError(
                 f"{name} drafts some tokens only, which the {decoder_only} engine can't: use the transformers engine for it "
-                f"(--draft {name}:engine=transformers)"
+                f"(--draft {name}:engine=transformers,dtype=bfloat16)"
             )
         module = _model_class(config).from_pretrained(source, dtype=dtype or "auto")
         tokenizer = AutoTokenizer.from_pretrained(source)

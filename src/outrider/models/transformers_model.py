@@ -17,7 +17,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import LAST, Sequence, WhichLogits, check_copy, check_layers, fit_vocabulary
 from outrider.models.block_attention import BLOCKS, columns_read
 from outrider.models.compiled import CompiledPasses, compile_passes
-from outrider.models.cut_head import spread
+from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.hidden_states import body_layers, caught
 from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
@@ -37,7 +37,7 @@ NARROW = 8  # up to this many columns the head is applied to all: choosing one w
 class TransformersModel(SlotModel[SlotSequence]):
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
 
-    draft_tokens: those that the rows of a cut head stand for, int64 [T]; the first ones if not given.
+    draft_tokens: those that a student of few tokens drafts, whose head has rows for these only; None for others.
 
     Refuses models that can't roll back, by name and reason. Not safe for concurrent use by several threads.
     """
@@ -45,16 +45,15 @@ class TransformersModel(SlotModel[SlotSequence]):
     has_encoder = False
     looks_again = True  # whether a recording that was kept is compared with its passes in each start
 
-    def __init__(
-        self, model: Any, tokenizer: Any = None, name: str | None = None, draft_tokens: Tensor | None = None
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         refuse_without_rollback(model, self._name, self.has_encoder)
         self.module = model.eval()
         self.device: torch.device = model.device  # asking a module means looking through it; a pass asks several times
         self.rounded = any(isinstance(layer, Int8Linear) for layer in model.modules())
         self.tokenizer = tokenizer
-        self._draft_tokens = None if draft_tokens is None else draft_tokens.to(self.device)
+        drafted = None if self.has_encoder else tokens_of_rows(model, self._name)
+        self.draft_tokens = None if drafted is None else drafted.to(self.device)
         config = model.config if self.has_encoder else model.config.get_text_config()
         self._vocab_size = int(config.vocab_size)
         self._max_length = context_limit(config)
@@ -110,7 +109,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         """What the costs of a pass depend on, the machine apart."""
         how = "" if self.compiled is None else f" {self.compiled.widths}"
         how += "" if self.recorded is None else " recorded"
-        how += "" if self._draft_tokens is None else f" {len(self._draft_tokens)} rows"
+        how += "" if self.draft_tokens is None else f" {len(self.draft_tokens)} rows"
         attention = self.module.config._attn_implementation
         return f"{self.dtype_name}{how} {attention} {self.module.config.to_json_string()}"
 
@@ -263,8 +262,8 @@ class TransformersModel(SlotModel[SlotSequence]):
 
     def over_vocabulary(self, out: Tensor) -> Tensor:
         """What the head gives; -inf for tokens without a row, if it was cut. [.., T] → [.., V]"""
-        if self._draft_tokens is not None:
-            return spread(out, self._draft_tokens, self._vocab_size)
+        if self.draft_tokens is not None:
+            return spread(out, self.draft_tokens, self._vocab_size)
         return fit_vocabulary(out, self._vocab_size) if out.shape[-1] < self._vocab_size else out
 
     def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:

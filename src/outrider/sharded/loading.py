@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.models.cut_head import draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.loading import _folder, load_transformers
 from outrider.models.transformers_model import TransformersModel
@@ -47,6 +48,8 @@ def plan_of(source: str | Path, name: str, ranks: int) -> dict[str, str]:
         config = AutoConfig.from_pretrained(source)
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)
+    except ModelError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"model {name} can't be loaded: {in_one_line(error)}") from error
     plan = dict(getattr(skeleton, "tp_plan", None) or {})
@@ -86,16 +89,22 @@ def _device() -> str:
 
 
 def _sharded(source: str, name: str, dtype: torch.dtype | None, plan: dict[str, str]) -> tuple[nn.Module, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.distributed import DistributedConfig
     from transformers.utils import logging as transformers_logging
 
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
+        if draft_tokens(AutoConfig.from_pretrained(source), name) is not None:
+            raise ModelError(
+                f"{name} drafts some tokens only, which can't be sharded: use --draft-placement replicated or rank0"
+            )
         config = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=plan)
         module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", distributed_config=config)
         return module, AutoTokenizer.from_pretrained(source)
+    except ModelError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"model {name} can't be loaded: {in_one_line(error)}") from error
     finally:

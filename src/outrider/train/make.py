@@ -18,6 +18,7 @@ from outrider.errors import ParameterError
 from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
 from outrider.heads.engine import check_fits
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
+from outrider.models.base import refuse_draft_only
 from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import end_tokens
@@ -75,6 +76,7 @@ def prepare(target: TransformersModel, settings: DataSettings, bar: Bar) -> Data
     """The target's states of all windows; what is there already is not computed again."""
     if target.max_length is not None and settings.length > target.max_length:
         raise ParameterError(f"length must be at most the {target.max_length} positions of {target.name}")
+    refuse_draft_only(target)
     target.check_layers(settings.layers)
     names = [source.name for source in settings.sources]
     check_apart(names, settings.held_out)
@@ -206,8 +208,8 @@ def _begin(target: TransformersModel, data: Data, head: HeadSettings) -> tuple[H
 def _drafted(target: TransformersModel, data: Data, most: int) -> Tensor:
     """The tokens that the target would say most often along the data, and those that end texts or have a special meaning."""
     count = min(most, target.vocab_size)
-    special = frozenset(t for t in getattr(target.tokenizer, "all_special_ids", None) or () if t < target.vocab_size)
-    always = end_tokens(target) | special if count > 256 else frozenset()
+    special = end_tokens(target) | set(getattr(target.tokenizer, "all_special_ids", None) or ())
+    always = frozenset(token for token in special if 0 <= token < target.vocab_size) if count > 256 else frozenset()
     return frequent_tokens(data.paths, count, target.vocab_size, always)
 
 
@@ -246,7 +248,7 @@ def train_student(
     torch.manual_seed(run.seed)
     student = make_student(target, settings.layers)
     fit_on(student, data.train, max(SAMPLE, POSITIONS_A_COLUMN * target.state_size // len(data.train[0]["tokens"])))
-    every = settings.vocabulary is None
+    every = settings.vocabulary is None or settings.vocabulary >= target.vocab_size
     tokens = torch.arange(target.vocab_size) if every else _drafted(target, data, settings.vocabulary or 0)
     trainee = StudentTrainee(student, target, tokens, settings.loss)
     report = train(

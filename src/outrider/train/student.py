@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.models.int8_linear import Int8Linear
 from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.transformers_model import TransformersModel
 
@@ -45,8 +46,9 @@ class Student(nn.Module):
 
     @torch.no_grad()
     def fit(self, windows: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """The map by least squares, on tokens [L] and the target's last states [L, ≥ W] of some windows."""
-        width = self.map.in_features
+        """The map by least squares, on tokens [L] and the target's last states [L, ≥ W] of some windows; without dropout."""
+        training, width = self.training, self.map.in_features
+        self.eval()
         gram, cross = (torch.zeros(width, width, dtype=torch.float64) for _ in range(2))
         for tokens, states in windows:
             own = self.own_states(tokens.to(self.map.weight.device).unsqueeze(0))[0].cpu().double()
@@ -54,6 +56,7 @@ class Student(nn.Module):
             cross += own.T @ states[:, :width].cpu().double()
         gram += RIDGE * gram.diagonal().mean() * torch.eye(width, dtype=torch.float64)
         self.map.weight.copy_(torch.linalg.solve(gram, cross).T)
+        self.train(training)
 
     @torch.no_grad()
     def whole(self) -> Any:
@@ -72,10 +75,29 @@ class Student(nn.Module):
 def make_student(target: TransformersModel, layers: int) -> Student:
     """A student with the target's first `layers` layers, in float32, its map still to be fitted; embeddings frozen.
 
-    The target must have been loaded with `pack=False`.
+    Raises as `check_student` does.
+    """
+    config, prefix = check_student(target, layers)
+    module = target.module
+    student = type(module)(config)
+    try:
+        student.load_state_dict(_first(module.state_dict(), prefix, layers))
+    except RuntimeError as error:
+        raise ModelError(f"{target.name} can't be made a student of: {in_one_line(error)}") from error
+    student.generation_config = copy.deepcopy(module.generation_config)
+    student = student.float()
+    for frozen in (student.get_input_embeddings(), student.get_output_embeddings()):
+        frozen.requires_grad_(False)
+    return Student(student).train()
+
+
+def check_student(target: TransformersModel, layers: int) -> tuple[Any, str]:
+    """The student's configuration, and what the names of the target's layers begin with.
+
+    The target must have been loaded with `pack=False`. Raises `ParameterError` or `ModelError` where there can be none.
     """
     module = target.module
-    if any(isinstance(part, OpaqueLinear) for part in module.modules()):
+    if any(isinstance(part, OpaqueLinear | Int8Linear) for part in module.modules()):
         raise ParameterError("a student needs a target whose weights can be read: load it with pack=False and no int8")
     total = int(module.config.get_text_config().num_hidden_layers)
     if not 1 <= layers < total:
@@ -86,16 +108,26 @@ def make_student(target: TransformersModel, layers: int) -> Student:
     head, width = module.get_output_embeddings(), int(module.config.get_text_config().hidden_size)
     if type(head) is not nn.Linear or head.in_features != width:
         raise ModelError(f"{target.name} can't be made a student of: its head is no linear layer on its states")
-    config = copy.deepcopy(module.config)
-    config.get_text_config().num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
-    student = type(module)(config)
-    student.load_state_dict(_first(module.state_dict(), _prefix(module, held[0]), layers))
-    student = student.float()
-    for frozen in (student.get_input_embeddings(), student.get_output_embeddings()):
-        frozen.requires_grad_(False)
-    return Student(student).train()
+    return _shallow(module.config, layers, target.name), _prefix(module, held[0])
+
+
+def _shallow(whole: Any, layers: int, name: str) -> Any:
+    """The configuration with so many layers; what it lists by layer is cut to them."""
+    config = copy.deepcopy(whole)
+    text = config.get_text_config()
+    total = int(text.num_hidden_layers)
+    text.num_hidden_layers = layers
+    for key, value in list(vars(text).items()):
+        if isinstance(value, list | tuple) and len(value) == total and not key.endswith("_token_id"):
+            setattr(text, key, value[:layers])
+    try:  # as it will be read again: what can't be saved or loaded is said before anything is trained
+        type(config).from_dict(config.to_dict())
+    except Exception as error:
+        reason = in_one_line(error)
+        raise ModelError(
+            f"{name} can't be made a student of: with {layers} layers its configuration is refused: {reason}"
+        ) from error
+    return config
 
 
 def fit_on(student: Student, windows: Any, count: int) -> None:

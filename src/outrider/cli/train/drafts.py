@@ -107,11 +107,12 @@ def student(models: ModelChoice, given: dict[str, Any], layers: int, vocabulary:
     """A wide-and-shallow student: a model of the target's first layers, for --draft FOLDER."""
     from outrider.train.losses import check_loss
     from outrider.train.make import StudentSettings, train_student
+    from outrider.train.student import check_student
 
     if vocabulary is not None:
         check_count("vocabulary", vocabulary)
     use, settings = as_model(given["output"]), StudentSettings(layers, vocabulary, check_loss(given["loss"]))
-    target, data, run = _prepared(models, given, pack=False)
+    target, data, run = _prepared(models, given, pack=False, check=lambda target: check_student(target, layers))
     tokens, report = train_student(target, data, settings, run, given["output"])
     what = f"A wide-and-shallow student: the target's first {layers} layers, trained, and its embeddings"
     finish(target, data, given, report, Made(use, f"{what}, over {tokens} tokens", tokens))
@@ -161,8 +162,13 @@ def _layers(text: str | None, start: Path | None, kind: Kind) -> tuple[int, ...]
 
 
 def _prepared(
-    models: ModelChoice, given: dict[str, Any], pack: bool, layers: tuple[int, ...] = ()
+    models: ModelChoice,
+    given: dict[str, Any],
+    pack: bool,
+    layers: tuple[int, ...] = (),
+    check: Callable[[TransformersModel], object] = lambda _: None,
 ) -> tuple[TransformersModel, Data, RunSettings]:
+    """Everything before a training. check: raises if there can be none for this target, before it has read any text."""
     if importlib.util.find_spec("accelerate") is None:
         raise ParameterError("training needs the package accelerate: run `pip install accelerate`")
     from outrider.models.transformers_model import TransformersModel
@@ -180,6 +186,7 @@ def _prepared(
         raise ParameterError(
             f"target must be on the transformers engine to be trained for, not {target.name}'s: --engine transformers"
         )
+    check(target)
     given["output"].mkdir(parents=True, exist_ok=True)
     with processes().main_process_first():  # the others find the states that it has stored
         return target, prepare(target, settings, _bar), run
