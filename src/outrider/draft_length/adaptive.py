@@ -148,11 +148,14 @@ class _AdaptiveState(LengthState):
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
             first, later = (rate.value for rate in self._of(prospect))
+            most = 1.0 + (first / (1.0 - later) if later < 1.0 else first * prospect.longest)
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds) + self._beyond(k, prospect)
-                rate = (1.0 + expected(first, later, k)) / seconds
+                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds)
+                if most <= best.rate * seconds:  # longer drafts take longer, and none can bring that much
+                    break
+                rate = (1.0 + expected(first, later, k)) / (seconds + self._beyond(k, prospect))
                 if rate > best.rate:
                     best = _Best(rate, i, k)
         return best

@@ -107,6 +107,7 @@ def student(models: ModelChoice, given: dict[str, Any], layers: int, vocabulary:
     """A wide-and-shallow student: a model of the target's first layers, for --draft FOLDER."""
     from outrider.train.losses import check_loss
     from outrider.train.make import StudentSettings, train_student
+    from outrider.train.run import processes
     from outrider.train.student import check_student
 
     if vocabulary is not None:
@@ -115,7 +116,9 @@ def student(models: ModelChoice, given: dict[str, Any], layers: int, vocabulary:
     target, data, run = _prepared(models, given, pack=False, check=lambda target: check_student(target, layers))
     tokens, report = train_student(target, data, settings, run, given["output"])
     what = f"A wide-and-shallow student: the target's first {layers} layers, trained, and its embeddings"
-    finish(target, data, given, report, Made(use, f"{what}, over {tokens} tokens", tokens))
+    # What is foretold is for the target as it is used; the one that students are made of has its weights unpacked.
+    used = models.load_target() if processes().is_main_process else target
+    finish(used, data, given, report, Made(use, f"{what}, over {tokens} tokens", tokens))
 
 
 def _no_shape_with_start(start: Path | None) -> None:
