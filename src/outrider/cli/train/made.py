@@ -12,7 +12,7 @@ import click
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
-    from outrider.models.transformers_model import TransformersModel
+    from outrider.models.base import TextModel
     from outrider.train.make import Data
     from outrider.train.run import Report
 
@@ -45,7 +45,7 @@ def as_model(output: Path) -> str:
     return f"./{output}" if is_named(str(output)) else str(output)
 
 
-def finish(target: TransformersModel, data: Data, given: dict[str, Any], report: Report, made: Made) -> None:
+def finish(target: TextModel, data: Data, given: dict[str, Any], report: Report, made: Made) -> None:
     """The card, and what is said at the end; by one process of several."""
     from outrider.train.run import processes
 
