@@ -121,11 +121,11 @@ def test_greedy_chains_are_what_the_model_drafts(kind: str, policy: DraftLength,
 
 
 def drawn_chains(samples: int) -> list[tuple[list[int], RecordedChains]]:
-    """Texts of three tokens, and what was drafted before the first of them."""
+    """Texts of two tokens, and what was drafted before the first of them."""
     target, draft = table(1, V), ModelDrafter(table(2, V))
     draft.bind(target)
     found = []
-    for seed, tokens in enumerate(run(target, None, DRAWN, FixedLength(0), new_tokens=3, samples=samples)[0]):
+    for seed, tokens in enumerate(run(target, None, DRAWN, FixedLength(0), new_tokens=2, samples=samples)[0]):
         text = Recorded("text", [*PROMPT, *tokens], len(PROMPT), 1.0, seed)
         found.append((tokens, record_chains(target, draft, text)))
     return found
@@ -149,11 +149,11 @@ def fits(found: list[tuple[list[int], RecordedChains]]) -> tuple[float, float]:
 
 
 def test_drawn_chains_follow_the_drafts_law_and_are_accepted_by_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafted, accepted = fits(drawn_chains(1500))
+    drafted, accepted = fits(drawn_chains(700))
     assert drafted > ALARM
     assert accepted > ALARM
     monkeypatch.setattr(_Coupled, "aim", RandomStream.aim)  # planted: drafts that know nothing of the text
-    drafted, accepted = fits(drawn_chains(1500))
+    drafted, accepted = fits(drawn_chains(400))
     assert drafted > ALARM
     assert accepted < ALARM
 
