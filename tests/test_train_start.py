@@ -109,7 +109,6 @@ def test_what_a_configuration_lists_by_layer_is_cut_with_the_layers() -> None:
     shallow = _shallow(experts, 3, "experts")
     assert (len(shallow.mlp_layer_types), shallow.eos_token_id) == (3, [1, 2, 3, 4])
     transformers.ExaoneMoeConfig.from_dict(shallow.to_dict())
-    experts.num_attention_heads = 7  # no divisor of the width: refused by the configuration itself, or not at all
     experts.layer_types = ["no such attention"] * 4
     with pytest.raises(ModelError, match="with 2 layers its configuration is refused"):
         _shallow(experts, 2, "experts")

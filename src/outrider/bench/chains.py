@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.bench.recorded import Recorded
 from outrider.costs import DraftSeconds
 from outrider.device_data import pad_rows
-from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.base import Plan, Prospect, SimplePlan
 from outrider.drafters import Drafter, ModelDrafter, NgramDrafter
 from outrider.drafters.base import DraftContext
 from outrider.drafters.other_tokenizer import IntersectionDrafter
@@ -97,7 +97,7 @@ def record_chains(target: LanguageModel, drafter: Drafter, text: Recorded) -> Re
             (prospect,) = drafter.prospects(row)
             if isinstance(stream, _Coupled):
                 stream.begin(at)
-            proposal = drafter.propose([row], [_AsLongAsItGoes(gated=prospect.gated)], context)
+            proposal = drafter.propose([row], [SimplePlan(limit=LONGEST, gated=prospect.gated)], context)
             signals = proposal.signals[0] if proposal.signals is not None else []
             chains.append(Chain(prospect, proposal.tokens[0, : proposal.lengths[0]].tolist(), signals))
             row.tokens.append(known[at])
@@ -107,16 +107,6 @@ def record_chains(target: LanguageModel, drafter: Drafter, text: Recorded) -> Re
         drafter.end(row)
         sequence.close()
     return RecordedChains(drafter.name, drafter.seconds, start, chains)
-
-
-@dataclass(frozen=True)
-class _AsLongAsItGoes:
-    prospect: int = 0
-    limit: int = LONGEST
-    gated: bool = False
-
-    def go_on(self, signals: Many[int]) -> bool:
-        return len(signals) < self.limit
 
 
 class _Coupled(RandomStream):

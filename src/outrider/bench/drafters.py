@@ -201,9 +201,9 @@ def summarise(runs: Sequence[Run]) -> list[Cell]:
 def _cell(runs: list[Run]) -> Cell:
     plain = {run.repetition: run for run in runs if run.policy == "plain"}
 
-    def ratio(run: Run, seconds: str) -> float:
-        base, own = (getattr(one, seconds) / one.tokens for one in (plain[run.repetition], run))
-        return float(base / own)
+    def ratio(run: Run, seconds: str, plain_seconds: str | None = None) -> float:
+        base = plain[run.repetition]
+        return float(getattr(base, plain_seconds or seconds) / base.tokens / (getattr(run, seconds) / run.tokens))
 
     def by_table(policy: str) -> float:
         return median(ratio(run, "table_seconds") for run in runs if run.policy == policy)
@@ -213,10 +213,7 @@ def _cell(runs: list[Run]) -> Cell:
     lengths = sum((Counter(run.lengths) for run in adaptive), Counter[int]())
     tested = sum(run.tested for run in adaptive)
     own = [ratio(run, "seconds") for run in adaptive]
-    oracle = [
-        plain[run.repetition].table_seconds / plain[run.repetition].tokens / run.oracle_seconds * run.tokens
-        for run in longest
-    ]
+    oracle = [ratio(run, "oracle_seconds", "table_seconds") for run in longest]
     return Cell(
         text=runs[0].text,
         drafter=runs[0].drafter,

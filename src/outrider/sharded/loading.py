@@ -48,8 +48,6 @@ def plan_of(source: str | Path, name: str, ranks: int) -> dict[str, str]:
         config = AutoConfig.from_pretrained(source)
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)
-    except ModelError:
-        raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"model {name} can't be loaded: {in_one_line(error)}") from error
     plan = dict(getattr(skeleton, "tp_plan", None) or {})
