@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
@@ -172,8 +171,6 @@ def _prepared(
     check: Callable[[TransformersModel], object] = lambda _: None,
 ) -> tuple[TransformersModel, Data, RunSettings]:
     """Everything before a training. check: raises if there can be none for this target, before it has read any text."""
-    if importlib.util.find_spec("accelerate") is None:
-        raise ParameterError("training needs the package accelerate: run `pip install accelerate`")
     from outrider.models.transformers_model import TransformersModel
     from outrider.train.checkpoints import CHECKPOINTS, last_checkpoint
     from outrider.train.make import prepare

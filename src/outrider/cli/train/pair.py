@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,6 @@ def pair(output: Path, data: tuple[str, ...], as_json: bool, **given: Any) -> No
     The defaults are the paper's 97 and 6 million parameters. A document begins a text, so LM1B wants a sentence a document:
     JSON lines of {"text": sentence}, or a data set with a row each.
     """
-    if importlib.util.find_spec("accelerate") is None:
-        raise ParameterError("training needs the package accelerate: run `pip install accelerate`")
     from outrider.train.corpus import parse_source
     from outrider.train.pair import PairSettings, Shape, make_pair
     from outrider.train.run import RunSettings, processes
