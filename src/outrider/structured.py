@@ -55,7 +55,7 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError:
-        raise ModelError("structured output needs llguidance: run `pip install 'outrider[structured]'`") from None
+        raise ModelError("structured output needs llguidance: run `pip install llguidance`") from None
     return llguidance
 
 

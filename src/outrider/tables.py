@@ -11,7 +11,6 @@ from typing import Any
 from outrider.errors import ParameterError
 
 Row = Mapping[str, Any]
-_INSTALL = "run `pip install 'outrider[datasets]'`"
 
 
 def read_table(path: Path, lines: bool = False) -> Sequence[Row]:
@@ -56,7 +55,7 @@ def _parquet(path: Path) -> list[Row]:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table as read_parquet
     except ImportError:
-        raise ParameterError(f"Parquet files need pyarrow: {_INSTALL}") from None
+        raise ParameterError("Parquet files need pyarrow: run `pip install pyarrow`") from None
     try:
         rows: list[Row] = read_parquet(path).to_pylist()
     except ArrowException as error:
@@ -69,7 +68,7 @@ def load_hub(name: str, configuration: str | None, split: str, count: int) -> Se
     try:
         import datasets
     except ImportError:
-        raise ParameterError(f"data set {name} needs the datasets library: {_INSTALL}, or give --data FILE") from None
+        raise ParameterError(f"data set {name} needs the datasets library: run `pip install datasets`, or give --data FILE") from None
     try:
         found = datasets.load_dataset(name, configuration, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:

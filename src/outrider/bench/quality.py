@@ -27,7 +27,6 @@ from outrider.prompts import Asked
 METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
 RESAMPLES = 2000
 FEW_PROMPTS = 20
-_INSTALL = "run `pip install 'outrider[bench]'`"
 Sums = NDArray[np.float64]
 
 
@@ -98,7 +97,7 @@ class Bleu:
         try:
             from sacrebleu.metrics.bleu import BLEU
         except ImportError:
-            raise ParameterError(f"BLEU needs sacrebleu: {_INSTALL}") from None
+            raise ParameterError("BLEU needs sacrebleu: run `pip install sacrebleu`") from None
         self._bleu: Any = BLEU()
 
     def sums(self, answer: Answer) -> list[float]:
@@ -124,7 +123,7 @@ class WordErrors:
         try:
             import jiwer
         except ImportError:
-            raise ParameterError(f"the word error rate needs jiwer: {_INSTALL}") from None
+            raise ParameterError("the word error rate needs jiwer: run `pip install jiwer`") from None
         steps = [jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()]
         self._words: Any = jiwer.Compose([*steps, jiwer.ReduceToListOfListOfWords()])
         self._compare: Any = jiwer.process_words
@@ -144,7 +143,7 @@ def rouge2() -> Mean:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise ParameterError(f"ROUGE needs rouge-score: {_INSTALL}") from None
+        raise ParameterError("ROUGE needs rouge-score: run `pip install rouge-score`") from None
     scorer = RougeScorer(["rouge2"], use_stemmer=True)
     return Mean("ROUGE-2", lambda answer: float(scorer.score(answer.example.reference, answer.text)["rouge2"].fmeasure))
 

@@ -78,7 +78,7 @@ def draw(data: FigureData) -> str:
 
 def to_svg(name: str, title: str, text: str, inches: tuple[float, float], fill: Callable[[Figure], None]) -> str:
     """Whatever `fill` draws, as an `<svg>` element. title and text: for those who cannot see it."""
-    matplotlib = _matplotlib()
+    matplotlib = matplotlib_or_error()
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_SETTINGS | {"svg.hashsalt": name}):
@@ -170,9 +170,10 @@ def _clean(svg: str, name: str, title: str, text: str) -> str:
     return f"{head} {about}>{words}{rest}"
 
 
-def _matplotlib() -> Any:
+def matplotlib_or_error() -> Any:
+    """The library. Raises `ModelError` where it is not installed."""
     try:
         import matplotlib
     except ImportError:
-        raise ModelError("figures need matplotlib: run `pip install 'outrider[report]'`") from None
+        raise ModelError("figures need matplotlib: run `pip install matplotlib`") from None
     return matplotlib

@@ -82,12 +82,14 @@ def _draw(chosen: Sequence[FigureData | Picture], out: Path, formats: Sequence[s
     from rich.progress import track
 
     from outrider.report.page import render
-    from outrider.report.plots import standalone
+    from outrider.report.plots import matplotlib_or_error, standalone
     from outrider.report.theory_page import figures_page, svg_of
 
     page = out.suffix == ".html"
     check_folder(out.parent) if page else folder(out)
     wanted = chosen if page or "svg" in formats else []
+    if wanted:
+        matplotlib_or_error()  # before there is a bar
     steps = track(wanted, "Drawing", console=Console(stderr=True))
     drawn = {figure.name: svg_of(figure) for figure in steps}
     if page:

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from outrider.cli.shared_options import json_option
-from outrider.errors import ParameterError
 
 
 @click.command()
