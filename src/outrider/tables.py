@@ -68,7 +68,9 @@ def load_hub(name: str, configuration: str | None, split: str, count: int) -> Se
     try:
         import datasets
     except ImportError:
-        raise ParameterError(f"data set {name} needs the datasets library: run `pip install datasets`, or give --data FILE") from None
+        raise ParameterError(
+            f"data set {name} needs the datasets library: run `pip install datasets`, or give --data FILE"
+        ) from None
     try:
         found = datasets.load_dataset(name, configuration, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
