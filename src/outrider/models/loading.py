@@ -117,7 +117,10 @@ def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | 
     if place.type != "cpu":
         raise ParameterError(f"dtype int8 needs a CPU, got device {place}: use --dtype bfloat16")
     if not can_round():
-        raise ModelError("int8 can't be used: this build of torch has no kernels for it; use --engine openvino")
+        raise ModelError(
+            "int8 can't be used by the transformers engine here: torch has no 8-bit kernel that adds up exactly on this "
+            "processor (that takes VNNI); use --engine openvino"
+        )
     folder, name = _folder(model, native_dtype(place))
     module, tokenizer = _from_pretrained(folder, torch.float32, name)
     _cut(module, num_tokens, name)
