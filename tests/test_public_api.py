@@ -167,3 +167,8 @@ def test_a_draft_with_another_tokenizer_changes_nothing(target: TransformersMode
         result = outrider.generate(target, PROMPT, draft=draft, num_draft_tokens=3, max_new_tokens=20)
         assert result.tokens == plain.tokens
         assert result.stats.drafted > 0
+
+
+def test_what_is_cited_is_this_version() -> None:
+    citation = (Path(__file__).parents[1] / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {outrider.__version__}\n" in citation
