@@ -47,9 +47,10 @@ def test_bad_input_gets_one_line(arguments: list[str], said: str) -> None:
     assert not out
 
 
-def test_texts_are_saved_resumed_and_audited_again(tmp_path: Path) -> None:
+def test_texts_are_saved_resumed_and_audited_again(target_folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "texts.jsonl"
-    common = ["--dtype", "float32", "--json", "--temperature", "0.8"]
+    target = ["--target", str(target_folder), "--dtype", "float32"]
+    common = [*target, "--json", "--temperature", "0.8"]
     code, out, _ = run("--tokens", "64", "--save", str(saved), *common)
     first = json.loads(out)
     assert code == 2
@@ -61,7 +62,7 @@ def test_texts_are_saved_resumed_and_audited_again(tmp_path: Path) -> None:
     assert saved.read_text().splitlines() == lines  # nothing new was needed
     code, out, _ = run("--outputs", str(saved), "--draft", "self:temperature=1.5", *common)
     assert json.loads(out)["audits"][0]["histograms"] == first["audits"][0]["histograms"]
-    code, _, err = run("--outputs", str(saved), "--temperature", "1", "--dtype", "float32")
+    code, _, err = run("--outputs", str(saved), "--temperature", "1", *target)
     assert code == 2
     assert "temperature is 0.8" in err
 
