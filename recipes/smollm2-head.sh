@@ -1,6 +1,6 @@
 #!/bin/sh
 # The draft head for SmolLM2-135M-Instruct that comes with the package, from nothing but this checkout and its environment
-# (extras `train` and `bench`). It goes on where it stopped.
+# (extra `bench`). It goes on where it stopped.
 #
 #     recipes/smollm2-head.sh FOLDER [TEXTS] [STEPS]
 #

@@ -1,6 +1,6 @@
 #!/bin/sh
 # A student of SmolLM2-135M-Instruct with two of its layers, which drafts 8,192 tokens, from nothing but this checkout and its
-# environment (extras `train` and `bench`). It goes on where it stopped; data and held-out texts as for the head
+# environment (extra `bench`). It goes on where it stopped; data and held-out texts as for the head
 # (smollm2-head.sh), and of the same seed.
 #
 #     recipes/smollm2-student.sh FOLDER [TEXTS] [STEPS]
