@@ -73,8 +73,16 @@ def test_what_drafts_without_a_name_has_the_head_that_comes_with_the_package(
 def test_a_drafts_own_options_go_before_the_targets() -> None:
     assert loading_options({}, "int8", "transformers") == {"dtype": "int8", "engine": "transformers"}
     assert loading_options({"dtype": "int4"}, "int8", "transformers") == {"dtype": "int4", "engine": "auto"}
-    own = {"engine": "llama.cpp", "num_tokens": 5}
+    own = {"engine": "openvino", "num_tokens": 5}
     assert loading_options(own, "int8", "transformers") == {"dtype": "int8", **own}
+
+
+def test_a_drafts_own_engine_does_not_get_a_dtype_that_it_has_not() -> None:
+    for engine, dtype in (("llama.cpp", "int8"), ("llama.cpp", "float32"), ("openvino", "bfloat16"), ("transformers", "int4")):
+        assert loading_options({"engine": engine}, dtype, "auto") == {"dtype": "auto", "engine": engine}
+    assert loading_options({"engine": "transformers"}, "float64", "auto")["dtype"] == "float64"
+    said = {"engine": "llama.cpp", "dtype": "int8"}  # left to `load` to refuse
+    assert loading_options(said, "auto", "auto") == said
 
 
 def test_models_with_options_and_a_draft_of_their_own() -> None:

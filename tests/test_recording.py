@@ -266,3 +266,16 @@ def test_loaded_models_are_recorded_unless_their_module_is_wanted(target_folder:
     ordinary: Any = outrider.load(target_folder, dtype="float32", pack=False)
     assert quick.recorded is not None
     assert ordinary.recorded is None
+
+
+def test_a_model_of_the_same_kind_elsewhere_is_not_traced_again(
+    target_folder: Path, draft_folder: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was moved, or made anew from the same configuration."""
+    outrider.load(target_folder, dtype="float32")
+    monkeypatch.setattr(recorded, "trace_pass", lambda *args: pytest.fail("traced again"))
+    ordinary: Any = outrider.load(draft_folder, dtype="float32", pack=False)
+    quick: Any = outrider.load(draft_folder, dtype="float32")
+    assert quick.recorded is not None
+    row = some_tokens(20, 1)
+    assert float((scored(ordinary, row, 5, (3,))[0] - scored(quick, row, 5, (3,))[0]).abs().max()) < 1e-5

@@ -41,6 +41,7 @@ from outrider.drafters.head import comes_with_head
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import same_tokens
+from outrider.models.loading import opens
 from outrider.sampling import SamplingSettings
 
 LoadModel = Callable[[str, dict[str, Any]], LanguageModel]
@@ -90,7 +91,12 @@ _MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {
 
 
 def loading_options(own: dict[str, Any], dtype: str, engine: str) -> dict[str, Any]:
-    """For `outrider.load`: a draft's own options before the target's. An own dtype is opened by the engine that suits it."""
+    """For `outrider.load`: a draft's own options before the target's.
+
+    An own dtype is opened by the engine that suits it; an own engine that can't open the target's dtype chooses one itself.
+    """
+    if "engine" in own and not opens(own["engine"], dtype):
+        dtype = "auto"
     return {"dtype": dtype, "engine": "auto" if "dtype" in own else engine, **own}
 
 

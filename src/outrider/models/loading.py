@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -87,6 +87,17 @@ def compiles(dtype: str, engine: str) -> bool:
     return dtype not in ("int8", "int4") and engine in ("auto", "transformers")
 
 
+def opens(engine: str, dtype: str) -> bool:
+    """Whether an engine has models of a dtype on this machine. Names that there are not are left to `load` to refuse."""
+    if dtype == "auto":
+        return True
+    if engine == "llama.cpp":  # weights stay as they are in the file
+        return False
+    if engine == "openvino":
+        return dtype in ("int8", "int4", "float32")
+    return dtype != "int4" and (dtype != "int8" or can_round())
+
+
 def load_transformers(
     model: str | Path | None = None,
     *,
@@ -166,8 +177,7 @@ def load_openvino(
     model: str | Path | None = None, dtype: str = "auto", device: str = "auto", num_tokens: int | None = None
 ) -> TextModel:
     """`load` for the OpenVINO engine. dtype: "int8" (also for "auto"), "int4" or "float32"."""
-    names: dict[str, Weights] = {"auto": "int8", "int8": "int8", "int4": "int4", "float32": "float32"}
-    if dtype not in names:
+    if not opens("openvino", dtype):
         raise ParameterError(f"dtype must be auto, int8, int4 or float32 for the OpenVINO engine, got {dtype!r}")
     if device not in ("auto", "cpu"):
         raise ParameterError(f"device must be auto or cpu for the OpenVINO engine, got {device!r}")
@@ -182,14 +192,14 @@ def load_openvino(
         lambda: _from_pretrained(folder, torch.float32, name, decoder_only="OpenVINO"),
         _identity(folder),
         name,
-        names[dtype],
+        cast("Weights", "int8" if dtype == "auto" else dtype),
     )
     return OpenVinoModel(saved, num_tokens=num_tokens)
 
 
 def load_llama_cpp(model: str | Path | None = None, dtype: str = "auto", device: str = "auto") -> TextModel:
     """`load` for the llama.cpp engine."""
-    if dtype != "auto":
+    if not opens("llama.cpp", dtype):
         raise ParameterError(f"dtype must be auto for the llama.cpp engine, got {dtype!r}: weights stay as they are")
     if device not in ("auto", "cpu"):
         raise ParameterError(f"device must be auto or cpu for the llama.cpp engine, got {device!r}")

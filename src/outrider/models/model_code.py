@@ -33,12 +33,18 @@ _LEFT_OUT = {
 
 
 def describe_code(module: torch.nn.Module) -> list[object]:
-    """The classes of its parts in order, the numbers that they hold, what their passes reach, the files, and ours."""
+    """The classes of its parts in order, the numbers that they hold, what their passes reach, the files, and ours.
+
+    Not where the model was read from, which no pass asks: a copy elsewhere need not be traced again.
+    """
     kinds = [type(part) for part in module.modules()]
     parents = dict.fromkeys(parent for kind in kinds for parent in kind.__mro__ if not _left_out(parent.__module__))
     files = sorted({name for parent in parents if (name := _file_of(parent.__module__)) is not None})
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
-    held = [sorted((key, repr(value)) for key, value in vars(part).items() if _is_plain(value)) for part in module.modules()]
+    held = [
+        sorted((key, repr(value)) for key, value in vars(part).items() if key != "name_or_path" and _is_plain(value))
+        for part in module.modules()
+    ]
     return [names, held, ReachedCode(module).digest, [_digest(name) for name in files], _own_files()]
 
 
