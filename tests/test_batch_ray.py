@@ -79,8 +79,12 @@ def test_two_actors_one_of_them_killed_give_what_one_process_gives(
     assert kept == [tables]
 
 
-def test_the_end_of_the_cluster_ends_the_run_with_the_reason(target_folder: Path, draft_folder: Path) -> None:
+def test_the_end_of_the_cluster_ends_the_run_with_the_reason(
+    target_folder: Path, draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray goes on asking for a place for new actors, and waits for ever."""
+    for name, value in {"initial_delay_ms": "100", "period_ms": "300", "failure_threshold": "3"}.items():
+        monkeypatch.setenv(f"RAY_health_check_{name}", value)  # else it notices after twenty seconds
     endless = (Job(i, "the quick brown", {"max_new_tokens": 20}) for i in count())
     records = RayPool(Cluster(None, 1))(setup_of(target_folder, draft_folder), endless, {}, lambda found: None)
     next(records)

@@ -6,12 +6,15 @@ decoding would see them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from outrider.device_data import index
 from outrider.errors import ParameterError
 from outrider.sampling.settings import SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
@@ -32,20 +35,37 @@ class Context:
     state: State = "certain"
 
 
-def apply_context(logits: Tensor, context: Context, settings: SamplingSettings) -> Tensor:
-    """Penalties, then the processors, at one position. logits [V] → [V]"""
+def apply_penalties(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettings) -> Tensor:
+    """Repetition, frequency and presence penalties at all positions at once. [N, V], N contexts → [N, V]"""
+    repetition, frequency, presence = settings.repetition_penalty, settings.frequency_penalty, settings.presence_penalty
+    if repetition == 1.0 and not frequency and not presence:
+        return logits
+    if not contexts:
+        return logits
+    tokens = pad_sequence([context.tokens for context in contexts], batch_first=True)
+    lengths = [0 if context.state == "unused" else len(context.tokens) for context in contexts]
+    ends = index(lengths, logits.device).unsqueeze(1)
+    place = torch.arange(tokens.shape[1], device=logits.device)
+    there = place < ends
+    known = torch.where(there, tokens, tokens[:, :1])  # a token that comes twice is written the same value twice
+    if repetition != 1.0:
+        seen = logits.gather(1, known)
+        changed = torch.where(seen < 0, seen * repetition, seen / repetition)
+        logits = logits.scatter(1, known, torch.where(ends > 0, changed, seen))
+    if frequency or presence:
+        starts = index([context.prompt_length for context in contexts], logits.device).unsqueeze(1)
+        output = (there & (place >= starts)).to(logits.dtype)
+        counts = torch.zeros_like(logits).scatter_add_(1, known, output)
+        logits = logits - frequency * counts - presence * (counts > 0)
+    return logits
+
+
+def apply_processors(logits: Tensor, context: Context, settings: SamplingSettings) -> Tensor:
+    """The processors at one position, after the penalties. logits [V] → [V]"""
     tokens = context.tokens
-    if settings.repetition_penalty != 1.0:
-        seen = logits[tokens]
-        penalty = settings.repetition_penalty
-        logits = logits.scatter(0, tokens, torch.where(seen < 0, seen * penalty, seen / penalty))
-    output = tokens[context.prompt_length :]
-    if settings.presence_penalty or settings.frequency_penalty:
-        counts = torch.zeros_like(logits).scatter_add_(0, output, torch.ones_like(output, dtype=logits.dtype))
-        logits = logits - settings.frequency_penalty * counts - settings.presence_penalty * (counts > 0)
     for processor in settings.processors:
         if isinstance(processor, Constraint):
-            logits = processor.apply(output.tolist(), logits)
+            logits = processor.apply(tokens[context.prompt_length :].tolist(), logits)
             continue
         if isinstance(processor, StatefulProcessor):
             logits = processor.apply(tokens, context.prompt_length, logits).to(logits.dtype)

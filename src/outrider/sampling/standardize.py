@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.device_data import index, row_by_row, to_device
 from outrider.errors import ParameterError
 from outrider.sampling import truncate_device, truncate_host
-from outrider.sampling.penalties import Context, apply_context
+from outrider.sampling.penalties import Context, apply_penalties, apply_processors
 from outrider.sampling.settings import SamplingSettings
 
 _INFINITY, _NEGATIVE_INFINITY = 0x7F80, 0xFF80  # in bfloat16; NaN are beyond
@@ -77,13 +77,13 @@ def _adjusted(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Con
     if contexts is None or len(contexts) != len(logits):
         given = "none" if contexts is None else len(contexts)
         raise ParameterError(f"contexts must hold one entry for each of the {len(logits)} rows, got {given}")
-    rows = _along(logits, contexts, settings)
-    return torch.stack(rows) if rows else logits
+    logits = apply_penalties(logits, contexts, settings)
+    return torch.stack(_along(logits, contexts, settings)) if settings.processors and len(logits) else logits
 
 
 def _along(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettings) -> list[Tensor]:
-    """Each row with its context. Processors are not shown what plain decoding never would: positions after a drafted token
-    that they themselves forbid are never reached, and some libraries raise there.
+    """Each row by the processors. They are not shown what plain decoding never would: positions after a drafted token that
+    they themselves forbid are never reached, and some libraries raise there.
     """
     rows: list[Tensor] = []
     reachable = True
@@ -91,11 +91,8 @@ def _along(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettin
         if context.state == "unused":
             rows.append(row)
             continue
-        if context.state == "certain":
-            reachable = True
-        elif settings.processors:
-            reachable = reachable and bool(rows[-1][context.tokens[-1]] > -torch.inf)
-        rows.append(apply_context(row, context, settings) if reachable else row)
+        reachable = context.state == "certain" or (reachable and bool(rows[-1][context.tokens[-1]] > -torch.inf))
+        rows.append(apply_processors(row, context, settings) if reachable else row)
     return rows
 
 
