@@ -15,7 +15,7 @@ from outrider.models.steady_attention import STEADY, use_steady_attention
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from tests.ragged import score, some_tokens
-from tests.tiny_models import module
+from tests.tiny_models import module, record_now
 
 HEADS: dict[str, Any] = {
     "num_attention_heads": 6,
@@ -122,7 +122,7 @@ def test_recorded_passes_read_the_same_blocks(model: TransformersModel, cache: o
         return torch.cat(parts)
 
     ordinary = passes()
-    model.record()
+    record_now(model)
     assert model.recorded is not None
     assert torch.equal(passes(), ordinary)
     model.recorded = None

@@ -78,7 +78,12 @@ def test_a_drafts_own_options_go_before_the_targets() -> None:
 
 
 def test_a_drafts_own_engine_does_not_get_a_dtype_that_it_has_not() -> None:
-    for engine, dtype in (("llama.cpp", "int8"), ("llama.cpp", "float32"), ("openvino", "bfloat16"), ("transformers", "int4")):
+    for engine, dtype in (
+        ("llama.cpp", "int8"),
+        ("llama.cpp", "float32"),
+        ("openvino", "bfloat16"),
+        ("transformers", "int4"),
+    ):
         assert loading_options({"engine": engine}, dtype, "auto") == {"dtype": "auto", "engine": engine}
     assert loading_options({"engine": "transformers"}, "float64", "auto")["dtype"] == "float64"
     said = {"engine": "llama.cpp", "dtype": "int8"}  # left to `load` to refuse

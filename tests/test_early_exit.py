@@ -20,7 +20,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.test_engine_decode import GREEDY, PROMPTS, WARM, requests
-from tests.tiny_models import module, tiny
+from tests.tiny_models import module, record_now, tiny
 from tests.toys import table
 
 ARCHITECTURES = ["Llama", "GPT2", "GPTNeoX", "OPT", "Gemma3", "Mistral"]
@@ -107,7 +107,7 @@ def test_a_view_is_made_once_while_its_target_is_what_it_was(cache: Path) -> Non
     view = first_layers(target, 2)
     assert first_layers(target, 2) is view
     assert first_layers(target, 1) is not view
-    target.record()
+    record_now(target)
     assert target.recorded is not None
     quick = first_layers(target, 2)
     assert quick is not view

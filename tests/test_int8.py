@@ -17,7 +17,7 @@ from outrider.models.int8_linear import Int8Embedding, Int8Linear, RowScale, can
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
-from tests.tiny_models import module
+from tests.tiny_models import module, record_now
 
 pytestmark = pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels")
 
@@ -81,7 +81,7 @@ def test_a_model_with_both_kernels_gives_the_bits_of_one(cache: Path, monkeypatc
         model = TransformersModel(rounded)
         for record in (False, True):
             if record:
-                model.record()
+                record_now(model)
                 assert model.recorded is not None
             sequence = model.open()
             found.append(torch.cat([score(model, [sequence], [rows[0][at : at + 5]])[0] for at in range(0, 30, 5)]))

@@ -26,7 +26,7 @@ from outrider.randomness import RandomStream
 from tests.ragged import score, some_tokens
 from tests.test_engine_decode import GREEDY, WARM
 from tests.test_heads import write_head
-from tests.tiny_models import CONFIGS, module
+from tests.tiny_models import CONFIGS, module, record_now
 
 KINDS = ["float32", "bfloat16", *(["int8"] if can_round() else [])]
 LONG = 4 * MIN_CAPACITY
@@ -46,7 +46,7 @@ def made(architecture: str, kind: str = "float32", **overrides: Any) -> Transfor
 def pair(architecture: str, kind: str = "float32", **overrides: Any) -> tuple[TransformersModel, TransformersModel]:
     """An ordinary model and the same one with recorded passes."""
     ordinary, quick = (made(architecture, kind, **overrides) for _ in range(2))
-    quick.record()
+    record_now(quick)
     assert quick.recorded is not None
     return ordinary, quick
 
@@ -211,7 +211,7 @@ def test_decoders_with_sources_of_different_length(architecture: str, kind: str,
         (round_to_int8 if kind == "int8" else pack_linears)(made_now)
         model = EncoderDecoderModel(made_now, name=architecture)
         if quick:
-            model.record()
+            record_now(model)
             assert quick_for_several(model)
         sources: list[Any] = [model.stand_in() if model.hears else some_tokens(length, 1) for length in (9, 20, 4)]
         sequences = [model.open(source=source) for source in sources]

@@ -20,10 +20,12 @@ from outrider.models import recorded, recording
 from outrider.models.base import LAST
 from outrider.models.graph_text import graph_text
 from outrider.models.pass_graph import trace_pass
+from outrider.models.tracing import Traced
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
 from tests.test_heads import write_head
 from tests.test_recorded import KINDS, made, pair, scored
+from tests.tiny_models import record_now
 
 
 @pytest.fixture
@@ -41,11 +43,11 @@ def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
     text = kept.read_text()
     with monkeypatch.context() as patch:
         patch.setattr(recorded, "trace_pass", lambda *args: pytest.fail("traced again"))
-        quick.record()
+        record_now(quick)
     assert quick.recorded is not None
     for damage in (text[: len(text) // 2], "", "graph("):
         kept.write_text(damage)
-        quick.record()
+        record_now(quick)
         assert kept.read_text() == text
         row = some_tokens(20, 1)
         assert torch.equal(scored(ordinary, row, 5, (3,))[0], scored(quick, row, 5, (3,))[0])
@@ -57,7 +59,7 @@ def test_what_was_kept_is_not_used_once_the_models_code_has_changed(
 ) -> None:
     """As by a library that replaces methods of transformers' classes, under the same names."""
     before = made("Llama")
-    before.record()
+    record_now(before)
     assert before.recorded is not None
     assert before.recorded.of(2 if several else 1) is not None
     count = 2 if several else 1
@@ -107,7 +109,7 @@ def test_what_is_done_to_a_recorded_model_shows_in_the_next_sequence(cache: Path
     assert not is_recorded()
     for hook in hooks:
         hook.remove()
-    quick.record()
+    record_now(quick)
     assert differs()
     for model in (ordinary, quick):
         model.module.model.layers[0].mlp.act_fn = torch.nn.Tanh()
@@ -129,8 +131,8 @@ def test_passes_leave_a_model_as_it_was_recorded(architecture: str, cache: Path)
 
 def test_other_models_have_other_recordings(empty: Path) -> None:
     for kind in KINDS:
-        made("Llama", kind).record()
-    made("Llama", intermediate_size=64).record()
+        record_now(made("Llama", kind))
+    record_now(made("Llama", intermediate_size=64))
     assert len(list((empty / "recorded").iterdir())) == len(KINDS) + 1
 
 
@@ -145,11 +147,11 @@ def test_other_bits_are_never_used(empty: Path, monkeypatch: pytest.MonkeyPatch,
     model = made("Llama")
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
         patch.setattr(recording, "graph_text", planted)
-        model.record()
+        record_now(model)
     assert model.recorded is None
     assert "its recorded passes give other bits" in caplog.text
     assert model.score([model.open()], torch.tensor([[5, 6, 7]]), [3]) is not None
-    model.record()  # what was found is kept
+    record_now(model)  # what was found is kept
     assert model.recorded is None
 
 
@@ -163,7 +165,7 @@ def test_other_states_are_never_used(empty: Path, monkeypatch: pytest.MonkeyPatc
     model.keep_states([2])
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
         patch.setattr(recorded, "trace_pass", planted)
-        model.record()
+        record_now(model)
     assert model.recorded is None
     assert "its recorded passes give other bits" in caplog.text
 
@@ -172,7 +174,7 @@ def test_decisions_by_values_or_sizes_are_not_recorded(empty: Path, caplog: pyte
     """Mixtral's experts ask which tokens are theirs; and a model whose code asks how long the context is."""
     model = made("Mixtral")
     with caplog.at_level(logging.DEBUG):
-        model.record()
+        record_now(model)
     assert model.recorded is None
 
     by_length: Any = made("Llama")
@@ -192,14 +194,14 @@ def test_decisions_by_values_or_sizes_are_not_recorded(empty: Path, caplog: pyte
     norm.__class__ = ByLength
     by_length.pass_arguments = arguments
     with caplog.at_level(logging.DEBUG):
-        by_length.record()
+        record_now(by_length)
     assert by_length.recorded is None
     assert "its pass depends on sizes" in caplog.text
 
 
 def test_modules_with_hooks_or_methods_of_their_own_are_not_recorded(empty: Path) -> None:
     """Nor is what was kept of one without them used: a recorded pass calls none."""
-    made("Llama").record()
+    record_now(made("Llama"))
     (kept,) = (empty / "recorded").iterdir()
     text = kept.read_text()
     hooked, patched = made("Llama"), made("Llama")
@@ -207,18 +209,18 @@ def test_modules_with_hooks_or_methods_of_their_own_are_not_recorded(empty: Path
     norm: Any = patched.module.model.norm
     norm.forward = norm.forward
     for model in (hooked, patched):
-        model.record()
+        record_now(model)
         assert model.recorded is None
     assert kept.read_text() == text
     hook.remove()
-    hooked.record()
+    record_now(hooked)
     assert hooked.recorded is not None
 
 
 def test_recording_within_inference_mode(cache: Path) -> None:
     with torch.inference_mode():
         model = made("Llama")
-        model.record()
+        record_now(model)
     assert model.recorded is not None
 
 
@@ -226,14 +228,14 @@ def test_what_cannot_be_kept_is_recorded_all_the_same(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "cache"))
     model = made("Llama")
-    model.record()
+    record_now(model)
     assert model.recorded is not None
 
 
 def used_once(head: Path) -> weakref.ref[Tensor]:
     """A weight of a model that was recorded, used with a head, and left."""
     model = made("Llama")
-    model.record()
+    record_now(model)
     drafter = HeadDrafter(head, step_seconds=0.1)
     drafter.bind(model)
     sequences = [model.open(), model.open()]
@@ -272,10 +274,28 @@ def test_a_model_of_the_same_kind_elsewhere_is_not_traced_again(
     target_folder: Path, draft_folder: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that was moved, or made anew from the same configuration."""
-    outrider.load(target_folder, dtype="float32")
+    record_now(outrider.load(target_folder, dtype="float32"))  # type: ignore[arg-type]
     monkeypatch.setattr(recorded, "trace_pass", lambda *args: pytest.fail("traced again"))
     ordinary: Any = outrider.load(draft_folder, dtype="float32", pack=False)
     quick: Any = outrider.load(draft_folder, dtype="float32")
     assert quick.recorded is not None
     row = some_tokens(20, 1)
     assert float((scored(ordinary, row, 5, (3,))[0] - scored(quick, row, 5, (3,))[0]).abs().max()) < 1e-5
+
+
+def test_nothing_is_traced_before_it_is_known_which_states_are_wanted(
+    target_folder: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_of: list[Sequence[int]] = []
+
+    def trace(model: TransformersModel, width: int | None, layers: Sequence[int], several: bool) -> Traced:
+        made_of.append(layers)
+        return trace_pass(model, width, layers, several)
+
+    monkeypatch.setattr(recorded, "trace_pass", trace)
+    model: Any = outrider.load(target_folder, dtype="float32")
+    assert made_of == []
+    model.keep_states()
+    model.open().close()
+    assert made_of == [(LAST,)]
+    assert model.recorded.layers == (LAST,)

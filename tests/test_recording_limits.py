@@ -26,7 +26,7 @@ from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
 from tests.test_recorded import made, pair
-from tests.tiny_models import module
+from tests.tiny_models import module, record_now
 
 
 def one_token(model: TransformersModel, context: int) -> Tensor:
@@ -58,7 +58,7 @@ def windowed(first: Callable[[Tensor], bool], window: int) -> Callable[..., Any]
 def test_code_that_treats_a_lone_token_otherwise_is_not_recorded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaAttention, "forward", windowed(lambda states: states.shape[1] == 1, 4))
     model = made("Llama")
-    model.record()
+    record_now(model)
     assert model.recorded is None
 
 
@@ -91,7 +91,7 @@ def test_decisions_by_sizes_in_between_are_not_recorded(decides: Callable[[int, 
 
     norm.__class__ = Deciding
     model.pass_arguments = arguments
-    model.record()
+    record_now(model)
     assert model.recorded is None
 
 
@@ -107,7 +107,7 @@ def test_a_module_of_ones_own_is_recorded_as_it_is_or_not_at_all(dtype: torch.dt
     """With transformers' attention and heads that share keys, which `load` would have replaced."""
     made_so: dict[str, Any] = {"dtype": dtype, "max_position_embeddings": 512}
     ordinary, quick = (TransformersModel(module("Llama", **made_so), name="own") for _ in range(2))
-    quick.record()
+    record_now(quick)
     for context in (5, 130, 200):
         assert torch.equal(one_token(ordinary, context), one_token(quick, context))
 
@@ -120,16 +120,16 @@ def test_reasons_that_pass_are_not_kept(empty_cache: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(recorded, "trace_pass", fails)
-        model.record()
+        record_now(model)
     assert model.recorded is None
     assert not empty_cache.exists() or not list(empty_cache.iterdir())
-    model.record()
+    record_now(model)
     assert model.recorded is not None
 
 
 def test_two_threads_record_two_models(empty_cache: Path) -> None:
     models = [made("Llama"), made("Llama", intermediate_size=64)]
-    threads = [threading.Thread(target=model.record) for model in models]
+    threads = [threading.Thread(target=record_now, args=[model]) for model in models]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -145,7 +145,7 @@ def test_an_attention_of_the_users_own_stays(empty_cache: Path) -> None:
     for name in ("sdpa", SHARED_KEYS):
         table[name] = own
         try:
-            made("Qwen3").record()
+            record_now(made("Qwen3"))
             assert table[name] is own
         finally:
             del table[name]
@@ -173,7 +173,7 @@ def test_damage_that_still_reads_as_a_graph_is_made_again(empty_cache: Path) -> 
     text = kept.read_text()
     at = text.rindex("prim::ListConstruct(")
     kept.write_text(text[:at] + "prim::ListConstruct()" + text[text.index(")", at) + 1 :])
-    quick.record()
+    record_now(quick)
     assert kept.read_text() == text
     assert torch.equal(one_token(ordinary, 9), one_token(quick, 9))
 
@@ -186,7 +186,7 @@ def test_nothing_is_left_where_a_recording_could_not_be_moved_to_its_place(
 
     monkeypatch.setattr(os, "replace", fails)
     model = made("Llama")
-    model.record()
+    record_now(model)
     assert model.recorded is not None
     assert list(empty_cache.iterdir()) == []
 
@@ -201,7 +201,7 @@ def test_hooks_for_all_modules_and_autocast_have_ordinary_passes(cache: Path) ->
     finally:
         hook.remove()
     unpacked, fresh = (TransformersModel(module("Qwen3"), name="own") for _ in range(2))
-    fresh.record()
+    record_now(fresh)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(one_token(unpacked, 9), one_token(fresh, 9))
 

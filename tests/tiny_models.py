@@ -124,3 +124,9 @@ def tiny_encoder_decoder(architecture: str, seed: int = 0) -> EncoderDecoderMode
 def tiny(architecture: str, seed: int = 0) -> TransformersModel:
     """The same behind the engine."""
     return TransformersModel(module(architecture, seed), name=f"tiny-{architecture}-{seed}")
+
+
+def record_now(model: TransformersModel) -> None:
+    """`record`, which puts off what takes time, and that at once."""
+    model.record()
+    assert model.recorded is None or model.recorded.fits()

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from scipy.optimize import isotonic_regression
-
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.models.base import LanguageModel
 from outrider.pass_timer import PassTimer, can_pretend
@@ -54,7 +52,7 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     both = [n for n in sorted(distant) if n in near]
     rises = [max(0.0, distant[n] - near[n]) / (far - short) for n in both]
     if monotone:  # else a wider pass would seem quicker after a context longer than these
-        rises = isotonic_regression(rises).x.tolist()
+        rises = _rising(rises)
     slopes = {n: float(f"{rise:.3g}") for n, rise in zip(both, rises, strict=True)}
     return Costs(near, slopes, short, change=change * noise, warm=warm), noise
 
@@ -65,6 +63,13 @@ def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     times, change, warm = _times(model, BATCH_SIZES, short, rows)
     noise, monotone = _noise(times), not isinstance(model, PadsWidths)
     return Costs(_table(times, noise, monotone), context=short, change=change * noise, warm=warm), noise
+
+
+def _rising(values: list[float]) -> list[float]:
+    """Those next to each other that do not rise share their mean."""
+    from scipy.optimize import isotonic_regression  # half a second, for what is done once per model and machine
+
+    return isotonic_regression(values).x.tolist()  # type: ignore[no-any-return]
 
 
 def _noise(times: dict[int, list[float]]) -> float:
@@ -81,7 +86,7 @@ def _table(times: dict[int, list[float]], noise: float, monotone: bool) -> dict[
     sizes = sorted(times)
     least: list[float] = [min(times[n]) for n in sizes]
     if monotone:
-        least = isotonic_regression(least).x.tolist()
+        least = _rising(least)
     return {n: float(f"{seconds * noise:.3g}") for n, seconds in zip(sizes, least, strict=True)}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
+from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import Sequence, WhichLogits, check_copy, check_truncate
 
@@ -49,6 +50,8 @@ class TableModel:
         if probs.dim() < 1 or any(size != probs.shape[-1] for size in probs.shape):
             raise ModelError(f"probs of a table model must be [V, …, V], got {list(probs.shape)}")
         self._probs = probs
+        self._order = probs.dim() - 1
+        self._rows = probs.reshape(-1, probs.shape[-1])  # by context, the oldest token first
         self._name = name
         self._max_length = max_length
         self._cost = (seconds_per_call, seconds_per_token)
@@ -82,24 +85,35 @@ class TableModel:
 
     def probs_after(self, tokens: Many[int]) -> Tensor:
         """The law of the next token. [V]"""
-        order = self._probs.dim() - 1
-        context = ([0] * order + list(tokens))[len(tokens) :] if order else []
-        return self._probs[tuple(context)]
+        return self._rows[self._row_after(tokens)]
+
+    def _row_after(self, tokens: Many[int]) -> int:
+        row = 0
+        for token in tokens[-self._order :] if self._order else ():
+            row = row * self.vocab_size + token
+        return row
 
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
         if (seconds := self._cost[0] + self._cost[1] * max(lengths)) > 0:
             time.sleep(seconds)
-        out = self._probs.new_zeros(*tokens.shape, self.vocab_size)
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
+            raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {tokens.tolist()}")
+        contexts: list[int] = []  # each position's, as a row of the table
+        places: list[int] = []
         for i, (sequence, row, length) in enumerate(zip(sequences, tokens.tolist(), lengths, strict=True)):
             if not isinstance(sequence, TableSequence):
                 raise ParameterError(f"sequences must have been opened by {self.name}, got {type(sequence).__name__}")
             for j, token in enumerate(row[:length]):
                 sequence.tokens.append(token)
-                out[i, j] = self.probs_after(sequence.tokens).log()
+                contexts.append(self._row_after(sequence.tokens))
+                places.append(i * tokens.shape[1] + j)
         if logits == "none":
             return None
+        out = self._probs.new_zeros(tokens.numel(), self.vocab_size)
+        out[index(places, self.device)] = self._rows[index(contexts, self.device)].log()
+        out = out.view(*tokens.shape, self.vocab_size)
         if logits == "last":
             return out[torch.arange(len(out)), torch.tensor(lengths) - 1].unsqueeze(1)
         return out

@@ -64,7 +64,8 @@ class TransformersModel(SlotModel[SlotSequence]):
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
         self.compiled: CompiledPasses | None = None
-        self.recorded: RecordedPasses | None = None
+        self._recorded: RecordedPasses | None = None
+        self._to_record = False
         self._prepare(model)
         probe(self)
 
@@ -146,7 +147,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         self.check_layers(layers)
         for layer in (LAST, *layers):
             self._cache.keep_states(layer)
-        if self.recorded is not None and self.recorded.layers != tuple(self._kept_states()):
+        if self._recorded is not None and self._recorded.layers != tuple(self._kept_states()):
             self.record()
 
     def check_layers(self, layers: Many[int]) -> None:
@@ -196,10 +197,23 @@ class TransformersModel(SlotModel[SlotSequence]):
         Does nothing where the model can't be recorded, and on devices other than CPUs. Where weights are replaced later, or
         hooks and adapters added, that is seen when the next sequence is opened, and passes are recorded anew or no more;
         numbers that the code reads off its modules (a scale, say) must stay as they are.
+
+        That takes seconds where no recording is kept, and is put off until the first sequence is opened: a head that is
+        bound before it wants passes with states.
         """
-        self.recorded = None
-        if self.device.type == "cpu":
-            self.recorded = record_passes(self, tuple(self._kept_states()))
+        self._recorded, self._to_record = None, self.device.type == "cpu"
+
+    @property
+    def recorded(self) -> RecordedPasses | None:
+        """The recorded passes, made now if that was put off; None where there are none."""
+        if self._to_record:
+            self._to_record = False
+            self._recorded = record_passes(self, tuple(self._kept_states()))
+        return self._recorded
+
+    @recorded.setter
+    def recorded(self, passes: RecordedPasses | None) -> None:
+        self._recorded, self._to_record = passes, False
 
     def with_a_cache_of_its_own(self) -> Self:
         """The same module with no sequences, no recorded passes and no padded widths, to try something."""
