@@ -53,7 +53,7 @@ class RecordedPasses:
 def record_passes(model: TransformersModel, layers: Sequence[int]) -> RecordedPasses | None:
     """The passes of a model on a CPU, read from the cache folder or recorded now; None where it can't be recorded.
 
-    layers: whose states are handed out, `LAST` for those that the head reads. Takes 2 s for 30 layers the first time.
+    layers: whose states are handed out, `LAST` for those that the head reads. Takes 2 to 7 s for 30 layers the first time.
     """
     alone = _recorded(model, layers, several=False)
     return None if alone is None else RecordedPasses(model, layers, alone)
