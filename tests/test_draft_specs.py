@@ -86,6 +86,7 @@ def test_a_drafts_own_engine_does_not_get_a_dtype_that_it_has_not() -> None:
     ):
         assert loading_options({"engine": engine}, dtype, "auto") == {"dtype": "auto", "engine": engine}
     assert loading_options({"engine": "transformers"}, "float64", "auto")["dtype"] == "float64"
+    assert loading_options({"engine": "auto"}, "int4", "openvino")["dtype"] == "int4"
     said = {"engine": "llama.cpp", "dtype": "int8"}  # left to `load` to refuse
     assert loading_options(said, "auto", "auto") == said
 

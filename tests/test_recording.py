@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import outrider
@@ -299,3 +300,38 @@ def test_nothing_is_traced_before_it_is_known_which_states_are_wanted(
     model.open().close()
     assert made_of == [(LAST,)]
     assert model.recorded.layers == (LAST,)
+
+
+def test_autocast_neither_records_nor_spoils_what_is_kept(target_folder: Path, empty: Path) -> None:
+    record_now(outrider.load(target_folder, dtype="bfloat16"))  # type: ignore[arg-type]
+    (kept,) = (empty / "recorded").iterdir()
+    text = kept.read_text()
+    model: Any = outrider.load(target_folder, dtype="bfloat16")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.open().close()
+        assert model.recorded is None
+    assert kept.read_text() == text
+    model.open().close()
+    assert model.recorded is not None
+
+
+def test_other_kernels_for_a_while_are_not_recorded(target_folder: Path, empty: Path) -> None:
+    model: Any = outrider.load(target_folder, dtype="float32")
+    with sdpa_kernel(SDPBackend.MATH):
+        inside = model.recorded
+    assert inside is None
+    assert model.recorded is not None
+    assert len(list((empty / "recorded").iterdir())) == 1
+
+
+def test_an_interrupt_puts_it_off_once_more(target_folder: Path, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*about: object) -> Traced:
+        raise KeyboardInterrupt
+
+    model: Any = outrider.load(target_folder, dtype="float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded, "trace_pass", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.open()
+    model.open().close()
+    assert model.recorded is not None

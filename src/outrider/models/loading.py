@@ -89,7 +89,7 @@ def compiles(dtype: str, engine: str) -> bool:
 
 def opens(engine: str, dtype: str) -> bool:
     """Whether an engine has models of a dtype on this machine. Names that there are not are left to `load` to refuse."""
-    if dtype == "auto":
+    if "auto" in (engine, dtype):
         return True
     if engine == "llama.cpp":  # weights stay as they are in the file
         return False

@@ -35,14 +35,17 @@ _LEFT_OUT = {
 def describe_code(module: torch.nn.Module) -> list[object]:
     """The classes of its parts in order, the numbers that they hold, what their passes reach, the files, and ours.
 
-    Not where the model was read from, which no pass asks: a copy elsewhere need not be traced again.
+    Not where the model was read from, which passes of the libraries' own classes never ask: a copy elsewhere need not be
+    traced again. Others may hold what they read there, in forms that are not told here.
     """
     kinds = [type(part) for part in module.modules()]
     parents = dict.fromkeys(parent for kind in kinds for parent in kind.__mro__ if not _left_out(parent.__module__))
     files = sorted({name for parent in parents if (name := _file_of(parent.__module__)) is not None})
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+    known = all(kind.__module__.partition(".")[0] in ("torch", "transformers", "outrider") for kind in kinds)
+    untold = {"name_or_path"} if known else set()
     held = [
-        sorted((key, repr(value)) for key, value in vars(part).items() if key != "name_or_path" and _is_plain(value))
+        sorted((key, repr(value)) for key, value in vars(part).items() if key not in untold and _is_plain(value))
         for part in module.modules()
     ]
     return [names, held, ReachedCode(module).digest, [_digest(name) for name in files], _own_files()]

@@ -199,10 +199,14 @@ def _line(error: Exception) -> str:
     return in_one_line(error, 200)
 
 
-def _path(name: str, what: object) -> Path | None:
+def kernels_allowed() -> tuple[object, ...]:
+    """What decides which kernels passes take, the model apart. Those of attention hold for CPUs, too."""
     backends: Any = torch.backends
-    kernels = (backends.cpu.get_cpu_capability(), backends.cuda.flash_sdp_enabled())  # the second of CPUs, too
-    about = repr((_FORMAT, versions(), kernels, what))
+    return backends.cpu.get_cpu_capability(), backends.cuda.flash_sdp_enabled()
+
+
+def _path(name: str, what: object) -> Path | None:
+    about = repr((_FORMAT, versions(), kernels_allowed(), what))
     try:
         return cache_folder() / "recorded" / f"{hashlib.sha256(about.encode()).hexdigest()[:24]}.txt"
     except CacheFolderError as error:

@@ -98,14 +98,14 @@ class TableModel:
     ) -> Tensor | None:
         if (seconds := self._cost[0] + self._cost[1] * max(lengths)) > 0:
             time.sleep(seconds)
-        if not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
-            raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {tokens.tolist()}")
         contexts: list[int] = []  # each position's, as a row of the table
         places: list[int] = []
         for i, (sequence, row, length) in enumerate(zip(sequences, tokens.tolist(), lengths, strict=True)):
             if not isinstance(sequence, TableSequence):
                 raise ParameterError(f"sequences must have been opened by {self.name}, got {type(sequence).__name__}")
             for j, token in enumerate(row[:length]):
+                if not 0 <= token < self.vocab_size:
+                    raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {token}")
                 sequence.tokens.append(token)
                 contexts.append(self._row_after(sequence.tokens))
                 places.append(i * tokens.shape[1] + j)

@@ -25,7 +25,7 @@ from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe
 from outrider.models.recorded import RecordedPasses, record_passes
-from outrider.models.recording import Recording
+from outrider.models.recording import Recording, kernels_allowed
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.shared_keys import WIDEST, forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
@@ -65,7 +65,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         self._width: Callable[[int, int], int] = _as_it_is
         self.compiled: CompiledPasses | None = None
         self._recorded: RecordedPasses | None = None
-        self._to_record = False
+        self._to_record: object = None
         self._prepare(model)
         probe(self)
 
@@ -201,19 +201,27 @@ class TransformersModel(SlotModel[SlotSequence]):
         That takes seconds where no recording is kept, and is put off until the first sequence is opened: a head that is
         bound before it wants passes with states.
         """
-        self._recorded, self._to_record = None, self.device.type == "cpu"
+        self._recorded, self._to_record = None, kernels_allowed() if self.device.type == "cpu" else None
 
     @property
     def recorded(self) -> RecordedPasses | None:
-        """The recorded passes, made now if that was put off; None where there are none."""
-        if self._to_record:
-            self._to_record = False
-            self._recorded = record_passes(self, tuple(self._kept_states()))
+        """The recorded passes, made now if that was put off; None where there are none.
+
+        Not inside autocast or where other kernels are allowed than when it was put off: those are no passes of later.
+        """
+        wanted = self._to_record
+        if wanted is not None and wanted == kernels_allowed() and not torch.is_autocast_enabled("cpu"):
+            self._to_record = None
+            try:
+                self._recorded = record_passes(self, tuple(self._kept_states()))
+            except BaseException:  # an interrupt: the next sequence tries again
+                self._to_record = wanted
+                raise
         return self._recorded
 
     @recorded.setter
     def recorded(self, passes: RecordedPasses | None) -> None:
-        self._recorded, self._to_record = passes, False
+        self._recorded, self._to_record = passes, None
 
     def with_a_cache_of_its_own(self) -> Self:
         """The same module with no sequences, no recorded passes and no padded widths, to try something."""

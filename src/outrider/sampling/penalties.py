@@ -47,7 +47,8 @@ def apply_penalties(logits: Tensor, contexts: Sequence[Context], settings: Sampl
     ends = index(lengths, logits.device).unsqueeze(1)
     place = torch.arange(tokens.shape[1], device=logits.device)
     there = place < ends
-    known = torch.where(there, tokens, tokens[:, :1])  # a token that comes twice is written the same value twice
+    first = tokens[:, :1].where(ends > 0, 0)
+    known = torch.where(there, tokens, first)  # a token that comes twice is written the same value twice
     if repetition != 1.0:
         seen = logits.gather(1, known)
         changed = torch.where(seen < 0, seen * repetition, seen / repetition)
@@ -55,8 +56,9 @@ def apply_penalties(logits: Tensor, contexts: Sequence[Context], settings: Sampl
     if frequency or presence:
         starts = index([context.prompt_length for context in contexts], logits.device).unsqueeze(1)
         output = (there & (place >= starts)).to(logits.dtype)
-        counts = torch.zeros_like(logits).scatter_add_(1, known, output)
-        logits = logits - frequency * counts - presence * (counts > 0)
+        counts = torch.zeros_like(logits).scatter_add_(1, known, output).gather(1, known)
+        # Of these tokens alone: whole rows of a large vocabulary would take several times as long.
+        logits = logits.scatter(1, known, logits.gather(1, known) - frequency * counts - presence * (counts > 0))
     return logits
 
 
