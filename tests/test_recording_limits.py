@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 
 from outrider.models import recorded
 from outrider.models.model_code import ReachedCode, describe_code
@@ -309,3 +309,17 @@ def test_a_method_replaced_after_recording_shows_in_the_next_sequence(cache: Pat
     wanted, got = (score(model, [model.open()], [tokens])[0] for model in (ordinary, quick))
     assert torch.equal(wanted, got)
     assert not torch.equal(before, got)
+
+
+class OfOnesOwn(LlamaForCausalLM):  # type: ignore[misc]
+    """May have read a file beside its weights."""
+
+
+def test_a_folder_is_told_where_code_of_ones_own_may_have_read_in_it() -> None:
+    for kind, same in ((LlamaForCausalLM, True), (OfOnesOwn, False)):
+        told = []
+        for folder in ("a", "b"):
+            model = module("Llama")
+            model.__class__, model.name_or_path = kind, folder
+            told.append(describe_code(model))
+        assert (told[0] == told[1]) == same
