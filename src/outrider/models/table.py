@@ -90,6 +90,8 @@ class TableModel:
     def _row_after(self, tokens: Many[int]) -> int:
         row = 0
         for token in tokens[-self._order :] if self._order else ():
+            if not 0 <= token < self.vocab_size:  # it would mean the row of another context
+                raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {token}")
             row = row * self.vocab_size + token
         return row
 
@@ -104,8 +106,6 @@ class TableModel:
             if not isinstance(sequence, TableSequence):
                 raise ParameterError(f"sequences must have been opened by {self.name}, got {type(sequence).__name__}")
             for j, token in enumerate(row[:length]):
-                if not 0 <= token < self.vocab_size:
-                    raise ParameterError(f"tokens must be in 0 … {self.vocab_size - 1}, got {token}")
                 sequence.tokens.append(token)
                 contexts.append(self._row_after(sequence.tokens))
                 places.append(i * tokens.shape[1] + j)
