@@ -62,6 +62,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     the offered tokens, rejected ones included (in the result's `rounds`).
     lenience: below 1 the output is LOSSY, no longer the target's law: drafted tokens are accepted with
     min(1, target / (lenience · draft)), or at temperature 0 if they have lenience times the best one's probability.
+    alternatives: tokens that are scored in each drafted one's place, 0 … 16, from models and heads as drafts; None: where
+    they pay, with an adaptive length. If the target rejects the draft and draws one of them, the round has one token more.
     cancelled: called between rounds; generation ends with finish_reason "cancelled" once it returns true.
 
     Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….
@@ -148,6 +150,7 @@ class Generation:
             self.options.extras,
             self.options.cancelled,
             self.options.lenience,
+            self.options.alternatives,
         )
 
     def _request(self, i: int) -> Request:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from outrider.checks import check_count
 from outrider.choices import Draft, Length
+from outrider.drafters.base import MOST_ALTERNATIVES
 from outrider.errors import ParameterError
 from outrider.lenience import check_lenience
 from outrider.randomness import check_seed
@@ -39,6 +41,7 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     processors: Sequence[LogitsProcessor]
     lenience: float
+    alternatives: int | None
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Options:
     extras: Extras = field(default_factory=Extras)
     cancelled: Callable[[], bool] = lambda: False
     lenience: float = 1.0
+    alternatives: int | None = None
 
 
 def parse_options(count: int, given: GenerateOptions) -> Options:
@@ -71,6 +75,9 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     lenience = check_lenience(options.pop("lenience", 1.0))
     if lenience < 1.0 and (given.get("draft", "") is None or _never_drafts(given.get("num_draft_tokens"))):
         raise ParameterError(f"lenience must be 1 without a draft, got {lenience:g}: it is about accepting drafted tokens")
+    alternatives = options.pop("alternatives", None)
+    if alternatives is not None:
+        check_count("alternatives", alternatives, 0, MOST_ALTERNATIVES)
     rest = {key: options.pop(key) for key in ("max_new_tokens", "ignore_eos", "cancelled") if key in options}
     known = SamplingSettings.__dataclass_fields__
     unknown = [key for key in options if key not in known]
@@ -86,6 +93,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         seeds=seeds,
         extras=extras,
         lenience=lenience,
+        alternatives=alternatives,
         **rest,
     )
 

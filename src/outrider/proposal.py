@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
+from outrider.device_data import index, pad_rows
 from outrider.models.base import Sequence, Source
 from outrider.randomness import RandomStream
 
@@ -21,6 +21,7 @@ class DraftRow:
     tokens: prompt and output so far (shared with the decoder, never changed here). stream: the row's randomness, from
     which every draw takes fresh numbers. sequence: the target's own. state: the drafter's. uncertain: how many of the last
     tokens may be taken back, inside a drafter that is itself a speculative decoder. source: what the target's encoder read.
+    drawn: of the last tokens, how many the last round drew by the target's law rather than keep from the draft.
     """
 
     tokens: list[int]
@@ -30,6 +31,7 @@ class DraftRow:
     state: Any = None
     uncertain: int = 0
     source: Source | None = None
+    drawn: int = 1
 
     @property
     def certain(self) -> int:
@@ -48,18 +50,39 @@ class DraftRow:
 
 
 @dataclass(frozen=True)
+class Alternatives:
+    """What a draft might have said instead, for R rows: scored in the same pass, tested by nothing.
+
+    If a drafted token is rejected and the recovered one is among those for its place, the token after it is known, too
+    (`round`). So they may be chosen in any way that does not look at the randomness of the verification.
+
+    tokens: int64 [R, M], row i's in the first len(places[i]) columns. places: per row and alternative, the drafted token
+    (from 0) in whose place it stands. classes: of how likely the draft held each (`draft_length.signals.LIKELY`).
+    """
+
+    tokens: Tensor
+    places: list[list[int]]
+    classes: list[list[int]]
+
+    def count(self, row: int) -> int:
+        """How many a row has."""
+        return len(self.places[row])
+
+
+@dataclass(frozen=True)
 class Proposal:
     """Drafted tokens for R rows.
 
     tokens: int64 [R, K] on the target's device, row i's in the first lengths[i] columns. probs: [R, K, V], the laws they
     were drawn from, or None if all are certain: a point mass each. signals: per row, one per token, if the drafter is
-    gated.
+    gated. beside: alternatives to them, if there are any.
     """
 
     tokens: Tensor
     lengths: list[int]
     probs: Tensor | None = None
     signals: list[list[int]] | None = None
+    beside: Alternatives | None = None
 
 
 def empty_proposal(rows: int, device: torch.device) -> Proposal:
@@ -89,3 +112,30 @@ def _side_by_side(laws: Many[Many[Tensor]], width: int) -> Tensor:
             law = torch.cat(list(row))
             out[i, : len(law)] = law
     return out
+
+
+def padded_alternatives(rows: Many[Many[tuple[int, int, int]]], device: torch.device) -> Alternatives | None:
+    """Of each row's alternatives (token, place, class); None if nobody has any."""
+    if not any(rows):
+        return None
+    tokens, _ = pad_rows([[token for token, *_ in row] for row in rows], device)
+    places = [[place for _, place, _ in row] for row in rows]
+    return Alternatives(tokens, places, [[kind for *_, kind in row] for row in rows])
+
+
+def merged_alternatives(
+    parts: Many[tuple[Many[int], Alternatives | None]], rows: int, device: torch.device
+) -> Alternatives | None:
+    """Of several drafters: each part's rows among all, and their alternatives."""
+    width = max((part.tokens.shape[1] for _, part in parts if part is not None), default=0)
+    if width == 0:
+        return None
+    merged = Alternatives(
+        torch.zeros(rows, width, dtype=torch.long, device=device), [[] for _ in range(rows)], [[] for _ in range(rows)]
+    )
+    for mine, part in parts:
+        if part is not None:
+            merged.tokens[index(mine, device), : part.tokens.shape[1]] = part.tokens
+            for i, places, classes in zip(mine, part.places, part.classes, strict=True):
+                merged.places[i], merged.classes[i] = places, classes
+    return merged

@@ -8,7 +8,8 @@ from typing import Literal
 
 Origin = Literal["prompt", "accepted", "lenient", "recovered", "bonus", "target"]
 """Where a token came from: accepted from the draft, or accepted by lenience alone (lossy); drawn after a rejection
-(recovered), after a fully accepted draft (bonus), or in a round without a draft (target)."""
+(recovered), after a fully accepted draft or a recovered token that had been scored (bonus), or in a round without a draft
+(target)."""
 
 FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
 """Why a sequence ended: end-of-sequence token, stop string, `max_new_tokens`, the model's context is full, cancelled."""
@@ -22,8 +23,10 @@ drawing and acceptance; other: the loop, tokens to text, bookkeeping."""
 class Round:
     """One pass of the target for one sequence.
 
-    tokens: the tokens kept, at least one; fewer than accepted + 1 only where the sequence ended inside them.
+    tokens: the tokens kept, at least one: the accepted ones, the recovered or bonus token, and after a recovered one that
+    was among the alternatives the bonus token; fewer only where the sequence ended inside them.
     drafted: tokens offered. accepted: how many of them the rule accepted. drafter: who proposed, None without a draft.
+    alternatives: tokens scored beside the draft (`proposal.Alternatives`). taken: whether the recovered token was one.
     seconds: by phase, this row's share of the round. logprobs: of the kept tokens, under the target's raw logits.
     drafts, betas: the offered tokens, and sum min(target, draft) at each offered position, if asked for.
     signals: how sure the draft was of each token, in classes (`draft_length.signals`), if the policy asked.
@@ -44,11 +47,18 @@ class Round:
     finish_reason: FinishReason | None = None
     lenience: float = 1.0
     lenient: tuple[int, ...] = ()
+    alternatives: int = 0
+    taken: bool = False
 
     @property
     def lossy(self) -> bool:
         """Whether the tokens need not follow the target's law."""
         return self.lenience < 1.0
+
+    @property
+    def scored(self) -> int:
+        """Tokens in the target's pass: the newest one, the draft and its alternatives."""
+        return 1 + self.drafted + self.alternatives
 
     @property
     def tested(self) -> int:
@@ -60,7 +70,8 @@ class Round:
         """The origin of each kept token."""
         last: Origin = "target" if not self.drafted else "bonus" if self.accepted == self.drafted else "recovered"
         accepted: list[Origin] = ["lenient" if i in self.lenient else "accepted" for i in range(self.accepted)]
-        return (*accepted, last)[: len(self.tokens)]
+        further: list[Origin] = ["bonus"] if self.taken else []
+        return (*accepted, last, *further)[: len(self.tokens)]
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class Stats:
     acceptance_rate: accepted / tested, the estimate of alpha (None without drafts). draft_acceptance_rate: accepted /
     drafted, which is lower, since nothing after a rejection is tested. mean_acceptance_length: tokens per round, the
     recovered or bonus token included. overhead: share of the decoding time outside the models' forward passes.
-    lenience: below 1 the output is lossy. lenient: tokens that are there by lenience alone.
+    lenience: below 1 the output is lossy. lenient: tokens that are there by lenience alone. alternatives: tokens scored
+    beside drafts. taken: recovered tokens among them, each of which brought a token more.
     """
 
     rounds: int
@@ -81,6 +93,8 @@ class Stats:
     seconds: dict[str, float]
     lenience: float = 1.0
     lenient: int = 0
+    alternatives: int = 0
+    taken: int = 0
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -118,6 +132,8 @@ class Stats:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "tested": self.tested,
+            "alternatives": self.alternatives,
+            "taken": self.taken,
             "acceptance_rate": self.acceptance_rate,
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
@@ -141,6 +157,8 @@ def summarise(rounds: Iterable[Round], prefill_seconds: float = 0.0) -> Stats:
         seconds=seconds,
         lenience=min((r.lenience for r in rounds), default=1.0),
         lenient=sum(origin == "lenient" for r in rounds for origin in r.origins),
+        alternatives=sum(r.alternatives for r in rounds),
+        taken=sum(r.taken for r in rounds),
     )
 
 

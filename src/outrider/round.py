@@ -4,12 +4,17 @@ The decoder's rounds and those inside a drafter that is itself a speculative dec
 
 At temperature 0 the target's laws are point masses, and the acceptance rule says: keep what agrees with its best tokens. No
 law is written out then: beside a quick engine's passes that alone would be several per cent of a round.
+
+**Alternatives.** Beside the draft, tokens that might stand in the places of drafted ones can be scored in the same pass.
+They are tested by nothing: the rule decides about the draft as ever, and draws the recovered token as ever. If that happens
+to be one of the alternatives for its place, the target's law after it is known already, and the bonus token is drawn from
+it. So the law of what is kept is `verify`'s and then the target's own, whatever was chosen to be scored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -18,9 +23,9 @@ from torch import Tensor
 from outrider.clock import PhaseClock
 from outrider.device_data import index, to_device
 from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
-from outrider.models.base import LanguageModel, fit_vocabulary
+from outrider.models.base import LanguageModel, fit_vocabulary, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
-from outrider.sampling import Context, SamplingSettings, greedy_tokens, standardize
+from outrider.sampling import Context, SamplingSettings, draw, greedy_tokens, standardize
 from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
@@ -46,6 +51,7 @@ class Outcome:
     The token after them is -1 if there is no law for it, which matters only if the sequence goes on that far.
     laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device; None if they are point masses.
     lenient: accepted tokens, by position, that the exact rule would have rejected.
+    taken: the recovered token was an alternative, so one token more follows it; the sequence ends with the recovered one.
     """
 
     tokens: list[int]
@@ -55,6 +61,7 @@ class Outcome:
     drafts: list[int] | None
     laws: Tensor | None
     lenient: tuple[int, ...] = ()
+    taken: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,18 +81,36 @@ class Scorer:
 
 
 def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> list[Outcome]:
-    """Score what the model has not seen of each row, and its draft, in one pass, and decide what is kept.
+    """Score what the model has not seen of each row, its draft and alternatives, in one pass, and decide what is kept.
 
     The sequences then hold the draft, too: the caller truncates them.
     """
+    outcomes, beside = _verify(scorer, rows, proposal)
+    if beside is None or proposal.beside is None:
+        return outcomes
+    with scorer.clock.phase("sampling"):
+        each = zip(rows, outcomes, strict=True)
+        return [_go_on(scorer, row, outcome, proposal, i, beside) for i, (row, outcome) in enumerate(each)]
+
+
+def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[list[Outcome], Tensor | None]:
+    """What the rule keeps of the draft. → the outcomes, the logits after the alternatives [R, M, V]"""
     model, clock = scorer.model, scorer.clock
     with clock.phase("sampling"):
         tokens, lengths, first = _to_score(rows, proposal, model.device)
         if scorer.vocab_size is not None and scorer.vocab_size > model.vocab_size:
             tokens = tokens.where(tokens < model.vocab_size, 0)  # padding entries that only a larger target has
+    beside: Tensor | None = None
     with clock.phase(scorer.phase):
-        scored = model.score([row.sequence for row in rows], tokens, lengths, "all")
-        assert scored is not None
+        sequences = [row.sequence for row in rows]
+        if proposal.beside is None:
+            scored = model.score(sequences, tokens, lengths, "all")
+            assert scored is not None
+        else:
+            assert scores_alternatives(model)  # nobody drafts any for other models
+            places = [[at + 1 + place for place in own] for at, own in zip(first, proposal.beside.places, strict=True)]
+            scored = model.score_beside(sequences, tokens, lengths, proposal.beside.tokens, places)
+            scored, beside = scored[:, : tokens.shape[1]], scored[:, tokens.shape[1] :]
     with clock.phase("sampling"):
         width = proposal.tokens.shape[1]
         logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
@@ -93,7 +118,7 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         if scorer.sampling.greedy and scorer.lenience == 1.0 and not scorer.extras.betas:
             for row, length in zip(rows, proposal.lengths, strict=True):
                 row.stream.take(length + 1)  # no use for them, but later drafts must not depend on what is reported
-            return _greedy_outcomes(scorer, logits, contexts, proposal)
+            return _greedy_outcomes(scorer, logits, contexts, proposal), beside
         uniforms = _uniforms(rows, proposal, model.device)
         probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
         drafted = index(proposal.lengths, model.device)
@@ -110,7 +135,40 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
         if verdict.lenient is not None:
             columns.append(verdict.lenient)
         packed = _read(columns)
-    return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))]
+    return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))], beside
+
+
+def _go_on(scorer: Scorer, row: DraftRow, outcome: Outcome, proposal: Proposal, i: int, beside: Tensor) -> Outcome:
+    """The outcome, with the token after a recovered one that was among the alternatives for its place."""
+    offered = proposal.beside
+    assert offered is not None
+    if outcome.accepted == proposal.lengths[i] or not offered.places[i]:
+        return outcome
+    recovered = outcome.tokens[-1]
+    each = zip(offered.places[i], offered.tokens[i].tolist(), strict=False)
+    found = next((m for m, other in enumerate(each) if other == (outcome.accepted, recovered)), None)
+    if found is None:
+        return outcome
+    model, sampling = scorer.model, scorer.sampling
+    assert scores_alternatives(model)
+    model.take_alternative(row.sequence, len(row.tokens) + outcome.accepted, found)
+    logits = fit_vocabulary(beside[i, found : found + 1], scorer.vocab_size or model.vocab_size)
+    contexts = None
+    if sampling.needs_context:
+        before = index([*row.tokens, *outcome.tokens], model.device)
+        contexts = [Context(before, row.prompt_length)]
+    (uniform,) = row.stream.take(1)
+    laws = outcome.laws
+    if sampling.greedy:
+        bonus = greedy_tokens(logits, sampling, contexts)
+    else:
+        law = standardize(logits, sampling, contexts)
+        bonus = draw(law, to_device([uniform], model.device, torch.float64))
+        laws = None if laws is None else torch.cat([laws, law])
+    logprobs = outcome.logprobs
+    if logprobs is not None:
+        logprobs = [*logprobs, *_logprobs_at(logits, bonus).tolist()]
+    return replace(outcome, tokens=[*outcome.tokens, int(bonus)], logprobs=logprobs, laws=laws, taken=True)
 
 
 def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[Outcome]:

@@ -226,7 +226,8 @@ def read_rounds(given: Any, new: list[int]) -> tuple[Round, ...]:
     rounds, at = [], 0
     for kept, drafted, accepted in given:
         token_ids([kept, drafted, accepted])
-        if not 0 <= accepted <= drafted or not 1 <= kept <= accepted + 1:
+        further = int(accepted < drafted)  # after a recovered token that was among the alternatives
+        if not 0 <= accepted <= drafted or not 1 <= kept <= accepted + 1 + further:
             raise ValueError(f"a round can't be {[kept, drafted, accepted]}")
         rounds.append(Round(tuple(new[at : at + kept]), drafted, accepted, "unknown"))
         at += kept

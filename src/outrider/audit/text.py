@@ -40,4 +40,4 @@ class Text:
         """Whether the rule decided about each new token, if that is known."""
         if not self.rounds:
             return None
-        return [place < record.drafted for record in self.rounds for place in range(len(record.tokens))]
+        return [place < record.tested for record in self.rounds for place in range(len(record.tokens))]

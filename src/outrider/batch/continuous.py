@@ -128,7 +128,15 @@ class ContinuousBatch:
 
     def _lane(self, key: tuple[Any, ...], options: Options) -> _Lane:
         if key not in self._lanes:
-            decoder = Decoder(self._ready.target, (), options.sampling, self._ready.drafter, self._ready.length)
+            ready = self._ready
+            decoder = Decoder(
+                ready.target,
+                (),
+                options.sampling,
+                ready.drafter,
+                ready.length,
+                alternatives=ready.defaults.get("alternatives"),
+            )
             self._lanes[key] = _Lane(decoder)
         return self._lanes[key]
 

@@ -15,7 +15,7 @@ from outrider.checks import check_count
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
-from outrider.cli.sampling import law_options, length_option, parse_length
+from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
 from outrider.cli.shared_options import json_option, text_options
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
 @law_options
 @click.option("--lenience", type=float, default=1.0, help="Below 1: LOSSY, accept more than the target's law allows.")
+@alternatives_option
 @beam_options
 @click.option("--seed", type=int, help="For the same output again  [default: random]")
 @text_options

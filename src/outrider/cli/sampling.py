@@ -45,6 +45,14 @@ length_option = click.option(
 )
 
 
+alternatives_option = click.option(
+    "--alternatives",
+    type=int,
+    metavar="N",
+    help="Tokens to score in each drafted one's place, 0 … 16  [default: where it pays]",
+)
+
+
 def parse_length(text: str) -> int | OptimalLength | None:
     """N, auto (None) or optimal:ALPHA."""
     from outrider.draft_length import FixedLength, OptimalLength

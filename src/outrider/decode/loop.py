@@ -20,7 +20,7 @@ from outrider.clock import PhaseClock
 from outrider.decode.row import Request, Row, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
-from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.base import DraftContext, Drafter, check_alternatives
 from outrider.errors import ParameterError
 from outrider.lenience import check_lenience
 from outrider.models.base import LanguageModel, open_sequence
@@ -38,6 +38,7 @@ class Decoder:
     `close` at the end.
 
     lenience: below 1 more is accepted than the target's law allows: lossy (`lenience`).
+    alternatives: to be scored beside each drafted token (`proposal.Alternatives`), None: those that the length's policy wants.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Decoder:
         extras: Extras | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         lenience: float = 1.0,
+        alternatives: int | None = None,
     ) -> None:
         check_lenience(lenience)
         for request in requests:
@@ -67,7 +69,8 @@ class Decoder:
         self._was_cancelled = False
         self._clock = PhaseClock(target.device)
         self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
-        self._context = DraftContext(sampling, target, target.vocab_size, self._clock)
+        beside = check_alternatives(alternatives, target)
+        self._context = DraftContext(sampling, target, target.vocab_size, self._clock, beside)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds of all unfinished rows, a list of (row, round) per pass. Frees all sequences when it ends."""
@@ -133,7 +136,8 @@ class Decoder:
         outcomes = verify_round(self._scorer, [row.draft for row in active], proposal)
         kept = [row.extend(outcome.tokens) for row, outcome in zip(active, outcomes, strict=True)]
         accepted = [outcome.accepted for outcome in outcomes]
-        for row in active:
+        for row, outcome in zip(active, outcomes, strict=True):
+            row.draft.drawn = 2 if outcome.taken else 1
             # Scored: the old newest token and the draft. Still true of the row: all but its new newest token.
             row.sequence.truncate(min(row.sequence.length, len(row.tokens) - 1))
         if self.drafter is not None:
@@ -143,7 +147,10 @@ class Decoder:
         for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):
             prospect = prospects[i] if proposal.lengths[i] else None
             record = _record(row, outcome, kept[i], prospect, seconds, proposal, i, self._scorer.lenience)
-            row.length.update(Trial(prospect, record.drafted, record.tested, record.accepted, record.signals or ()))
+            others, signals = tried(proposal, i, outcome), record.signals or ()
+            row.length.update(
+                Trial(prospect, record.drafted, record.tested, record.accepted, signals, others, record.alternatives)
+            )
             if row.finish_reason is not None:
                 self._close(row)
             records.append((row.number, record))
@@ -200,7 +207,20 @@ def _record(
         finish_reason=row.finish_reason,
         lenience=lenience,
         lenient=outcome.lenient,
+        alternatives=0 if proposal.beside is None else proposal.beside.count(i),
+        taken=outcome.taken,
     )
+
+
+def tried(proposal: Proposal, i: int, outcome: Outcome) -> list[tuple[int, bool]]:
+    """Of each alternative of row i in whose place the rule decided, its class and whether it was the recovered token."""
+    if proposal.beside is None:
+        return []
+    recovered = outcome.tokens[outcome.accepted] if outcome.taken else None
+    each = zip(proposal.beside.places[i], proposal.beside.classes[i], proposal.beside.tokens[i].tolist(), strict=False)
+    return [
+        (kind, place == outcome.accepted and token == recovered) for place, kind, token in each if place <= outcome.accepted
+    ]
 
 
 def decode(
@@ -211,9 +231,10 @@ def decode(
     length: DraftLength | None = None,
     extras: Extras | None = None,
     lenience: float = 1.0,
+    alternatives: int | None = None,
 ) -> tuple[list[list[int]], list[list[Round]]]:
     """Run a batch to its end. → each row's new tokens, each row's rounds"""
-    decoder = Decoder(target, requests, sampling, drafter, length, extras, lenience=lenience)
+    decoder = Decoder(target, requests, sampling, drafter, length, extras, lenience=lenience, alternatives=alternatives)
     rounds: list[list[Round]] = [[] for _ in requests]
     for batch in decoder.rounds():
         for number, record in batch:

@@ -22,6 +22,9 @@ falls on the s that had a reason: (1 - (1 - s)^B) / s times the difference, from
 
 Where a pass of another width than the one before takes longer, drafts are charged for it, and one that fits into a width
 that is kept anyhow is not (`kept_widths`).
+
+Once a draft is made, those alternatives (`proposal.Alternatives`) are scored beside it that are the recovered token often
+enough to pay for the wider pass, by rates learned for what the draft gave to them.
 """
 
 from __future__ import annotations
@@ -35,8 +38,11 @@ from outrider.draft_length.base import TESTS, DraftLength, Finding, LengthState,
 from outrider.draft_length.foretold import HORIZON
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.rates import Rate
-from outrider.draft_length.signals import PRIORS
+from outrider.draft_length.signals import LIKELY_PRIORS, PRIORS, likely_class
 from outrider.draft_length.tries import Tries
+
+MOST_WIDE = 17  # tokens in a pass with alternatives: what cost tables measure
+LIKELY_TESTS = 16.0  # decisions that the prior of an alternative's class weighs: several are decided in each round
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,32 @@ class _GatedPlan:
             return False
         return len(signals) < self.least or self.state.pays(self, signals)
 
+    def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
+        return self.state.choose(self, signals, others)
+
+
+class _Rescued:
+    """How often a rejected draft's recovered token was an alternative, and how many are scored a round: nothing at first."""
+
+    def __init__(self, memory: float) -> None:
+        self._share = Rate(0.0, TESTS, memory)
+        self._count = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the rejections."""
+        return self._share.value
+
+    @property
+    def width(self) -> int:
+        """Tokens that they add to a pass."""
+        return round(self._count)
+
+    def update(self, count: int, taken: bool, rejected: bool) -> None:
+        """A round with so many alternatives."""
+        self._share.update(int(rejected), int(taken))
+        self._count += (count - self._count) / 8
+
 
 class _AdaptiveState(LengthState):
     """Rates per kind of prospect and per signal, and the account of the probes."""
@@ -115,6 +147,8 @@ class _AdaptiveState(LengthState):
         self._policy = policy
         self._rates: dict[tuple[str, int], tuple[Rate, Rate]] = {}
         self._signals: dict[tuple[str, int], Rate] = {}
+        self._likely: dict[tuple[str, int], Rate] = {}
+        self._rescued: dict[str, _Rescued] = {}
         self._tries = Tries()
         self._context = 0
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
@@ -148,14 +182,16 @@ class _AdaptiveState(LengthState):
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
             first, later = (rate.value for rate in self._of(prospect))
-            most = 1.0 + (first / (1.0 - later) if later < 1.0 else first * prospect.longest)
+            rescued = self._of_rescued(prospect)
+            most = 1.0 + rescued.share + (first / (1.0 - later) if later < 1.0 else first * prospect.longest)
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds)
+                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds, rescued.width)
                 if most <= best.rate * seconds:  # longer drafts take longer, and none can bring that much
                     break
-                rate = (1.0 + expected(first, later, k)) / (seconds + self._beyond(k, prospect))
+                further = rescued.share * (1.0 - first * later ** (k - 1))
+                rate = (1.0 + expected(first, later, k) + further) / (seconds + self._beyond(k, prospect))
                 if rate > best.rate:
                     best = _Best(rate, i, k)
         return best
@@ -224,9 +260,9 @@ class _AdaptiveState(LengthState):
         lasting = max(0.0, 2.0 * right - 1.0)
         return self._widths.expected(drafted, self._context, lasting)
 
-    def _saved(self, accepted: int, drafted: int, drafting: float) -> float:
+    def _saved(self, accepted: int, drafted: int, drafting: float, alternatives: int = 0) -> float:
         """Seconds that a round saves against plain decoding."""
-        return (accepted + 1) * self._verify(1) - self._round(drafted, drafting)
+        return (accepted + 1) * self._verify(1) - self._round(drafted, drafting, alternatives)
 
     def _worthwhile(self, prospect: Prospect) -> float:
         """The acceptance from which on a draft of one token pays."""
@@ -238,13 +274,35 @@ class _AdaptiveState(LengthState):
         survival = 1.0
         for signal in signals:
             survival *= self._of_signal(plan.about, signal).value
-        later = self._of(plan.about)[1].value
+        later, rescued = self._of(plan.about)[1].value, self._of_rescued(plan.about).share
         for k in range(drafted + 1, plan.limit + 1):
             seconds = self._shared((k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1))
             seconds += self._beyond(k, plan.about) - self._beyond(drafted, plan.about)
-            if survival * expected(later, later, k - drafted) > plan.rate * seconds:
+            gain = expected(later, later, k - drafted) + rescued * (1.0 - later ** (k - drafted))
+            if survival * gain > plan.rate * seconds:
                 return True
         return False
+
+    def choose(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
+        """The alternatives that bring more tokens than the wider pass's seconds would at the planned rate."""
+        reached, found = 1.0, []
+        for place, (signal, probabilities) in enumerate(zip(signals, others, strict=True)):
+            for m, probability in enumerate(probabilities):
+                rate = self._of_likely(plan.about, likely_class(probability)).value
+                found.append((reached * rate, place, m))
+            reached *= self._of_signal(plan.about, signal).value
+        found.sort(key=lambda one: -one[0])
+        drafted = len(signals)
+        best, count, gain = 0.0, 0, 0.0
+        for n, (value, *_) in enumerate(found[: MOST_WIDE - drafted - 1], 1):
+            gain += value
+            wider = self._shared(self._verify(drafted + 1 + n) - self._verify(drafted + 1))
+            if gain - plan.rate * wider > best:
+                best, count = gain - plan.rate * wider, n
+        chosen: list[list[int]] = [[] for _ in others]
+        for _, place, m in found[:count]:
+            chosen[place].append(m)
+        return chosen
 
     def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect
@@ -254,8 +312,8 @@ class _AdaptiveState(LengthState):
             self._account.spend(self._verify(1) + kept, -kept)
             return
         drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
-        saved = self._saved(outcome.accepted, outcome.drafted, drafting) - kept
-        self._account.spend(self._round(outcome.drafted, drafting) + kept, saved)
+        saved = self._saved(outcome.accepted + outcome.taken, outcome.drafted, drafting, outcome.alternatives) - kept
+        self._account.spend(self._round(outcome.drafted, drafting, outcome.alternatives) + kept, saved)
         self._tries.tried((prospect.drafter, prospect.kind), outcome.accepted > 0, self._worthwhile(prospect))
         if not prospect.foretold:
             first, later = self._of(prospect)
@@ -263,6 +321,11 @@ class _AdaptiveState(LengthState):
             later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))
         for i, signal in enumerate(outcome.signals[: outcome.tested]):
             self._of_signal(prospect, signal).update(1, int(i < outcome.accepted))
+        for kind, right in outcome.others:
+            self._of_likely(prospect, kind).update(1, int(right))
+        if outcome.signals:
+            rejected = outcome.accepted < outcome.drafted
+            self._of_rescued(prospect).update(outcome.alternatives, outcome.taken, rejected)
 
     learns = True
 
@@ -280,12 +343,13 @@ class _AdaptiveState(LengthState):
     def _verify(self, tokens: int) -> float:
         return self._policy.costs.verify(tokens, self._context)
 
-    def _round(self, drafted: int, drafting: float) -> float:
+    def _round(self, drafted: int, drafting: float, alternatives: int = 0) -> float:
         """Seconds of a round that drafts so many tokens in so many seconds."""
+        scored = drafted + 1 + alternatives
         if self._policy.costs.company == 1:
-            return drafting + self._verify(drafted + 1)
+            return drafting + self._verify(scored)
         plain = self._verify(1)
-        return plain + self._shared(drafting + self._verify(drafted + 1) - plain)
+        return plain + self._shared(drafting + self._verify(scored) - plain)
 
     def _shared(self, extra: float) -> float:
         """What seconds more than a plain round's cost, where all rows of the batch wait for them: see the top."""
@@ -306,6 +370,17 @@ class _AdaptiveState(LengthState):
         if key not in self._signals:
             self._signals[key] = self._rate(PRIORS[signal], prospect)
         return self._signals[key]
+
+    def _of_likely(self, prospect: Prospect, kind: int) -> Rate:
+        key = (prospect.drafter, kind)
+        if key not in self._likely:
+            self._likely[key] = Rate(LIKELY_PRIORS[kind], LIKELY_TESTS, self._policy.memory)
+        return self._likely[key]
+
+    def _of_rescued(self, prospect: Prospect) -> _Rescued:
+        if prospect.drafter not in self._rescued:
+            self._rescued[prospect.drafter] = _Rescued(self._policy.memory)
+        return self._rescued[prospect.drafter]
 
     def _rate(self, prior: float, prospect: Prospect) -> Rate:
         return Rate(prior, prospect.tests, self._policy.memory)

@@ -55,6 +55,11 @@ class Plan(Protocol):
     def go_on(self, signals: Many[int]) -> bool:
         """Whether to draft one more, after tokens with these signals (`signals`), one per token."""
 
+    def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
+        """Which alternatives to have scored beside the drafted tokens. others: what the draft gave to the likeliest other
+        tokens in each one's place. → indices, a list for each place
+        """
+
 
 def only_gated(signals: Many[list[int]], plans: Many[Plan]) -> list[list[int]] | None:
     """The signals of rows whose plan asked: a row must not learn what it would not have, had it been alone."""
@@ -75,16 +80,32 @@ class SimplePlan:
         """Up to the limit, always."""
         return len(signals) < self.limit
 
+    def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
+        """None: a plan that says a number means a chain of them."""
+        del signals
+        return [[] for _ in others]
+
 
 @dataclass(frozen=True)
 class Trial:
-    """What a round showed. tested: tokens on which the rule decided; accepted of them. signals: of each drafted token."""
+    """What a round showed. tested: tokens on which the rule decided; accepted of them. signals: of each drafted token.
+
+    others: of each alternative in whose place the rule decided, its class and whether it was the recovered token.
+    alternatives: how many were offered.
+    """
 
     prospect: Prospect | None = None
     drafted: int = 0
     tested: int = 0
     accepted: int = 0
     signals: Many[int] = ()
+    others: Many[tuple[int, bool]] = ()
+    alternatives: int = 0
+
+    @property
+    def taken(self) -> bool:
+        """Whether one of them was."""
+        return any(right for _, right in self.others)
 
 
 @dataclass(frozen=True)

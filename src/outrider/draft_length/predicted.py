@@ -20,7 +20,7 @@ def _contexts(rounds: Iterable[Round], prompt_tokens: int) -> Iterator[tuple[Rou
 def passes(rounds: Iterable[Round], prompt_tokens: int) -> list[tuple[int, int, float]]:
     """(tokens scored, context, seconds) of the target's pass of each round, the sampling after it included."""
     return [
-        (record.drafted + 1, context, record.seconds["verify"] + record.seconds.get("sampling", 0.0))
+        (record.scored, context, record.seconds["verify"] + record.seconds.get("sampling", 0.0))
         for record, context in _contexts(rounds, prompt_tokens)
         if "verify" in record.seconds
     ]
@@ -35,7 +35,7 @@ def predicted_seconds(
     """
     kept = KeptWidths(costs)
     return sum(
-        costs.verify(record.drafted + 1, context)
+        costs.verify(record.scored, context)
         + kept.follow(record.drafted, context)
         + drafting.get(record.drafter or "", _NOTHING).of(record.drafted)
         for record, context in _contexts(rounds, prompt_tokens)

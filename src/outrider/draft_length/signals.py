@@ -3,6 +3,9 @@
 The signal is the draft's own probability of the token at temperature 1, before any filter: at temperature 0 the law is
 one-hot and tells nothing. It belongs to a token that is offered in any case, and only decides about the next one. The
 law's entropy, the margin to the second best token and the position foretell nothing beyond it (EXPERIMENTS.md).
+
+The same for tokens that were not drawn, as alternatives (`proposal.Alternatives`): the probability that such a one is the
+recovered token is learned for classes of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +24,35 @@ from outrider.sampling.draw import on_host
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.87, 0.95, 0.99)
 # Acceptance assumed for each class at first; what is tested of the class soon outweighs it.
 PRIORS = (0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98)
+
+LEAST_LIKELY = 0.02
+LIKELY = (0.04, 0.08, 0.15, 0.25, 0.4)
+LIKELY_PRIORS = (0.03, 0.055, 0.11, 0.2, 0.33, 0.45)  # greedy, a head's probability is right; sampled, half of it is
+MOST_OTHERS = 8
+
+
+def likely_others(logits: Tensor, drawn: int, count: int | None = None) -> list[tuple[int, float]]:
+    """Tokens that might have come instead, the likeliest first, and their probabilities. logits: [V]. Reads back.
+
+    count: so many of them; None: those of `LEAST_LIKELY` at least, `MOST_OTHERS` at most.
+    """
+    row = on_host(logits.cpu().to(torch.promote_types(logits.dtype, torch.float32)))
+    with np.errstate(invalid="ignore"):  # -inf everywhere
+        weights = np.exp(row - row.max())
+        total = float(weights.sum())
+    if not total > 0.0:
+        return []
+    if count is None:
+        found = np.flatnonzero(weights > LEAST_LIKELY * total)
+    else:
+        found = np.argpartition(-weights, min(count, len(weights) - 1))[: count + 1]
+    ranked = sorted((-float(weights[token]), int(token)) for token in found if token != drawn and weights[token] > 0.0)
+    return [(token, -weight / total) for weight, token in ranked[: MOST_OTHERS if count is None else count]]
+
+
+def likely_class(probability: float) -> int:
+    """0 … len(LIKELY)"""
+    return bisect_left(LIKELY, probability)
 
 
 def token_signals(logits: Tensor, tokens: Tensor) -> list[int]:

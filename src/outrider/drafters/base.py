@@ -17,26 +17,52 @@ from dataclasses import dataclass, field
 
 import torch
 
+from outrider.checks import check_count
 from outrider.clock import PhaseClock
 from outrider.costs import DraftSeconds
 from outrider.draft_length.base import Plan, Prospect
-from outrider.models.base import LanguageModel
+from outrider.errors import ParameterError
+from outrider.models.base import LanguageModel, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
 
 
 @dataclass
 class DraftContext:
-    """What drafting depends on besides the rows. vocab_size: the width of the laws that proposals are tested against."""
+    """What drafting depends on besides the rows. vocab_size: the width of the laws that proposals are tested against.
+
+    alternatives: how many the target may be given beside each drafted token; None: those that the plan chooses.
+    """
 
     sampling: SamplingSettings
     target: LanguageModel
     vocab_size: int
     clock: PhaseClock = field(default_factory=PhaseClock)
+    alternatives: int | None = 0
 
     @property
     def device(self) -> torch.device:
         return self.target.device
+
+
+MOST_ALTERNATIVES = 16
+
+
+def check_alternatives(count: int | None, target: LanguageModel) -> int | None:
+    """How many alternatives a drafted token may have for this target: as wanted, none where it can't score any.
+
+    Raises `ParameterError` for a number that is out of range, or that it can't serve.
+    """
+    possible = scores_alternatives(target)
+    if count is None:
+        return None if possible else 0
+    check_count("alternatives", count, 0, MOST_ALTERNATIVES)
+    if count and not possible:
+        raise ParameterError(
+            f"alternatives must be 0 for {target.name}, got {count}: decoder-only models of the transformers engine score "
+            "them, but for 8-bit weights, compiled passes and several ranks"
+        )
+    return count
 
 
 class Drafter(ABC):

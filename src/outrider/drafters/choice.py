@@ -18,7 +18,7 @@ from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import DraftRow, Proposal, empty_proposal, merged_alternatives
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class _Part:
 
     def go_on(self, signals: Many[int]) -> bool:
         return self.whole.go_on(signals)
+
+    def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
+        return self.whole.choose(signals, others)
 
 
 @dataclass
@@ -120,7 +123,7 @@ class ChoiceDrafter(Drafter):
 def _child(row: DraftRow, number: int) -> DraftRow:
     """The row as one of the drafters sees it; the tokens are shared."""
     own: DraftRow = row.state.rows[number]
-    own.uncertain = row.uncertain
+    own.uncertain, own.drawn = row.uncertain, row.drawn
     return own
 
 
@@ -144,7 +147,8 @@ def _merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftCo
             signals[i] = proposal.signals[j] if proposal.signals else []
         if probs is not None:
             probs[at, :count] = _law(proposal, probs)
-    return Proposal(tokens, lengths, probs, signals)
+    beside = merged_alternatives([(mine, proposal.beside) for mine, proposal in parts], rows, context.device)
+    return Proposal(tokens, lengths, probs, signals, beside)
 
 
 def _empty_laws(laws: list[Tensor], rows: int, width: int, context: DraftContext) -> Tensor:

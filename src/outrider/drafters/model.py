@@ -10,12 +10,12 @@ from torch import Tensor
 from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import index, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
-from outrider.draft_length.signals import token_signals
+from outrider.draft_length.signals import likely_class, likely_others, token_signals
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.models.base import LanguageModel, fit_vocabulary, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
-from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.proposal import Alternatives, DraftRow, Proposal, empty_proposal, padded_alternatives
 from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
 
 MOST = 64
@@ -90,6 +90,7 @@ class ModelDrafter(Drafter):
         gated = any(plan.gated for plan in plans)
         lengths = [0] * len(rows)
         signals: list[list[int]] = [[] for _ in rows]
+        others: list[list[list[tuple[int, float]]]] = [[] for _ in rows]
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         active = [i for i, limit in enumerate(limits) if limit > 0]
@@ -106,6 +107,9 @@ class ModelDrafter(Drafter):
                     for i, signal in zip(active, token_signals(logits[:, 0], self._own(token)), strict=True):
                         if i not in lost:
                             signals[i].append(signal)
+                for i, found in self._others(logits, token, active, plans, context):
+                    if i not in lost:
+                        others[i].append(found)
                 tokens.append(_spread(token, active, len(rows)))
                 if law is not None:
                     probs.append(_spread(law, active, len(rows)))
@@ -117,7 +121,22 @@ class ModelDrafter(Drafter):
             return empty_proposal(len(rows), context.device)
         longest = max(lengths)
         laws = torch.stack(probs[:longest], dim=1) if probs else None
-        return Proposal(torch.stack(tokens[:longest], dim=1), lengths, laws, only_gated(signals, plans))
+        beside = _alternatives(signals, others, plans, context)
+        return Proposal(torch.stack(tokens[:longest], dim=1), lengths, laws, only_gated(signals, plans), beside)
+
+    def _others(
+        self, logits: Tensor, drawn: Tensor, active: list[int], plans: Many[Plan], context: DraftContext
+    ) -> list[tuple[int, list[tuple[int, float]]]]:
+        """What the draft might have said instead, by row, where alternatives may be wanted. logits: [A, 1, V']"""
+        count = context.alternatives
+        if count == 0:
+            return []
+        fitted = fit_vocabulary(logits[:, 0], context.vocab_size)
+        return [
+            (i, likely_others(law, token, count))
+            for i, law, token in zip(active, fitted, drawn.tolist(), strict=True)
+            if count or plans[i].gated
+        ]
 
     def _own(self, tokens: Tensor) -> Tensor:
         """The target's tokens as the draft model numbers them."""
@@ -161,7 +180,7 @@ class ModelDrafter(Drafter):
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""
         del drafted, accepted
         for row in rows:
-            row.state.truncate(min(row.state.length, len(self._read(row)) - 1))
+            row.state.truncate(min(row.state.length, len(self._read(row)) - row.drawn))
 
     def reader(self) -> LanguageModel:
         """The model that gives the draft's laws along a known text (`forced`)."""
@@ -170,6 +189,20 @@ class ModelDrafter(Drafter):
     def end(self, row: DraftRow) -> None:
         if row.state is not None:
             row.state.close()
+
+
+def _alternatives(
+    signals: list[list[int]], others: list[list[list[tuple[int, float]]]], plans: Many[Plan], context: DraftContext
+) -> Alternatives | None:
+    """Those that the plans choose, or as many a place as were asked for. others: per row and place (token, probability)."""
+    rows = []
+    for known, found, plan in zip(signals, others, plans, strict=True):
+        if context.alternatives is None and found:
+            chosen = plan.choose(known, [[share for _, share in place] for place in found])
+        else:
+            chosen = [list(range(len(place))) for place in found]
+        rows.append([(found[at][m][0], at, likely_class(found[at][m][1])) for at, some in enumerate(chosen) for m in some])
+    return padded_alternatives(rows, context.device)
 
 
 def _context_tokens(row: DraftRow, drafted: list[Tensor], device: torch.device) -> Tensor:

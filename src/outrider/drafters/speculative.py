@@ -100,7 +100,7 @@ class SpeculativeDrafter(Drafter):
         inners: list[_Inner] = [row.state for row in rows]
         for row, inner in zip(rows, inners, strict=True):
             inner.row.tokens[:] = self._read(row)
-            inner.row.uncertain = row.uncertain
+            inner.row.uncertain, inner.row.drawn = row.uncertain, 1  # of its own rounds, from here on
         limits = [min(plan.limit, self._room(inner.row)) for plan, inner in zip(plans, inners, strict=True)]
         drafted: list[list[int]] = [[] for _ in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
@@ -151,8 +151,8 @@ class SpeculativeDrafter(Drafter):
         for row in rows:
             inner = row.state.row
             inner.tokens[:] = self._read(row)
-            inner.uncertain = row.uncertain
-            inner.sequence.truncate(min(inner.sequence.length, len(inner.tokens) - 1))
+            inner.uncertain, inner.drawn = row.uncertain, row.drawn
+            inner.sequence.truncate(min(inner.sequence.length, len(inner.tokens) - inner.drawn))
         self.drafter.observe([row.state.row for row in rows], drafted, accepted)
 
     def end(self, row: DraftRow) -> None:

@@ -200,6 +200,35 @@ def check_layers(layers: Many[int], count: int, name: str) -> None:
 
 
 @runtime_checkable
+class ScoresAlternatives(LanguageModel, Protocol):
+    """An engine that scores further tokens in the places of appended ones, in the same pass: what a draft might have said
+    instead. If one of them turns out to be the next token, the token after it is known, too.
+    """
+
+    @property
+    def scores_alternatives(self) -> bool:
+        """Whether it does so as it was loaded."""
+
+    def score_beside(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], others: Tensor, places: Many[Many[int]]
+    ) -> Tensor:
+        """As `score`, and after the tokens alternatives: others[i, m] stands where tokens[i, places[i][m]] does.
+
+        others: int64 [R, M]; row i's in the first len(places[i]) columns. An alternative sees the tokens before its place
+        and itself; nothing sees it, and it is not appended. Returns logits [R, N + M, V], those after alternative m in
+        column N + m.
+        """
+
+    def take_alternative(self, sequence: Sequence, position: int, m: int) -> None:
+        """After `score_beside`: let the sequence end with its alternative m at `position`, the place where it stood."""
+
+
+def scores_alternatives(model: LanguageModel) -> TypeGuard[ScoresAlternatives]:
+    """Whether a model offers `ScoresAlternatives`: asked in each round, so by one attribute."""
+    return getattr(model, "scores_alternatives", False) is True
+
+
+@runtime_checkable
 class CopiesPrefixes(Protocol):
     """An engine that can copy what one sequence caches into another: what beams share need not be scored twice."""
 
@@ -214,6 +243,24 @@ def check_copy(source: Sequence, target: Sequence, length: int) -> None:
     """Shared by engines: a copy lengthens `target`, by what `source` holds."""
     if not target.length <= length <= source.length:
         raise ParameterError(f"length must be in {target.length} … {source.length} to copy, got {length}")
+
+
+def check_places(lengths: Many[int], others: Tensor, places: Many[Many[int]]) -> None:
+    """Shared by engines: every alternative stands in the place of an appended token."""
+    for count, own in zip(lengths, places, strict=True):
+        if len(own) > others.shape[1]:
+            raise ParameterError(f"places must be at most {others.shape[1]} a row, one an alternative, got {len(own)}")
+        wrong = [place for place in own if not 0 <= place < count]
+        if wrong:
+            raise ParameterError(f"places must be in 0 … {count - 1}, those of appended tokens, got {wrong[0]}")
+
+
+def check_alternative(position: int, m: int, length: int, count: int) -> None:
+    """Shared by engines: there is such an alternative of the last pass, and its position is one that was scored."""
+    if not 0 <= m < count:
+        raise ParameterError(f"alternative must be one of the {count} of the sequence's last pass, got {m}")
+    if not 0 <= position < length:
+        raise ParameterError(f"position must be in 0 … {length - 1} for an alternative, got {position}")
 
 
 def check_truncate(length: int, current: int) -> None:

@@ -158,7 +158,10 @@ class EncoderDecoderModel(TransformersModel):
             self._cross.copy(self._open[-1].slot, sequence.slot)
         super().release(sequence)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None, at: Tensor | None = None
+    ) -> Tensor:
+        del at  # it scores no alternatives
         source = self.source_rows()
         with self.placed(positions, longest):
             out: Tensor = self.module(**self.pass_arguments(tokens, positions, longest, self._cache, source)).logits
@@ -183,7 +186,7 @@ class EncoderDecoderModel(TransformersModel):
         return [mask, *(torch.empty((rows, n, length, size), dtype=dtype, device=self.device) for n, size, dtype in shapes)]
 
     def pass_arguments(
-        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor]
+        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor], at: Tensor | None = None
     ) -> dict[str, Any]:
         """See `TransformersModel`."""
         mask, *held = source
@@ -194,7 +197,7 @@ class EncoderDecoderModel(TransformersModel):
         states = states.expand(tokens.shape[0], mask.shape[3], self._size)
         return {
             "decoder_input_ids": tokens,
-            "decoder_attention_mask": make_mask(positions, longest, self._pattern, self._additive),
+            "decoder_attention_mask": make_mask(positions, longest, self._pattern, self._additive, at),
             "attention_mask": mask,
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),
             "past_key_values": both,

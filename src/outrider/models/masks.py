@@ -1,7 +1,8 @@
 """Attention masks for the slot cache: what each query position of each row may see, by absolute position.
 
 Position k is visible to the query at position q if k <= q and, in a layer with a sliding window w, k > q - w. Nothing else
-is needed: other rows live in other slots, and everything past a row's end has k > q.
+is needed: other rows live in other slots, and everything past a row's end has k > q. A token that stands in another one's
+place (an alternative, `base.ScoresAlternatives`) lies in a column behind those: it sees what is before its place, and itself.
 """
 
 from __future__ import annotations
@@ -48,22 +49,26 @@ def attention_pattern(config: Any, name: str) -> AttentionPattern:
     return AttentionPattern({kind: known[kind] for kind in types}, by_type=len(types) > 1)
 
 
-def make_mask(positions: Tensor, length: int, pattern: AttentionPattern, additive: torch.dtype | None = None) -> Any:
+def make_mask(
+    positions: Tensor, length: int, pattern: AttentionPattern, additive: torch.dtype | None = None, at: Tensor | None = None
+) -> Any:
     """The `attention_mask` argument of a forward pass: [R, 1, N, length], or a dict of those by layer type.
 
     positions: int64 [R, N]. additive: the dtype of 0 / -large masks, for models without scaled-dot-product attention;
-    boolean otherwise.
+    boolean otherwise. at: int64 [R, N], the columns of these tokens where they need not be their positions.
     """
     keys = torch.arange(length, device=positions.device)
-    masks = {kind: _mask(positions, keys, window, additive) for kind, window in pattern.windows.items()}
+    masks = {kind: _mask(positions, keys, window, additive, at) for kind, window in pattern.windows.items()}
     return masks if pattern.by_type else next(iter(masks.values()))
 
 
-def _mask(positions: Tensor, keys: Tensor, window: int | None, additive: torch.dtype | None) -> Tensor:
+def _mask(positions: Tensor, keys: Tensor, window: int | None, additive: torch.dtype | None, at: Tensor | None) -> Tensor:
     queries = positions[:, None, :, None]
-    visible = keys <= queries
+    visible = keys <= queries if at is None else keys < queries
     if window is not None:
         visible = visible & (keys > queries - window)
+    if at is not None:
+        visible = visible | (keys == at[:, None, :, None])
     if additive is None:
         return visible
     return torch.zeros(visible.shape, dtype=additive, device=keys.device).masked_fill_(~visible, torch.finfo(additive).min)

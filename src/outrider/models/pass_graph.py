@@ -1,7 +1,7 @@
 """One forward pass of a model of transformers as a graph (`tracing`), for tokens of one row or several and any context.
 
-The graph is about tokens [R, N] at positions [R, N] and, of an encoder-decoder, its sources' keys and values; it returns
-logits [R, N, V] and the states asked for, each [R, N, width].
+The graph is about tokens [R, N] at positions [R, N], if its width is open in columns [R, N] of the cache, and, of an
+encoder-decoder, its sources' keys and values; it returns logits [R, N, V] and the states asked for, each [R, N, width].
 """
 
 from __future__ import annotations
@@ -40,16 +40,19 @@ def trace_pass(
     """
 
     def about(of: Sizes) -> list[Tensor]:
-        tokens = [torch.empty((of.rows, of.tokens), dtype=torch.long, device=model.device) for _ in range(2)]
+        count = 3 if width is None else 2
+        tokens = [torch.empty((of.rows, of.tokens), dtype=torch.long, device=model.device) for _ in range(count)]
         return tokens + model.source_like(of.rows, of.source)
 
     def run(given: Inputs) -> tuple[Tensor, ...]:
-        tokens, at, *source = given.about
+        tokens, positions, *rest = given.about
+        at, source = (rest[0], rest[1:]) if width is None else (positions, rest)
         states: dict[int, Tensor] = {}
         catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
         cache = Cache(layers=given.layers(at))
-        with caught(model.module, catching), masks_made_once(), model.placed(at, given.columns):
-            arguments = model.pass_arguments(tokens, at, given.columns, cache, source)
+        with caught(model.module, catching), masks_made_once(), model.placed(positions, given.columns):
+            apart = at if width is None else None
+            arguments = model.pass_arguments(tokens, positions, given.columns, cache, source, apart)
             out = torch.func.functional_call(model.module, given.tensors, kwargs=arguments)
         return out.logits, *(states[layer] for layer in layers)
 

@@ -45,6 +45,43 @@ def probe(model: TransformersModel) -> None:
         )
 
 
+def reads_alternatives(model: TransformersModel) -> bool:
+    """Whether tokens in the places of others get the logits that they would have there, and leave them to what follows.
+
+    A model may derive positions in its own way, or read masks otherwise than they say.
+    """
+    limit = min(model.vocab_size, 50)
+    tokens = [(7 * i + 3) % limit for i in range(6)]
+    other, after = (tokens[4] + 1) % limit, (tokens[5] + 2) % limit
+    try:
+        with torch.inference_mode():
+            plain = model.over_vocabulary(_plain(model, [*tokens[:4], other, after]))[0, 4:].double()
+        found = _beside(model, tokens, other, after).double()
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError):
+        return False
+    rows = ~plain[0].isneginf()
+    wanted, found = plain[:, rows], found[:, rows]
+    off = float((found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
+    return off <= TOLERANCE.get(model.dtype, 0.15)
+
+
+def _beside(model: TransformersModel, tokens: list[int], other: int, after: int) -> Tensor:
+    """Logits after `other` in the place of tokens[4], and after the token that follows it once it was taken. [2, V]"""
+    longer, ours = model.open(), model.open()
+    try:
+        model.score([longer, ours], *pad_rows([tokens, tokens[:3]], model.device), "none")
+        new, lengths = pad_rows([tokens[:2], tokens[3:6]], model.device)
+        others = torch.tensor([[1, 2], [tokens[0], other]], device=model.device)
+        first = model.score_beside([longer, ours], new, lengths, others, [[0], [0, 1]])[1, new.shape[1] + 1]
+        model.take_alternative(ours, 4, 1)
+        second = model.score([ours], *pad_rows([[after]], model.device), "all")
+        assert second is not None
+        return torch.stack([first, second[0, 0]])
+    finally:
+        longer.close()
+        ours.close()
+
+
 def _plain(model: Any, tokens: list[int]) -> Tensor:
     """Logits of a pass without a cache. [1, T, V]"""
     ids = torch.tensor([tokens], device=model.device)

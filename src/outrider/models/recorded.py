@@ -87,7 +87,8 @@ def _same_bits(
     trial = _Trial(twins[1], layers, recording.of_twin(twins[1]))
     ordinary = _scored(twins[0], None, widths, 3 if several else 1, layers, before)
     recorded = _scored(twins[1], trial, widths, 3 if several else 1, layers, before)
-    return trial.asked == len(widths) and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))
+    passes = len(widths) + int(not (has_encoder(model) or model.rounded))
+    return trial.asked == passes and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))
 
 
 class _Trial(RecordedPasses):
@@ -111,7 +112,8 @@ def _scored(
 ) -> list[Tensor]:
     """The logits of these passes over rows of different lengths, what the last layer kept of them, and the states.
 
-    before: tokens of the first row; others have one more each, if there is room.
+    before: tokens of the first row; others have one more each, if there is room. The last pass once more with alternatives,
+    where there may be any.
     """
     source = model.stand_in() if has_encoder(model) else None
     most = before + sum(widths)
@@ -130,6 +132,11 @@ def _scored(
             assert logits is not None
             found.append(logits)
             at += width
+        if not (has_encoder(model) or model.rounded):
+            for sequence in sequences:
+                sequence.truncate(sequence.length - widths[-1])
+            again, others = tokens[:, at - widths[-1] : at], tokens[:, :3]
+            found.append(model.score_beside(sequences, again, [widths[-1]] * rows, others, [[0] * 3] * rows))
         states = [model._cache.states[layer].keys for layer in layers]
         held = [*model.cache_rows(slice(0, rows))[-2:], *(kept[:rows] for kept in states if kept is not None)]
         return [*found, *(kept[:, :, :at].clone() for kept in held)]

@@ -26,7 +26,7 @@ from outrider.models.graph_text import UnwritableError, graph_text
 from outrider.models.model_code import ReachedCode
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 4  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 5  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _jit: Any = torch._C

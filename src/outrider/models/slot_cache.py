@@ -25,8 +25,8 @@ MIN_CAPACITY = 256
 class Placement:
     """Where one forward pass writes and what it reads.
 
-    slots: the rows, ascending. starts: each row's first position. positions: int64 [R, N], starts + 0 … N-1. length:
-    columns read, at least every position written + 1.
+    slots: the rows, ascending. starts: each row's first column. positions: int64 [R, N], the columns starts + 0 … N-1.
+    length: columns read, at least every one written + 1.
     """
 
     slots: tuple[int, ...]
@@ -76,6 +76,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         for tensor in (self.keys, self.values):
             if tensor is not None:
                 tensor[target, :, start:length] = tensor[source, :, start:length]
+
+    def copy_column(self, slot: int, source: int, target: int) -> None:
+        """What one position of a slot holds, to another."""
+        for tensor in (self.keys, self.values):
+            if tensor is not None:
+                row = tensor[slot]
+                row[:, target] = row[:, source]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         del query_length
@@ -194,6 +201,12 @@ class SlotCache(Cache):  # type: ignore[misc]
             for tensor in (layer.keys, layer.values):
                 if tensor is not None:
                     tensor[slot, :, :used].zero_()
+
+    @torch.inference_mode()
+    def copy_column(self, slot: int, source: int, target: int) -> None:
+        """What one position of a slot holds, to another, in every layer."""
+        for layer in self._held:
+            layer.copy_column(slot, source, target)
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:

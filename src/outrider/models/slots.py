@@ -22,6 +22,7 @@ class SlotSequence:
         self.model = model
         self.slot = slot
         self._length = 0
+        self.beside: range = range(0)  # the columns of the alternatives of the last pass
 
     @property
     def length(self) -> int:
@@ -34,6 +35,7 @@ class SlotSequence:
     def advance(self, count: int) -> None:
         """Called by the model after it has scored `count` tokens."""
         self._length += count
+        self.beside = range(0)
 
     def close(self) -> None:
         self.model.release(self)
@@ -87,7 +89,7 @@ class SlotModel(ABC, Generic[S]):
         last = self._open.pop()
         if last is not sequence:
             self._cache.move(last.slot, sequence.slot, last.length)
-            last.slot = sequence.slot
+            last.slot, last.beside = sequence.slot, range(0)
             self._open[last.slot] = last
 
     def _is_open(self, sequence: Sequence) -> bool:
@@ -105,9 +107,15 @@ class SlotModel(ABC, Generic[S]):
     ) -> Tensor | None:
         rows = [self._own(sequence) for sequence in sequences]
         check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
-        order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
-        if order == list(range(len(rows))):
+        order = order_by_slot(rows)
+        if order is None:
             return self._score(rows, tokens, lengths, logits)
         at = index(order, tokens.device)
         out = self._score([rows[i] for i in order], tokens[at], [lengths[i] for i in order], logits)
         return None if out is None else out[at.argsort()]
+
+
+def order_by_slot(rows: Many[SlotSequence]) -> list[int] | None:
+    """Which row comes at which place, None if they are in the order of their slots already."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
+    return None if order == list(range(len(rows))) else order

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Sequence, WhichLogits, check_copy, check_truncate
+from outrider.models.base import (
+    Sequence,
+    WhichLogits,
+    check_alternative,
+    check_copy,
+    check_places,
+    check_truncate,
+)
 
 
 class TableSequence:
@@ -18,6 +25,7 @@ class TableSequence:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.beside: list[int] = []  # the alternatives of the last pass
 
     @property
     def length(self) -> int:
@@ -98,13 +106,13 @@ class TableModel:
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
-        if (seconds := self._cost[0] + self._cost[1] * max(lengths)) > 0:
-            time.sleep(seconds)
+        self._wait(self._cost[0] + self._cost[1] * max(lengths))
         contexts: list[int] = []  # each position's, as a row of the table
         places: list[int] = []
         for i, (sequence, row, length) in enumerate(zip(sequences, tokens.tolist(), lengths, strict=True)):
             if not isinstance(sequence, TableSequence):
                 raise ParameterError(f"sequences must have been opened by {self.name}, got {type(sequence).__name__}")
+            sequence.beside = []
             for j, token in enumerate(row[:length]):
                 sequence.tokens.append(token)
                 contexts.append(self._row_after(sequence.tokens))
@@ -117,3 +125,34 @@ class TableModel:
         if logits == "last":
             return out[torch.arange(len(out)), torch.tensor(lengths) - 1].unsqueeze(1)
         return out
+
+    @staticmethod
+    def _wait(seconds: float) -> None:
+        if seconds > 0:
+            time.sleep(seconds)
+
+    scores_alternatives = True
+
+    def score_beside(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], others: Tensor, places: Many[Many[int]]
+    ) -> Tensor:
+        """See `ScoresAlternatives`."""
+        check_places(lengths, others, places)
+        self._wait(self._cost[1] * max(map(len, places)))
+        appended = self.score(sequences, tokens, lengths)
+        assert appended is not None
+        beside = self._probs.new_zeros(*others.shape, self.vocab_size)
+        for i, (sequence, row, own) in enumerate(zip(sequences, others.tolist(), places, strict=True)):
+            assert isinstance(sequence, TableSequence)  # `score` has looked
+            sequence.beside = row[: len(own)]
+            first = sequence.length - lengths[i]
+            for m, place in enumerate(own):
+                beside[i, m] = self.probs_after([*sequence.tokens[: first + place], row[m]]).log()
+        return torch.cat([appended, beside], dim=1)
+
+    def take_alternative(self, sequence: Sequence, position: int, m: int) -> None:
+        """See `ScoresAlternatives`."""
+        assert isinstance(sequence, TableSequence)
+        check_alternative(position, m, sequence.length, len(sequence.beside))
+        sequence.tokens[position:] = [sequence.beside[m]]
+        sequence.beside = []

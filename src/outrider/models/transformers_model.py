@@ -14,7 +14,17 @@ from torch import Tensor
 
 from outrider.device_data import index as index_of
 from outrider.errors import ParameterError
-from outrider.models.base import LAST, Sequence, WhichLogits, check_copy, check_layers, fit_vocabulary
+from outrider.models.base import (
+    LAST,
+    Sequence,
+    WhichLogits,
+    check_alternative,
+    check_copy,
+    check_layers,
+    check_places,
+    check_score,
+    fit_vocabulary,
+)
 from outrider.models.block_attention import BLOCKS, columns_read
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
@@ -23,13 +33,13 @@ from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
-from outrider.models.probe import probe
+from outrider.models.probe import probe, reads_alternatives
 from outrider.models.recorded import RecordedPasses, record_passes
 from outrider.models.recording import Recording, kernels_allowed
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.shared_keys import WIDEST, forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
-from outrider.models.slots import SlotModel, SlotSequence
+from outrider.models.slots import SlotModel, SlotSequence, order_by_slot
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
@@ -66,6 +76,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         self.compiled: CompiledPasses | None = None
         self._recorded: RecordedPasses | None = None
         self._to_record: object = None
+        self._reads_alternatives: bool | None = None
         self._prepare(model)
         probe(self)
 
@@ -256,16 +267,11 @@ class TransformersModel(SlotModel[SlotSequence]):
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         kept = _kept(lengths, width, logits)
         recording = self._recording(rows, width) if kept is None and compiled_width is None else None
-        starts = tuple(row.length for row in rows)
-        first = index_of(starts, tokens.device).unsqueeze(-1)
-        positions = first + torch.arange(width, device=tokens.device)
-        longest = self._columns(max(starts) + width)
-        self._cache.reserve(len(self._open), longest)
-        self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
+        positions, longest = self._place(rows, width)
         if quick is not None and compiled_width is not None:
             out = self._forward_compiled(quick, tokens, positions, longest)
         elif recording is not None:
-            out = self._forward_recorded(recording, tokens, positions, longest)
+            out = self._forward_recorded(recording, tokens, positions, longest, positions)
         else:
             out = self._forward(tokens, positions, longest, kept)
         out = self.over_vocabulary(out)
@@ -282,14 +288,85 @@ class TransformersModel(SlotModel[SlotSequence]):
         pick = index_of([kept.index(count - 1) for count in lengths], out.device)
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
 
+    def _place(self, rows: list[SlotSequence], width: int) -> tuple[Tensor, int]:
+        """Get the cache ready for so many columns more of these rows. → the columns int64 [R, N], how many are read"""
+        starts = tuple(row.length for row in rows)
+        columns = index_of(starts, self.device).unsqueeze(-1) + torch.arange(width, device=self.device)
+        longest = self._columns(max(starts) + width)
+        self._cache.reserve(len(self._open), longest)
+        self._cache.placement = Placement(tuple(row.slot for row in rows), starts, columns, longest)
+        return columns, longest
+
+    @property
+    def scores_alternatives(self) -> bool:
+        """See `ScoresAlternatives`. Tried once, when it is first asked.
+
+        Not with 8-bit weights: a token's own key lies in another column then, so its sums are added up in another order, and
+        logits must have the same bits in any pass there. Compiled passes know of no alternatives.
+        """
+        if self.has_encoder or self.rounded or self.compiled is not None:
+            return False
+        if self._reads_alternatives is None:
+            self._reads_alternatives = reads_alternatives(self.with_a_cache_of_its_own())
+        return self._reads_alternatives
+
+    @torch.inference_mode()
+    def score_beside(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], others: Tensor, places: Many[Many[int]]
+    ) -> Tensor:
+        """See `ScoresAlternatives`."""
+        rows = [self._own(sequence) for sequence in sequences]
+        check_score(self.name, self._max_length, rows, lengths, tokens.shape[1])
+        check_places(lengths, others, places)
+        order = order_by_slot(rows)
+        if order is None:
+            return self._score_beside(rows, tokens, lengths, others, places)
+        at = index_of(order, tokens.device)
+        out = self._score_beside(
+            [rows[i] for i in order], tokens[at], [lengths[i] for i in order], others[at], [places[i] for i in order]
+        )
+        return out[at.argsort()]
+
+    def _score_beside(
+        self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], others: Tensor, places: Many[Many[int]]
+    ) -> Tensor:
+        """Rows in the order of their slots. Alternatives lie in the columns behind the appended tokens."""
+        appended, wanted = tokens.shape[1], tokens.shape[1] + others.shape[1]
+        width = self._width(wanted, rows[0].length) if len(rows) == 1 else wanted
+        tokens = torch.nn.functional.pad(torch.cat([tokens, others], dim=1), (0, width - wanted))
+        recording = self._recording(rows, width)
+        at, longest = self._place(rows, width)
+        positions = at.clone()
+        for i, (row, own) in enumerate(zip(rows, places, strict=True)):
+            positions[i, appended : appended + len(own)] = index_of([row.length + place for place in own], self.device)
+        if recording is not None:
+            out = self._forward_recorded(recording, tokens, positions, longest, at)
+        else:
+            out = self._forward(tokens, positions, longest, None, at)
+        for row, count, own in zip(rows, lengths, places, strict=True):
+            first = row.length + appended
+            row.advance(count)
+            row.beside = range(first, first + len(own))
+        return self.over_vocabulary(out)[:, :wanted]
+
+    def take_alternative(self, sequence: Sequence, position: int, m: int) -> None:
+        """See `ScoresAlternatives`."""
+        row = self._own(sequence)
+        check_alternative(position, m, row.length, len(row.beside))
+        self._cache.copy_column(row.slot, row.beside[m], position)
+        row.truncate(position + 1)
+        row.beside = range(0)
+
     def over_vocabulary(self, out: Tensor) -> Tensor:
         """What the head gives; -inf for tokens without a row, if it was cut. [.., T] → [.., V]"""
         if self.draft_tokens is not None:
             return spread(out, self.draft_tokens, self._vocab_size)
         return fit_vocabulary(out, self._vocab_size) if out.shape[-1] < self._vocab_size else out
 
-    def _forward(self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None) -> Tensor:
-        arguments = self.pass_arguments(tokens, positions, longest, self._cache, self.source_rows())
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None, at: Tensor | None = None
+    ) -> Tensor:
+        arguments = self.pass_arguments(tokens, positions, longest, self._cache, self.source_rows(), at)
         width = tokens.shape[1]
         cut = kept is not None and kept != list(range(width))
         if cut and kept is not None and "logits_to_keep" in self._takes:
@@ -321,10 +398,10 @@ class TransformersModel(SlotModel[SlotSequence]):
         return nullcontext()
 
     def pass_arguments(
-        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor]
+        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor], at: Tensor | None = None
     ) -> dict[str, Any]:
         """What the module is called with. tokens, positions: int64 [R, N]; longest: columns of the cache that are read;
-        source: `source_rows`.
+        source: `source_rows`; at: int64 [R, N], the tokens' columns where they need not be their positions.
         """
         del source
         if self._max_length is not None:
@@ -332,7 +409,7 @@ class TransformersModel(SlotModel[SlotSequence]):
         return {
             "input_ids": tokens,
             "position_ids": positions,
-            "attention_mask": make_mask(positions, longest, self._pattern, self._additive),
+            "attention_mask": make_mask(positions, longest, self._pattern, self._additive, at),
             "past_key_values": cache,
             "use_cache": True,
         }
@@ -351,10 +428,10 @@ class TransformersModel(SlotModel[SlotSequence]):
             return None
         return self.recorded.of(len(rows))
 
-    def _forward_recorded(self, recording: Recording, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+    def _forward_recorded(self, recording: Recording, tokens: Tensor, positions: Tensor, longest: int, at: Tensor) -> Tensor:
         """All logits."""
         slots = self._cache.placement.slots
-        out, *states = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions, *self.source_rows())
+        out, *states = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions, at, *self.source_rows())
         for layer, state in zip(self._kept_states(), states, strict=True):
             self._cache.states[layer].put(state)
         return out
