@@ -7,6 +7,7 @@ False-alarm rate as in test_end_to_end_law: each test of a law rejects at p < 1e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from torch import Tensor
 
 import outrider.round as round_module
 from outrider.audit.sources import read_rounds
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.decode import Request, decode
 from outrider.device_data import pad_rows
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, Plan
 from outrider.draft_length.base import Prospect, Trial
-from outrider.draft_length.signals import LEAST_LIKELY, likely_class, likely_others
+from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
+from outrider.draft_length.signals import LEAST_LIKELY, Shares, likely_class
 from outrider.drafters import ChoiceDrafter, Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter
 from outrider.drafters.base import DraftContext, check_alternatives
 from outrider.errors import ParameterError
@@ -30,8 +32,10 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import Alternatives, DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.records import Round, summarise
+from outrider.report.trace_tokens import shown_rounds
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
+from tests.conftest import make_tokenizer
 from tests.ragged import reference, some_tokens
 from tests.test_end_to_end_law import ALARM, LENGTH, SAMPLES, V, p_value
 from tests.tiny_models import CONFIGS, VOCABULARY, module, record_now, tiny, tiny_encoder_decoder
@@ -115,7 +119,7 @@ class LooksAtTheOutcome(ModelDrafter):
         made = super().propose(rows, plans, context)
         assert made.probs is not None
         kept = [int(made.probs[i, 0, made.tokens[i, 0]] > 0.5) for i in range(len(rows))]
-        beside = Alternatives(made.tokens[:, :1], [[0] if keep else [] for keep in kept], [[0]] * len(rows))
+        beside = Alternatives(made.tokens[:, :1], [[0] if keep else [] for keep in kept])
         return Proposal(made.tokens[:, :1], kept, made.probs[:, :1], None, beside)
 
 
@@ -372,13 +376,13 @@ def test_a_model_that_reads_masks_in_its_own_way_gets_none(monkeypatch: pytest.M
 
 def test_the_likeliest_other_tokens_are_found() -> None:
     law = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.01]).log()
-    assert [token for token, _ in likely_others(law, 0)] == [1, 2, 3, 4]
-    assert [token for token, _ in likely_others(law, 2)] == [0, 1, 3, 4]
-    assert [token for token, _ in likely_others(law, 2, 2)] == [0, 1]
-    assert likely_others(law, 2, 1)[0][1] == pytest.approx(0.5)
-    assert [token for token, _ in likely_others(law, 5, 9)] == [0, 1, 2, 3, 4]
-    assert likely_others(torch.full((4,), -torch.inf), 0) == []
-    assert likely_others(torch.tensor([0.0, -torch.inf]), 0, 3) == []
+    assert [token for token, _ in Shares(law).others(0)] == [1, 2, 3, 4]
+    assert [token for token, _ in Shares(law).others(2)] == [0, 1, 3, 4]
+    assert [token for token, _ in Shares(law).others(2, 2)] == [0, 1]
+    assert Shares(law).others(2, 1)[0][1] == pytest.approx(0.5)
+    assert [token for token, _ in Shares(law).others(5, 9)] == [0, 1, 2, 3, 4]
+    assert Shares(torch.full((4,), -torch.inf)).others(0) == []
+    assert Shares(torch.tensor([0.0, -torch.inf])).others(0, 3) == []
     assert [likely_class(p) for p in (LEAST_LIKELY, 0.05, 0.1, 0.2, 0.3, 0.9)] == [0, 1, 2, 3, 4, 5]
 
 
@@ -451,3 +455,96 @@ def test_the_vocabulary_bounds_them() -> None:
     )
     assert max(tokens) < VOCABULARY
     assert all(record.alternatives == 16 * record.drafted for record in rounds if record.drafted)
+
+
+# What the reader with fresh eyes found.
+
+
+def test_a_plan_never_has_more_scored_than_cost_tables_know() -> None:
+    state = AdaptiveLength(Costs({1: 1.0, 17: 1.0, 64: 1.0}), longest=40).start()
+    about = Prospect("d", step_seconds=1e-4, gated=True, first=0.99, later=0.99)
+    plan = state.plan([about], 40, 10)
+    for drafted in (3, 15, 16, 17, 25):
+        count = sum(map(len, plan.choose([7] * drafted, [[0.3, 0.2, 0.1]] * drafted)))
+        assert count == (min(3 * drafted, 16 - drafted) if drafted < 16 else 0)
+
+
+def test_alternatives_lose_no_more_than_drafts_may() -> None:
+    """Every draft is rejected, and what was hoped for beside it never comes."""
+    costs = Costs({n: 1.0 + 0.1 * (n - 1) for n in range(1, 18)})
+    policy = AdaptiveLength(costs)
+    state = policy.start()
+    about = Prospect("d", step_seconds=0.02, gated=True, first=0.6, later=0.6)
+    lost, passes = 0.0, 0
+    for _ in range(300):
+        plan = state.plan([about], 30, 10)
+        drafted = min(1, plan.limit)
+        count = sum(map(len, plan.choose([3] * drafted, [[0.9] * 8] * drafted))) if plan.gated else 0
+        lost += costs.verify(1 + drafted + count) - costs.verify(1) + 0.02 * drafted
+        passes += 1
+        learned = [(likely_class(0.9), False)] * 8 if plan.gated else []
+        signals = (3,) * drafted if plan.gated else ()
+        state.update(Trial(about if drafted else None, drafted, drafted, 0, signals, learned, count))
+    assert lost < policy.loss_passes + (policy.loss_share + policy.probe_share) * passes
+
+
+def test_what_comes_is_learned_from_candidates_that_were_not_scored() -> None:
+    """A class that was given up comes back once it pays."""
+    costs = Costs({n: 1.0 + 0.06 * (n - 1) for n in range(1, 18)})
+    state = AdaptiveLength(costs).start()
+    about = Prospect("d", step_seconds=0.02, gated=True, first=0.6, later=0.6)
+    counts: list[int] = []
+
+    def rounds(right: bool) -> None:
+        for i in range(60):
+            plan = state.plan([about], 30, 10)
+            if plan.gated:
+                (places,) = plan.choose([3], [[0.2]])
+                counts.append(len(places))
+                accepted = i % 2
+                came = right and not accepted
+                taken = came and bool(places)
+                state.update(Trial(about, 1, 1, accepted, (3,), [(likely_class(0.2), came)], len(places), taken))
+            else:
+                state.update(Trial())
+
+    rounds(False)
+    assert counts[-1] == 0
+    rounds(True)
+    assert counts[-1] == 1
+
+
+def test_an_oracle_counts_the_tokens_of_alternatives() -> None:
+    costs = Costs({1: 1.0, 2: 1.9, 17: 1.95})
+    rounds = [Round((1, 2), 1, 0, "d", seconds={}, alternatives=2, taken=True)] * 10
+    assert oracle_seconds(rounds, costs, DraftSeconds(), 5) == pytest.approx(19.0)
+    assert predicted_seconds(rounds[:1], costs, {}, 5) == pytest.approx(costs.verify(4))
+
+
+def test_a_trace_shows_the_alternative_where_it_stood() -> None:
+    record = Round(
+        (1, 2, 3), 4, 1, "d", drafts=(1, 9, 8, 7), betas=(0.1, 0.2, 0.3, 0.4), alternatives=2, taken=True, seconds={}
+    )
+    (shown,) = shown_rounds(make_tokenizer(), [5], [record])
+    assert [token.number for token in shown.before] == [1]
+    assert [token.number for token in shown.withdrawn] == [9, 8, 7]
+    assert shown.last is not None
+    assert shown.further is not None
+    assert (shown.last.number, shown.last.position, shown.last.beta) == (2, 2, 0.2)
+    assert (shown.further.number, shown.further.position, shown.further.beta) == (3, None, None)
+    assert "2 alternatives scored beside, one of them came" in shown.summary
+    assert [token.number for token in shown.kept] == [1, 2, 3]
+
+
+def test_a_text_may_end_before_all_of_its_last_round() -> None:
+    for keep in (0, 1):
+        requests = [Request((0,), 30, RandomStream(1, i), stop=partial(_keeping, keep)) for i in range(60)]
+        tokens, _ = decode(
+            table(1, 4), requests, SETTINGS["temperature 1"], ModelDrafter(table(2, 4)), FixedLength(2), alternatives=3
+        )
+        assert all(len(row) == keep for row in tokens)
+
+
+def _keeping(count: int, new: Sequence[int]) -> int:
+    del new
+    return count

@@ -49,6 +49,9 @@ class DraftRow:
         return self.tokens if self.source is None else [*self.source_tokens, *self.tokens]
 
 
+Candidate = tuple[int, int, int]
+
+
 @dataclass(frozen=True)
 class Alternatives:
     """What a draft might have said instead, for R rows: scored in the same pass, tested by nothing.
@@ -57,12 +60,11 @@ class Alternatives:
     (`round`). So they may be chosen in any way that does not look at the randomness of the verification.
 
     tokens: int64 [R, M], row i's in the first len(places[i]) columns. places: per row and alternative, the drafted token
-    (from 0) in whose place it stands. classes: of how likely the draft held each (`draft_length.signals.LIKELY`).
+    (from 0) in whose place it stands.
     """
 
     tokens: Tensor
     places: list[list[int]]
-    classes: list[list[int]]
 
     def count(self, row: int) -> int:
         """How many a row has."""
@@ -75,7 +77,8 @@ class Proposal:
 
     tokens: int64 [R, K] on the target's device, row i's in the first lengths[i] columns. probs: [R, K, V], the laws they
     were drawn from, or None if all are certain: a point mass each. signals: per row, one per token, if the drafter is
-    gated. beside: alternatives to them, if there are any.
+    gated. beside: alternatives to them, if there are any. candidates: per row, all that might have been one, scored or not,
+    as (token, place, class of how likely the draft held it): whether they come is learned from either.
     """
 
     tokens: Tensor
@@ -83,6 +86,7 @@ class Proposal:
     probs: Tensor | None = None
     signals: list[list[int]] | None = None
     beside: Alternatives | None = None
+    candidates: list[list[Candidate]] | None = None
 
 
 def empty_proposal(rows: int, device: torch.device) -> Proposal:
@@ -114,13 +118,12 @@ def _side_by_side(laws: Many[Many[Tensor]], width: int) -> Tensor:
     return out
 
 
-def padded_alternatives(rows: Many[Many[tuple[int, int, int]]], device: torch.device) -> Alternatives | None:
-    """Of each row's alternatives (token, place, class); None if nobody has any."""
+def padded_alternatives(rows: Many[Many[Candidate]], device: torch.device) -> Alternatives | None:
+    """Of those chosen for each row; None if nobody has any."""
     if not any(rows):
         return None
     tokens, _ = pad_rows([[token for token, *_ in row] for row in rows], device)
-    places = [[place for _, place, _ in row] for row in rows]
-    return Alternatives(tokens, places, [[kind for *_, kind in row] for row in rows])
+    return Alternatives(tokens, [[place for _, place, _ in row] for row in rows])
 
 
 def merged_alternatives(
@@ -130,12 +133,10 @@ def merged_alternatives(
     width = max((part.tokens.shape[1] for _, part in parts if part is not None), default=0)
     if width == 0:
         return None
-    merged = Alternatives(
-        torch.zeros(rows, width, dtype=torch.long, device=device), [[] for _ in range(rows)], [[] for _ in range(rows)]
-    )
+    merged = Alternatives(torch.zeros(rows, width, dtype=torch.long, device=device), [[] for _ in range(rows)])
     for mine, part in parts:
         if part is not None:
             merged.tokens[index(mine, device), : part.tokens.shape[1]] = part.tokens
-            for i, places, classes in zip(mine, part.places, part.classes, strict=True):
-                merged.places[i], merged.classes[i] = places, classes
+            for i, places in zip(mine, part.places, strict=True):
+                merged.places[i] = places
     return merged

@@ -38,7 +38,7 @@ class Decoder:
     `close` at the end.
 
     lenience: below 1 more is accepted than the target's law allows: lossy (`lenience`).
-    alternatives: to be scored beside each drafted token (`proposal.Alternatives`), None: those that the length's policy wants.
+    alternatives: to be scored beside each drafted token (`proposal.Alternatives`), None: those that `length` wants.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class Decoder:
         outcomes = verify_round(self._scorer, [row.draft for row in active], proposal)
         kept = [row.extend(outcome.tokens) for row, outcome in zip(active, outcomes, strict=True)]
         accepted = [outcome.accepted for outcome in outcomes]
-        for row, outcome in zip(active, outcomes, strict=True):
-            row.draft.drawn = 2 if outcome.taken else 1
+        for row, outcome, count in zip(active, outcomes, kept, strict=True):
+            row.draft.drawn = 2 if outcome.taken and count == len(outcome.tokens) else 1
             # Scored: the old newest token and the draft. Still true of the row: all but its new newest token.
             row.sequence.truncate(min(row.sequence.length, len(row.tokens) - 1))
         if self.drafter is not None:
@@ -147,9 +147,17 @@ class Decoder:
         for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):
             prospect = prospects[i] if proposal.lengths[i] else None
             record = _record(row, outcome, kept[i], prospect, seconds, proposal, i, self._scorer.lenience)
-            others, signals = tried(proposal, i, outcome), record.signals or ()
             row.length.update(
-                Trial(prospect, record.drafted, record.tested, record.accepted, signals, others, record.alternatives)
+                Trial(
+                    prospect,
+                    record.drafted,
+                    record.tested,
+                    record.accepted,
+                    record.signals or (),
+                    came(proposal, i, outcome),
+                    record.alternatives,
+                    record.taken,
+                )
             )
             if row.finish_reason is not None:
                 self._close(row)
@@ -212,14 +220,16 @@ def _record(
     )
 
 
-def tried(proposal: Proposal, i: int, outcome: Outcome) -> list[tuple[int, bool]]:
-    """Of each alternative of row i in whose place the rule decided, its class and whether it was the recovered token."""
-    if proposal.beside is None:
+def came(proposal: Proposal, i: int, outcome: Outcome) -> list[tuple[int, bool]]:
+    """Of each candidate of row i in whose place the rule decided, its class and whether it was the recovered token."""
+    if not proposal.candidates:
         return []
-    recovered = outcome.tokens[outcome.accepted] if outcome.taken else None
-    each = zip(proposal.beside.places[i], proposal.beside.classes[i], proposal.beside.tokens[i].tolist(), strict=False)
+    rejected = outcome.accepted < proposal.lengths[i]
+    recovered = outcome.tokens[outcome.accepted] if rejected else None
     return [
-        (kind, place == outcome.accepted and token == recovered) for place, kind, token in each if place <= outcome.accepted
+        (kind, place == outcome.accepted and token == recovered)
+        for token, place, kind in proposal.candidates[i]
+        if place <= outcome.accepted
     ]
 
 

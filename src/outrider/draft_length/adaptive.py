@@ -108,10 +108,10 @@ class _GatedPlan:
     least: int
     gated: bool = True
 
-    def go_on(self, signals: Many[int]) -> bool:
+    def go_on(self, signals: Many[int], others: Many[Many[float]] = ()) -> bool:
         if len(signals) >= self.limit:
             return False
-        return len(signals) < self.least or self.state.pays(self, signals)
+        return len(signals) < self.least or self.state.pays(self, signals, others)
 
     def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
         return self.state.choose(self, signals, others)
@@ -268,41 +268,62 @@ class _AdaptiveState(LengthState):
         """The acceptance from which on a draft of one token pays."""
         return min(1.0, max(0.0, -self._saved(0, 1, prospect.start_seconds + prospect.step_seconds) / self._verify(1)))
 
-    def pays(self, plan: _GatedPlan, signals: Many[int]) -> bool:
-        """Whether some continuation gains more tokens than its seconds would give at the planned rate."""
-        drafted, verify = len(signals), self._verify
+    def pays(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> bool:
+        """Whether some continuation gains more tokens than its seconds would give at the planned rate.
+
+        A further token takes a place in the pass that an alternative might have.
+        """
+        drafted = len(signals)
         survival = 1.0
         for signal in signals:
             survival *= self._of_signal(plan.about, signal).value
+        found = self._values(plan, signals, others)
+        now, _ = self._beside(plan, found, drafted)
         later, rescued = self._of(plan.about)[1].value, self._of_rescued(plan.about).share
         for k in range(drafted + 1, plan.limit + 1):
-            seconds = self._shared((k - drafted) * plan.about.step_seconds + verify(k + 1) - verify(drafted + 1))
+            seconds = self._shared((k - drafted) * plan.about.step_seconds)
             seconds += self._beyond(k, plan.about) - self._beyond(drafted, plan.about)
             gain = expected(later, later, k - drafted) + rescued * (1.0 - later ** (k - drafted))
-            if survival * gain > plan.rate * seconds:
+            if survival * gain - plan.rate * seconds + self._beside(plan, found, k)[0] > now:
                 return True
         return False
 
     def choose(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
         """The alternatives that bring more tokens than the wider pass's seconds would at the planned rate."""
-        reached, found = 1.0, []
-        for place, (signal, probabilities) in enumerate(zip(signals, others, strict=True)):
-            for m, probability in enumerate(probabilities):
-                rate = self._of_likely(plan.about, likely_class(probability)).value
-                found.append((reached * rate, place, m))
-            reached *= self._of_signal(plan.about, signal).value
-        found.sort(key=lambda one: -one[0])
+        found = self._values(plan, signals, others)
         drafted = len(signals)
-        best, count, gain = 0.0, 0, 0.0
-        for n, (value, *_) in enumerate(found[: MOST_WIDE - drafted - 1], 1):
-            gain += value
-            wider = self._shared(self._verify(drafted + 1 + n) - self._verify(drafted + 1))
-            if gain - plan.rate * wider > best:
-                best, count = gain - plan.rate * wider, n
+        _, count = self._beside(plan, found, drafted)
+        drafting = plan.about.start_seconds + drafted * plan.about.step_seconds
+        allowed = self._account.bearable(self._loss_unit)
+        while count and -self._saved(0, drafted, drafting, count) > allowed:
+            count -= 1
         chosen: list[list[int]] = [[] for _ in others]
         for _, place, m in found[:count]:
             chosen[place].append(m)
         return chosen
+
+    def _values(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> list[tuple[float, int, int]]:
+        """Of each alternative (the tokens that it brings, its place, which one it is there), the best first."""
+        reached, found = 1.0, []
+        for place, (signal, probabilities) in enumerate(zip(signals, others, strict=False)):
+            for m, probability in enumerate(probabilities):
+                rate = self._of_likely(plan.about, likely_class(probability)).value
+                found.append((reached * rate, place, m))
+            reached *= self._of_signal(plan.about, signal).value
+        return sorted(found, key=lambda one: -one[0])
+
+    def _beside(self, plan: _GatedPlan, found: Many[tuple[float, int, int]], drafted: int) -> tuple[float, int]:
+        """What a pass with so many drafted tokens brings by the best number of alternatives, less what it takes beyond
+        plain decoding at the planned rate, in tokens; and that number.
+        """
+        plain = self._verify(1)
+        best, count, gain = -plan.rate * self._shared(self._verify(drafted + 1) - plain), 0, 0.0
+        for n, (value, *_) in enumerate(found[: max(0, MOST_WIDE - drafted - 1)], 1):
+            gain += value
+            net = gain - plan.rate * self._shared(self._verify(drafted + 1 + n) - plain)
+            if net > best:
+                best, count = net, n
+        return best, count
 
     def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect

@@ -52,8 +52,8 @@ class Plan(Protocol):
     def gated(self) -> bool:
         """Whether `go_on` wants to be asked."""
 
-    def go_on(self, signals: Many[int]) -> bool:
-        """Whether to draft one more, after tokens with these signals (`signals`), one per token."""
+    def go_on(self, signals: Many[int], others: Many[Many[float]] = ()) -> bool:
+        """Whether to draft one more, after tokens with these signals (`signals`), one per token. others: as in `choose`."""
 
     def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
         """Which alternatives to have scored beside the drafted tokens. others: what the draft gave to the likeliest other
@@ -76,8 +76,9 @@ class SimplePlan:
     limit: int = 0
     gated: bool = False
 
-    def go_on(self, signals: Many[int]) -> bool:
+    def go_on(self, signals: Many[int], others: Many[Many[float]] = ()) -> bool:
         """Up to the limit, always."""
+        del others
         return len(signals) < self.limit
 
     def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
@@ -90,8 +91,8 @@ class SimplePlan:
 class Trial:
     """What a round showed. tested: tokens on which the rule decided; accepted of them. signals: of each drafted token.
 
-    others: of each alternative in whose place the rule decided, its class and whether it was the recovered token.
-    alternatives: how many were offered.
+    others: of each candidate for an alternative in whose place the rule decided, its class and whether it was the recovered
+    token. alternatives: how many were scored. taken: whether the recovered token was among these.
     """
 
     prospect: Prospect | None = None
@@ -101,11 +102,7 @@ class Trial:
     signals: Many[int] = ()
     others: Many[tuple[int, bool]] = ()
     alternatives: int = 0
-
-    @property
-    def taken(self) -> bool:
-        """Whether one of them was."""
-        return any(right for _, right in self.others)
+    taken: bool = False
 
 
 @dataclass(frozen=True)

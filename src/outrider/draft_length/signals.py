@@ -31,23 +31,37 @@ LIKELY_PRIORS = (0.03, 0.055, 0.11, 0.2, 0.33, 0.45)  # greedy, a head's probabi
 MOST_OTHERS = 8
 
 
-def likely_others(logits: Tensor, drawn: int, count: int | None = None) -> list[tuple[int, float]]:
-    """Tokens that might have come instead, the likeliest first, and their probabilities. logits: [V]. Reads back.
+class Shares:
+    """What a draft gave to the tokens at one place, at temperature 1: computed once for its signal and the alternatives.
 
-    count: so many of them; None: those of `LEAST_LIKELY` at least, `MOST_OTHERS` at most.
+    logits: [V]. Reads back.
     """
-    row = on_host(logits.cpu().to(torch.promote_types(logits.dtype, torch.float32)))
-    with np.errstate(invalid="ignore"):  # -inf everywhere
-        weights = np.exp(row - row.max())
-        total = float(weights.sum())
-    if not total > 0.0:
-        return []
-    if count is None:
-        found = np.flatnonzero(weights > LEAST_LIKELY * total)
-    else:
-        found = np.argpartition(-weights, min(count, len(weights) - 1))[: count + 1]
-    ranked = sorted((-float(weights[token]), int(token)) for token in found if token != drawn and weights[token] > 0.0)
-    return [(token, -weight / total) for weight, token in ranked[: MOST_OTHERS if count is None else count]]
+
+    def __init__(self, logits: Tensor) -> None:
+        row = on_host(logits.cpu().to(torch.promote_types(logits.dtype, torch.float32)))
+        with np.errstate(invalid="ignore"):  # -inf everywhere
+            self._weights: NDArray[Any] = np.exp(row - row.max())
+        self._total = float(self._weights.sum())
+
+    def signal(self, token: int) -> int:
+        """The class of a token: 0 … len(EDGES)."""
+        with np.errstate(invalid="ignore"):
+            return bisect_left(EDGES, float(self._weights[token] / self._total))
+
+    def others(self, drawn: int, count: int | None = None) -> list[tuple[int, float]]:
+        """Tokens that might have come instead, the likeliest first, and their probabilities.
+
+        count: so many of them; None: those of `LEAST_LIKELY` at least, `MOST_OTHERS` at most.
+        """
+        weights, total = self._weights, self._total
+        if not total > 0.0:
+            return []
+        if count is None:
+            found = np.flatnonzero(weights > LEAST_LIKELY * total)
+        else:
+            found = np.argpartition(-weights, min(count, len(weights) - 1))[: count + 1]
+        ranked = sorted((-float(weights[token]), int(token)) for token in found if token != drawn and weights[token] > 0.0)
+        return [(token, -weight / total) for weight, token in ranked[: MOST_OTHERS if count is None else count]]
 
 
 def likely_class(probability: float) -> int:
@@ -57,17 +71,10 @@ def likely_class(probability: float) -> int:
 
 def token_signals(logits: Tensor, tokens: Tensor) -> list[int]:
     """The class of each row's token. logits [R, V], tokens int64 [R] → R numbers in 0 … len(EDGES). Reads back."""
+    if row_by_row(logits):  # NumPy's operations are lighter beside a model: see `verify.verify_on_host`
+        return [Shares(row).signal(token) for row, token in zip(logits, tokens.tolist(), strict=True)]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if row_by_row(logits):
-        return [_signal_on_host(row, token) for row, token in zip(on_host(logits), tokens.tolist(), strict=True)]
     law = logits.softmax(-1)
     probs = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     edges = torch.tensor(EDGES, dtype=probs.dtype, device=probs.device)
     return torch.bucketize(probs, edges).tolist()
-
-
-def _signal_on_host(row: NDArray[Any], token: int) -> int:
-    """The same in NumPy, whose operations are lighter beside a model: see `verify.verify_on_host`. [V]"""
-    with np.errstate(invalid="ignore"):  # -inf everywhere
-        weights = np.exp(row - row.max())
-        return bisect_left(EDGES, float(weights[token] / weights.sum()))

@@ -18,7 +18,7 @@ from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
-from outrider.proposal import DraftRow, Proposal, empty_proposal, merged_alternatives
+from outrider.proposal import Candidate, DraftRow, Proposal, empty_proposal, merged_alternatives
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class _Part:
     gated: bool
     whole: Plan
 
-    def go_on(self, signals: Many[int]) -> bool:
-        return self.whole.go_on(signals)
+    def go_on(self, signals: Many[int], others: Many[Many[float]] = ()) -> bool:
+        return self.whole.go_on(signals, others)
 
     def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
         return self.whole.choose(signals, others)
@@ -137,6 +137,7 @@ def _merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftCo
     tokens = torch.zeros(rows, width, dtype=torch.long, device=context.device)
     lengths = [0] * rows
     signals: list[list[int]] = [[] for _ in range(rows)]
+    candidates: list[list[Candidate]] = [[] for _ in range(rows)]
     laws = [proposal.probs for _, proposal in parts if proposal.probs is not None]
     probs = _empty_laws(laws, rows, width, context) if laws else None
     for mine, proposal in parts:
@@ -145,10 +146,11 @@ def _merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftCo
         for j, i in enumerate(mine):
             lengths[i] = proposal.lengths[j]
             signals[i] = proposal.signals[j] if proposal.signals else []
+            candidates[i] = proposal.candidates[j] if proposal.candidates else []
         if probs is not None:
             probs[at, :count] = _law(proposal, probs)
     beside = merged_alternatives([(mine, proposal.beside) for mine, proposal in parts], rows, context.device)
-    return Proposal(tokens, lengths, probs, signals, beside)
+    return Proposal(tokens, lengths, probs, signals, beside, candidates)
 
 
 def _empty_laws(laws: list[Tensor], rows: int, width: int, context: DraftContext) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor
 from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import index, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
-from outrider.draft_length.signals import likely_class, likely_others, token_signals
+from outrider.draft_length.signals import Shares, likely_class, token_signals
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.models.base import LanguageModel, fit_vocabulary, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
-from outrider.proposal import Alternatives, DraftRow, Proposal, empty_proposal, padded_alternatives
+from outrider.proposal import Alternatives, Candidate, DraftRow, Proposal, empty_proposal, padded_alternatives
 from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
 
 MOST = 64
@@ -87,7 +87,6 @@ class ModelDrafter(Drafter):
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         limits = [min(plan.limit, self._room(row)) for row, plan in zip(rows, plans, strict=True)]
-        gated = any(plan.gated for plan in plans)
         lengths = [0] * len(rows)
         signals: list[list[int]] = [[] for _ in rows]
         others: list[list[list[tuple[int, float]]]] = [[] for _ in rows]
@@ -103,12 +102,9 @@ class ModelDrafter(Drafter):
                 # elsewhere finding out would cost a synchronisation: clamped, it is then rejected or reported.
                 lost = _without_law(drawn, active)
                 token = drawn.clamp(min=0)
-                if gated:
-                    for i, signal in zip(active, token_signals(logits[:, 0], self._own(token)), strict=True):
-                        if i not in lost:
-                            signals[i].append(signal)
-                for i, found in self._others(logits, token, active, plans, context):
+                for i, signal, found in self._read_laws(logits, token, active, plans, context):
                     if i not in lost:
+                        signals[i].append(signal)
                         others[i].append(found)
                 tokens.append(_spread(token, active, len(rows)))
                 if law is not None:
@@ -116,26 +112,29 @@ class ModelDrafter(Drafter):
             active = [i for i in active if i not in lost]
             for i in active:
                 lengths[i] += 1
-            active = [i for i in active if lengths[i] < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))]
+            active = [i for i in active if lengths[i] < limits[i] and _goes_on(plans[i], signals[i], others[i])]
         if not any(lengths):
             return empty_proposal(len(rows), context.device)
         longest = max(lengths)
         laws = torch.stack(probs[:longest], dim=1) if probs else None
+        candidates = [_candidates(found, plan) for found, plan in zip(others, plans, strict=True)]
         beside = _alternatives(signals, others, plans, context)
-        return Proposal(torch.stack(tokens[:longest], dim=1), lengths, laws, only_gated(signals, plans), beside)
+        drafted = torch.stack(tokens[:longest], dim=1)
+        return Proposal(drafted, lengths, laws, only_gated(signals, plans), beside, candidates)
 
-    def _others(
+    def _read_laws(
         self, logits: Tensor, drawn: Tensor, active: list[int], plans: Many[Plan], context: DraftContext
-    ) -> list[tuple[int, list[tuple[int, float]]]]:
-        """What the draft might have said instead, by row, where alternatives may be wanted. logits: [A, 1, V']"""
-        count = context.alternatives
-        if count == 0:
-            return []
+    ) -> list[tuple[int, int, list[tuple[int, float]]]]:
+        """(row, how sure the draft was, what it might have said instead), where that is wanted. logits: [A, 1, V']"""
+        count, gated = context.alternatives, any(plan.gated for plan in plans)
+        if count == 0 or (count is None and not gated):
+            sure = token_signals(logits[:, 0], self._own(drawn)) if gated else []
+            return [(i, signal, []) for i, signal in zip(active, sure, strict=False)]
         fitted = fit_vocabulary(logits[:, 0], context.vocab_size)
+        shares = [(i, token, Shares(law)) for i, token, law in zip(active, drawn.tolist(), fitted, strict=True)]
         return [
-            (i, likely_others(law, token, count))
-            for i, law, token in zip(active, fitted, drawn.tolist(), strict=True)
-            if count or plans[i].gated
+            (i, share.signal(token), share.others(token, count) if count or plans[i].gated else [])
+            for i, token, share in shares
         ]
 
     def _own(self, tokens: Tensor) -> Tensor:
@@ -191,6 +190,14 @@ class ModelDrafter(Drafter):
             row.state.close()
 
 
+def _goes_on(plan: Plan, signals: list[int], others: list[list[tuple[int, float]]]) -> bool:
+    return not plan.gated or plan.go_on(signals, _shares(others))
+
+
+def _shares(others: list[list[tuple[int, float]]]) -> list[list[float]]:
+    return [[share for _, share in place] for place in others]
+
+
 def _alternatives(
     signals: list[list[int]], others: list[list[list[tuple[int, float]]]], plans: Many[Plan], context: DraftContext
 ) -> Alternatives | None:
@@ -198,11 +205,22 @@ def _alternatives(
     rows = []
     for known, found, plan in zip(signals, others, plans, strict=True):
         if context.alternatives is None and found:
-            chosen = plan.choose(known, [[share for _, share in place] for place in found])
+            chosen = plan.choose(known, _shares(found))
         else:
             chosen = [list(range(len(place))) for place in found]
-        rows.append([(found[at][m][0], at, likely_class(found[at][m][1])) for at, some in enumerate(chosen) for m in some])
+        rows.append([_candidate(*found[at][m], at) for at, some in enumerate(chosen) for m in some])
     return padded_alternatives(rows, context.device)
+
+
+def _candidates(others: list[list[tuple[int, float]]], plan: Plan) -> list[Candidate]:
+    """All of a row whose plan asks about them: see `only_gated`."""
+    if not plan.gated:
+        return []
+    return [_candidate(token, share, place) for place, found in enumerate(others) for token, share in found]
+
+
+def _candidate(token: int, share: float, place: int) -> Candidate:
+    return token, place, likely_class(share)
 
 
 def _context_tokens(row: DraftRow, drafted: list[Tensor], device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 Position k is visible to the query at position q if k <= q and, in a layer with a sliding window w, k > q - w. Nothing else
 is needed: other rows live in other slots, and everything past a row's end has k > q. A token that stands in another one's
-place (an alternative, `base.ScoresAlternatives`) lies in a column behind those: it sees what is before its place, and itself.
+place (`base.ScoresAlternatives`) lies in a column behind those: it sees what is before its place, and itself.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ MEANING: dict[Kind, str] = {
     "accepted": "from the draft",
     "lenient": "from the draft, kept by lenience alone: lossy",
     "recovered": "from the target, after a rejection",
-    "bonus": "from the target, after a fully accepted draft",
+    "bonus": "from the target, after a token that had been scored already",
     "target": "from the target, nothing was drafted",
     "rejected": "drafted, refused by the target",
     "untested": "drafted behind a rejected token",
@@ -80,7 +80,8 @@ class Token:
 class ShownRound:
     """A round: what was kept before the withdrawn drafts, these, and the token in their place (None: the text ended).
 
-    withdrawn is empty where the record does not hold the drafts; `record.drafted` counts them all the same.
+    withdrawn is empty where the record does not hold the drafts; `record.drafted` counts them all the same. further: the
+    token after the one in their place, where that was an alternative.
     """
 
     number: int
@@ -88,10 +89,11 @@ class ShownRound:
     before: tuple[Token, ...]
     withdrawn: tuple[Token, ...]
     last: Token | None
+    further: Token | None = None
 
     @property
     def kept(self) -> tuple[Token, ...]:
-        return self.before if self.last is None else (*self.before, self.last)
+        return (*self.before, *(token for token in (self.last, self.further) if token is not None))
 
     @property
     def offered(self) -> tuple[Token, ...]:
@@ -110,6 +112,9 @@ class ShownRound:
         count = len(record.tokens)
         first = f"round {self.number}: {count} token{'s' if count > 1 else ''}"
         drafted = f"{record.accepted} of {record.drafted} accepted, drafted by {record.drafter}"
+        if record.alternatives:
+            one = "one of them came" if record.taken else "none of them came"
+            drafted += f"; {record.alternatives} alternative{'s'[: record.alternatives > 1]} scored beside, {one}"
         times = (f"{phase} {1000 * seconds:.2f} ms" for phase, seconds in record.seconds.items() if seconds)
         return "\n".join([first, drafted if record.drafted else "nothing drafted", ", ".join(times)])
 
@@ -202,9 +207,8 @@ def shown_rounds(tokenizer: Any, prompt: Sequence[int], rounds: Sequence[Round])
         kept = [reader.read(token, kind, **_facts(record, i)) for i, (token, kind) in enumerate(_origins(record))]
         withdrawn = _withdrawn(vocabulary, known, record)
         known += record.tokens
-        ended_early = len(kept) <= record.accepted
-        last = None if ended_early else kept.pop()
-        shown.append(ShownRound(number, record, tuple(kept), withdrawn, last))
+        last, further = ([*kept[record.accepted :], None, None])[:2]
+        shown.append(ShownRound(number, record, tuple(kept[: record.accepted]), withdrawn, last, further))
     return shown
 
 
@@ -213,7 +217,8 @@ def _origins(record: Round) -> Iterator[tuple[int, Origin]]:
 
 
 def _facts(record: Round, i: int) -> dict[str, Any]:
-    return {**_offer(record, i), "logprob": record.logprobs[i] if record.logprobs else None}
+    offered = _offer(record, i) if i < record.tested else {}  # beyond, something followed another token than this one did
+    return {**offered, "logprob": record.logprobs[i] if record.logprobs else None}
 
 
 def _offer(record: Round, i: int) -> dict[str, Any]:
