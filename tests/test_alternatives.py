@@ -350,13 +350,20 @@ def test_misuse_is_refused_in_one_line() -> None:
 def test_who_can_score_none_is_not_given_any() -> None:
     other = tiny_encoder_decoder("T5")
     assert not scores_alternatives(other)
-    assert check_alternatives(None, other) == 0
-    assert check_alternatives(0, other) == 0
-    assert check_alternatives(None, table(1, V)) is None
+    drafter = ModelDrafter(table(2, V))
+    assert check_alternatives(None, other, drafter) == 0
+    assert check_alternatives(0, other, drafter) == 0
+    assert check_alternatives(None, table(1, V), drafter) is None
+    assert check_alternatives(None, table(1, V), ChoiceDrafter([PromptLookupDrafter(), drafter])) is None
+    assert check_alternatives(None, table(1, V), PromptLookupDrafter()) == 0
     with pytest.raises(ParameterError, match=r"alternatives must be 0 for .*, got 2: decoder-only models"):
-        check_alternatives(2, other)
+        check_alternatives(2, other, drafter)
     with pytest.raises(ParameterError, match=r"alternatives must be a whole number in 0 … 16, got 17"):
-        check_alternatives(17, table(1, V))
+        check_alternatives(17, table(1, V), drafter)
+    with pytest.raises(ParameterError, match=r"alternatives must be 0 with prompt-lookup, got 2: they are what a model"):
+        check_alternatives(2, table(1, V), PromptLookupDrafter())
+    with pytest.raises(ParameterError, match=r"alternatives must be 0 without a draft, got 1"):
+        check_alternatives(1, table(1, V), None)
 
 
 def test_a_model_that_reads_masks_in_its_own_way_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:

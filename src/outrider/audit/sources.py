@@ -88,10 +88,11 @@ def own_texts(
     prompts: Sequence[Prompt] = PROMPTS,
     seed: int = 0,
     done: int = 0,
+    alternatives: int | None = None,
 ) -> Iterator[Text]:
     """Texts by Outrider itself, `ROWS` at a time, until they hold `tokens` new tokens or more. Ends of text are ignored.
 
-    done: texts made before, after which the prompts and seeds go on.
+    done: texts made before, after which the prompts and seeds go on. alternatives: as for `generate`.
     """
     made, longest = 0, longest_text(sampling, tokens, prompts)
     while group := plan_group(sampling, tokens - made, longest, seed, done, prompts):
@@ -101,6 +102,7 @@ def own_texts(
             read,
             draft=draft,
             num_draft_tokens=length,
+            alternatives=alternatives,
             max_new_tokens=group[0].max_new_tokens,
             ignore_eos=True,
             seed=[one.seed for one in group],

@@ -13,7 +13,7 @@ import click
 from outrider.cli.files import check_parent, check_plot
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
-from outrider.cli.sampling import truncation_options
+from outrider.cli.sampling import alternatives_option, truncation_options
 from outrider.cli.shared_options import json_option
 from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.errors import OutriderError, ParameterError
@@ -46,6 +46,7 @@ class _Wanted:
     cluster: Cluster | None
     prompts: Sequence[Prompt]
     models: ModelChoice
+    alternatives: int | None = None
 
     @property
     def own(self) -> bool:
@@ -66,6 +67,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 @tensor_parallel_options
 @click.option("--draft", multiple=True, metavar="NAME[:OPTION=VALUE,…]", help=_DRAFT)
 @click.option("--num-draft-tokens", "length", metavar="N|auto|optimal:ALPHA", default="4", show_default=True)
+@alternatives_option
 @click.option(
     "--temperature", multiple=True, type=float, default=(1.0,), show_default=True, help="May be given several times."
 )
@@ -170,6 +172,8 @@ def _check_used(wanted: _Wanted) -> None:
         raise click.UsageError("--ray and --tensor-parallel exclude each other: leave one out")
     if not wanted.own and source("length") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--num-draft-tokens is for Outrider's own decoder: leave it out for another engine's outputs")
+    if not wanted.own and wanted.alternatives is not None:
+        raise click.UsageError("--alternatives is for Outrider's own decoder: leave it out for another engine's outputs")
     if wanted.outputs is not None and source("prompts") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--prompts is what to generate from, --outputs is there already: leave one out")
     if wanted.outputs is not None and source("tokens") == ParameterSource.COMMANDLINE:
@@ -248,7 +252,8 @@ def _fresh(
     length = parse_length(wanted.length)
     if wanted.cluster is not None:
         return _spread(model, sampling, wanted, length, tokens, done)
-    return own_texts(model, drafter, sampling, tokens, length, wanted.prompts, wanted.seed, done)
+    beside = wanted.alternatives
+    return own_texts(model, drafter, sampling, tokens, length, wanted.prompts, wanted.seed, done, beside)
 
 
 def _spread(
@@ -260,5 +265,6 @@ def _spread(
 
     assert wanted.cluster is not None
     draft = wanted.models.draft or (OWN_DRAFT,)
-    setup = wanted.models.setup(draft=draft, num_draft_tokens=length, batch_size=ROWS, rounds=True)
+    defaults = {"seed": 0, "alternatives": wanted.alternatives}
+    setup = wanted.models.setup(draft=draft, num_draft_tokens=length, batch_size=ROWS, rounds=True, defaults=defaults)
     return spread_texts(wanted.cluster, setup, model, sampling, tokens, wanted.seed, done, wanted.prompts)

@@ -12,7 +12,7 @@ import click
 from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
-from outrider.cli.sampling import law_options, length_option, parse_length
+from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
 from outrider.cli.shared_options import text_options
 from outrider.errors import ParameterError
 
@@ -33,6 +33,7 @@ _LAW = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @model_options
 @config_option
 @length_option
+@alternatives_option
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
 @law_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
@@ -70,13 +71,14 @@ def make_setup(models: ModelChoice, given: dict[str, Any]) -> Setup:
     """From the options to what the processes are told."""
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
+    beside = {} if given["alternatives"] is None else {"alternatives": given["alternatives"]}
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", *_LAW, "seed", "ignore_eos")
     return models.setup(
         draft=() if given["plain"] else models.draft,
         num_draft_tokens=parse_length(given["num_draft_tokens"]),
         batch_size=given["batch_size"],
         chat=given["chat"],
-        defaults={**{name: given[name] for name in names}, "stop": list(given["stop"])},
+        defaults={**{name: given[name] for name in names}, "stop": list(given["stop"]), **beside},
     )
 
 

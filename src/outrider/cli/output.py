@@ -48,6 +48,8 @@ def legend() -> Text:
 def describe(stats: Stats) -> str:
     """One line of figures."""
     rate = "no drafts" if stats.acceptance_rate is None else f"acceptance rate {stats.acceptance_rate:.2f}"
+    if stats.alternatives:
+        rate += f", {stats.taken} of {stats.alternatives} alternatives came"
     if stats.lenience < 1.0:
         rate += f", LOSSY (lenience {stats.lenience:g}: {stats.lenient} tokens by it alone)"
     return (

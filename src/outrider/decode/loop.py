@@ -69,7 +69,7 @@ class Decoder:
         self._was_cancelled = False
         self._clock = PhaseClock(target.device)
         self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
-        beside = check_alternatives(alternatives, target)
+        beside = check_alternatives(alternatives, target, drafter)
         self._context = DraftContext(sampling, target, target.vocab_size, self._clock, beside)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:

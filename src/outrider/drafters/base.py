@@ -48,15 +48,23 @@ class DraftContext:
 MOST_ALTERNATIVES = 16
 
 
-def check_alternatives(count: int | None, target: LanguageModel) -> int | None:
+def check_alternatives(count: int | None, target: LanguageModel, drafter: Drafter | None) -> int | None:
     """How many alternatives a drafted token may have for this target: as wanted, none where it can't score any.
 
-    Raises `ParameterError` for a number that is out of range, or that it can't serve.
+    Raises `ParameterError` for a number that is out of range, or that they can't serve.
     """
+    if count is not None:
+        check_count("alternatives", count, 0, MOST_ALTERNATIVES)
+    if drafter is None or not any(part.names_others for part in drafter.parts()):
+        if count:
+            who = "without a draft" if drafter is None else f"with {drafter.name}"
+            raise ParameterError(
+                f"alternatives must be 0 {who}, got {count}: they are what a model or head held likely beside its draft"
+            )
+        return 0
     possible = scores_alternatives(target)
     if count is None:
         return None if possible else 0
-    check_count("alternatives", count, 0, MOST_ALTERNATIVES)
     if count and not possible:
         raise ParameterError(
             f"alternatives must be 0 for {target.name}, got {count}: decoder-only models of the transformers engine score "
@@ -71,6 +79,8 @@ class Drafter(ABC):
     name: str
     remembers: bool = False
     """Whether it keeps texts of earlier generations."""
+    names_others: bool = False
+    """Whether it can name alternatives to what it drafts (`proposal.Alternatives`)."""
 
     def bind(self, target: LanguageModel) -> None:
         """Called before a generation: raise if this drafter can't draft for `target`."""

@@ -33,6 +33,8 @@ class ModelDrafter(Drafter):
     reads source and tokens as one text.
     """
 
+    names_others = True
+
     def __init__(
         self, model: LanguageModel, sampling: SamplingSettings | None = None, step_seconds: float | None = None
     ) -> None:
