@@ -59,13 +59,15 @@ def run(
     return tokens, [record for row in rounds for record in row]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", ["greedy", "temperature 1", "top-k", "bias", "penalties", "all"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("temperature 1", 1), *((name, 2) for name in ("greedy", "temperature 1", "top-k", "bias", "penalties", "all"))],
+)
 def test_the_law_is_the_targets_whatever_is_scored_beside_the_draft(name: str, count: int) -> None:
     target = table(1, V)
     tokens, rounds = run(target, ModelDrafter(table(2, V)), SETTINGS[name], FixedLength(2), count)
     assert p_value(tokens, target, SETTINGS[name]) > ALARM
-    assert sum(record.taken for record in rounds) > len(tokens) / 10 or (name, count) == ("greedy", 1)
+    assert sum(record.taken for record in rounds) > len(tokens) / 10
 
 
 @pytest.mark.parametrize(
@@ -85,11 +87,10 @@ def test_the_law_is_the_targets_whatever_is_scored_beside_the_draft(name: str, c
     ],
     ids=["greedy", "its own sampling", "choice", "choice with a speculative one"],
 )
-@pytest.mark.parametrize("name", ["temperature 1", "all"])
-def test_adaptive_alternatives_follow_the_targets_law(name: str, drafter: Drafter) -> None:
+def test_adaptive_alternatives_follow_the_targets_law(drafter: Drafter) -> None:
     target, length = table(1, V), AdaptiveLength(Costs({1: 1.0, 17: 1.05}), longest=4, probe_share=0.3)
-    tokens, rounds = run(target, drafter, SETTINGS[name], length, None)
-    assert p_value(tokens, target, SETTINGS[name]) > ALARM
+    tokens, rounds = run(target, drafter, SETTINGS["temperature 1"], length, None)
+    assert p_value(tokens, target, SETTINGS["temperature 1"]) > ALARM
     assert sum(record.taken for record in rounds) > len(tokens) / 100
 
 

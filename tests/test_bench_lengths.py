@@ -92,7 +92,7 @@ def test_wrong_numbers_of_lengths_are_refused() -> None:
 
 
 def rounds_of(target: LanguageModel, drafter: Drafter, policy: DraftLength) -> list[tuple[int, int, tuple[int, ...] | None]]:
-    (rounds,) = decode(target, requests()[:1], GREEDY, drafter, policy)[1]
+    (rounds,) = decode(target, requests()[:1], GREEDY, drafter, policy, alternatives=0)[1]
     return [(made.drafted, made.accepted, made.signals) for made in rounds]
 
 

@@ -47,10 +47,11 @@ def demo(max_new_tokens: int) -> None:
 def explain(comparison: Comparison) -> str:
     """Why it was that much faster."""
     stats, costs = comparison.speculative.stats, comparison.costs
-    longest = max((r.drafted for r in comparison.speculative.rounds), default=0)
-    ratio = costs.verify(longest + 1) / costs.verify(1)
+    widest = max((r.scored for r in comparison.speculative.rounds), default=1)
+    ratio = costs.verify(widest) / costs.verify(1)
+    foreseen = f" ({stats.taken} more were foreseen as alternatives)" if stats.taken else ""
     return (
-        f"why:         drafts cost little beside a pass and supplied {stats.accepted} of {stats.tokens} tokens, so "
+        f"why:         drafts cost little beside a pass and gave {stats.accepted} of {stats.tokens} tokens{foreseen}, so "
         f"{stats.rounds} passes of the model did the work of {stats.tokens};\n"
-        f"             a pass over {longest + 1} tokens takes {ratio:.2f} times as long as one over a single token"
+        f"             a pass over {widest} tokens takes {ratio:.2f} times as long as one over a single token"
     )
