@@ -133,7 +133,10 @@ class ModelDrafter(Drafter):
             sure = token_signals(logits[:, 0], self._own(drawn)) if gated else []
             return [(i, signal, []) for i, signal in zip(active, sure, strict=False)]
         fitted = fit_vocabulary(logits[:, 0], context.vocab_size)
-        shares = [(i, token, Shares(law)) for i, token, law in zip(active, drawn.tolist(), fitted, strict=True)]
+        few = getattr(self.model, "draft_tokens", None)  # of a draft whose head has rows for some tokens alone
+        there = few is not None and few.device.type == "cpu" and int(few[-1]) < fitted.shape[-1]
+        own = few.numpy() if few is not None and there else None
+        shares = [(i, token, Shares(law, own)) for i, token, law in zip(active, drawn.tolist(), fitted, strict=True)]
         return [
             (i, share.signal(token), share.others(token, count) if count or plans[i].gated else [])
             for i, token, share in shares

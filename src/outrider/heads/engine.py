@@ -71,6 +71,8 @@ class HeadModel(SlotModel[HeadSequence]):
         self.dtype = parts.dtype
         self.rounded = parts.rounded
         self._tokens = parts.tokens
+        self.draft_tokens = parts.tokens if len(parts.tokens) < target.vocab_size else None
+        """The tokens that it can draft, ascending, if these are not all."""
         self._rows = parts.rows
 
     @property
