@@ -29,20 +29,19 @@ enough to pay for the wider pass, by rates learned for what the draft gave to th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from outrider.costs import Costs
 from outrider.draft_length.account import Account, PaperRound
 from outrider.draft_length.base import TESTS, DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
+from outrider.draft_length.beside import Beside, best_number
 from outrider.draft_length.foretold import HORIZON
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.rates import Rate
-from outrider.draft_length.signals import LIKELY_PRIORS, PRIORS, likely_class
+from outrider.draft_length.signals import PRIORS
 from outrider.draft_length.tries import Tries
-
-MOST_WIDE = 17  # tokens in a pass with alternatives: what cost tables measure
-LIKELY_TESTS = 16.0  # decisions that the prior of an alternative's class weighs: several are decided in each round
 
 
 @dataclass(frozen=True)
@@ -117,29 +116,6 @@ class _GatedPlan:
         return self.state.choose(self, signals, others)
 
 
-class _Rescued:
-    """How often a rejected draft's recovered token was an alternative, and how many are scored a round: nothing at first."""
-
-    def __init__(self, memory: float) -> None:
-        self._share = Rate(0.0, TESTS, memory)
-        self._count = 0.0
-
-    @property
-    def share(self) -> float:
-        """Of the rejections."""
-        return self._share.value
-
-    @property
-    def width(self) -> int:
-        """Tokens that they add to a pass."""
-        return round(self._count)
-
-    def update(self, count: int, taken: bool, rejected: bool) -> None:
-        """A round with so many alternatives."""
-        self._share.update(int(rejected), int(taken))
-        self._count += (count - self._count) / 8
-
-
 class _AdaptiveState(LengthState):
     """Rates per kind of prospect and per signal, and the account of the probes."""
 
@@ -147,8 +123,7 @@ class _AdaptiveState(LengthState):
         self._policy = policy
         self._rates: dict[tuple[str, int], tuple[Rate, Rate]] = {}
         self._signals: dict[tuple[str, int], Rate] = {}
-        self._likely: dict[tuple[str, int], Rate] = {}
-        self._rescued: dict[str, _Rescued] = {}
+        self._alternatives: dict[str, Beside] = {}
         self._tries = Tries()
         self._context = 0
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
@@ -182,15 +157,15 @@ class _AdaptiveState(LengthState):
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
             first, later = (rate.value for rate in self._of(prospect))
-            rescued = self._of_rescued(prospect)
-            most = 1.0 + rescued.share + (first / (1.0 - later) if later < 1.0 else first * prospect.longest)
+            beside = self._beside(prospect)
+            most = 1.0 + beside.share + (first / (1.0 - later) if later < 1.0 else first * prospect.longest)
             for k in self._policy.lengths:
                 if k > min(prospect.longest, room):
                     break
-                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds, rescued.width)
+                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds, beside.width)
                 if most <= best.rate * seconds:  # longer drafts take longer, and none can bring that much
                     break
-                further = rescued.share * (1.0 - first * later ** (k - 1))
+                further = beside.share * (1.0 - first * later ** (k - 1))
                 rate = (1.0 + expected(first, later, k) + further) / (seconds + self._beyond(k, prospect))
                 if rate > best.rate:
                     best = _Best(rate, i, k)
@@ -273,27 +248,25 @@ class _AdaptiveState(LengthState):
 
         A further token takes a place in the pass that an alternative might have.
         """
-        drafted = len(signals)
-        survival = 1.0
-        for signal in signals:
-            survival *= self._of_signal(plan.about, signal).value
-        found = self._values(plan, signals, others)
-        now, _ = self._beside(plan, found, drafted)
-        later, rescued = self._of(plan.about)[1].value, self._of_rescued(plan.about).share
+        about, drafted = plan.about, len(signals)
+        reached = self._reached(about, signals)
+        found = self._beside(about).values(reached, others)
+        now, _ = best_number(found, drafted, self._price(plan))
+        later, rescued = self._of(about)[1].value, self._beside(about).share
         for k in range(drafted + 1, plan.limit + 1):
-            seconds = self._shared((k - drafted) * plan.about.step_seconds)
-            seconds += self._beyond(k, plan.about) - self._beyond(drafted, plan.about)
+            seconds = self._shared((k - drafted) * about.step_seconds)
+            seconds += self._beyond(k, about) - self._beyond(drafted, about)
             gain = expected(later, later, k - drafted) + rescued * (1.0 - later ** (k - drafted))
-            if survival * gain - plan.rate * seconds + self._beside(plan, found, k)[0] > now:
+            if reached[-1] * gain - plan.rate * seconds + best_number(found, k, self._price(plan))[0] > now:
                 return True
         return False
 
     def choose(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
         """The alternatives that bring more tokens than the wider pass's seconds would at the planned rate."""
-        found = self._values(plan, signals, others)
-        drafted = len(signals)
-        _, count = self._beside(plan, found, drafted)
-        drafting = plan.about.start_seconds + drafted * plan.about.step_seconds
+        about, drafted = plan.about, len(signals)
+        found = self._beside(about).values(self._reached(about, signals), others)
+        _, count = best_number(found, drafted, self._price(plan))
+        drafting = about.start_seconds + drafted * about.step_seconds
         allowed = self._account.bearable(self._loss_unit)
         while count and -self._saved(0, drafted, drafting, count) > allowed:
             count -= 1
@@ -302,28 +275,17 @@ class _AdaptiveState(LengthState):
             chosen[place].append(m)
         return chosen
 
-    def _values(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> list[tuple[float, int, int]]:
-        """Of each alternative (the tokens that it brings, its place, which one it is there), the best first."""
-        reached, found = 1.0, []
-        for place, (signal, probabilities) in enumerate(zip(signals, others, strict=False)):
-            for m, probability in enumerate(probabilities):
-                rate = self._of_likely(plan.about, likely_class(probability)).value
-                found.append((reached * rate, place, m))
-            reached *= self._of_signal(plan.about, signal).value
-        return sorted(found, key=lambda one: -one[0])
+    def _reached(self, about: Prospect, signals: Many[int]) -> list[float]:
+        """The probability that the place of each drafted token is reached, and that of the next one."""
+        reached = [1.0]
+        for signal in signals:
+            reached.append(reached[-1] * self._of_signal(about, signal).value)
+        return reached
 
-    def _beside(self, plan: _GatedPlan, found: Many[tuple[float, int, int]], drafted: int) -> tuple[float, int]:
-        """What a pass with so many drafted tokens brings by the best number of alternatives, less what it takes beyond
-        plain decoding at the planned rate, in tokens; and that number.
-        """
+    def _price(self, plan: _GatedPlan) -> Callable[[int], float]:
+        """Of a pass with so many tokens beyond plain decoding's, in tokens at the planned rate."""
         plain = self._verify(1)
-        best, count, gain = -plan.rate * self._shared(self._verify(drafted + 1) - plain), 0, 0.0
-        for n, (value, *_) in enumerate(found[: max(0, MOST_WIDE - drafted - 1)], 1):
-            gain += value
-            net = gain - plan.rate * self._shared(self._verify(drafted + 1 + n) - plain)
-            if net > best:
-                best, count = net, n
-        return best, count
+        return lambda scored: plan.rate * self._shared(self._verify(scored) - plain)
 
     def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect
@@ -342,11 +304,10 @@ class _AdaptiveState(LengthState):
             later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))
         for i, signal in enumerate(outcome.signals[: outcome.tested]):
             self._of_signal(prospect, signal).update(1, int(i < outcome.accepted))
-        for kind, right in outcome.others:
-            self._of_likely(prospect, kind).update(1, int(right))
+        self._beside(prospect).learn(outcome.others)
         if outcome.signals:
             rejected = outcome.accepted < outcome.drafted
-            self._of_rescued(prospect).update(outcome.alternatives, outcome.taken, rejected)
+            self._beside(prospect).learn_round(outcome.alternatives, outcome.taken, rejected)
 
     learns = True
 
@@ -392,16 +353,10 @@ class _AdaptiveState(LengthState):
             self._signals[key] = self._rate(PRIORS[signal], prospect)
         return self._signals[key]
 
-    def _of_likely(self, prospect: Prospect, kind: int) -> Rate:
-        key = (prospect.drafter, kind)
-        if key not in self._likely:
-            self._likely[key] = Rate(LIKELY_PRIORS[kind], LIKELY_TESTS, self._policy.memory)
-        return self._likely[key]
-
-    def _of_rescued(self, prospect: Prospect) -> _Rescued:
-        if prospect.drafter not in self._rescued:
-            self._rescued[prospect.drafter] = _Rescued(self._policy.memory)
-        return self._rescued[prospect.drafter]
+    def _beside(self, prospect: Prospect) -> Beside:
+        if prospect.drafter not in self._alternatives:
+            self._alternatives[prospect.drafter] = Beside(self._policy.memory)
+        return self._alternatives[prospect.drafter]
 
     def _rate(self, prior: float, prospect: Prospect) -> Rate:
         return Rate(prior, prospect.tests, self._policy.memory)

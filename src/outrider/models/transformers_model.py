@@ -18,13 +18,11 @@ from outrider.models.base import (
     LAST,
     Sequence,
     WhichLogits,
-    check_alternative,
     check_copy,
     check_layers,
-    check_places,
-    check_score,
     fit_vocabulary,
 )
+from outrider.models.beside import score_beside, take_alternative
 from outrider.models.block_attention import BLOCKS, columns_read
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
@@ -39,7 +37,7 @@ from outrider.models.recording import Recording, kernels_allowed
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.shared_keys import WIDEST, forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
-from outrider.models.slots import SlotModel, SlotSequence, order_by_slot
+from outrider.models.slots import SlotModel, SlotSequence
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
@@ -315,47 +313,11 @@ class TransformersModel(SlotModel[SlotSequence]):
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], others: Tensor, places: Many[Many[int]]
     ) -> Tensor:
         """See `ScoresAlternatives`."""
-        rows = [self._own(sequence) for sequence in sequences]
-        check_score(self.name, self._max_length, rows, lengths, tokens.shape[1])
-        check_places(lengths, others, places)
-        order = order_by_slot(rows)
-        if order is None:
-            return self._score_beside(rows, tokens, lengths, others, places)
-        at = index_of(order, tokens.device)
-        out = self._score_beside(
-            [rows[i] for i in order], tokens[at], [lengths[i] for i in order], others[at], [places[i] for i in order]
-        )
-        return out[at.argsort()]
-
-    def _score_beside(
-        self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], others: Tensor, places: Many[Many[int]]
-    ) -> Tensor:
-        """Rows in the order of their slots. Alternatives lie in the columns behind the appended tokens."""
-        appended, wanted = tokens.shape[1], tokens.shape[1] + others.shape[1]
-        width = self._width(wanted, rows[0].length) if len(rows) == 1 else wanted
-        tokens = torch.nn.functional.pad(torch.cat([tokens, others], dim=1), (0, width - wanted))
-        recording = self._recording(rows, width)
-        at, longest = self._place(rows, width)
-        positions = at.clone()
-        for i, (row, own) in enumerate(zip(rows, places, strict=True)):
-            positions[i, appended : appended + len(own)] = index_of([row.length + place for place in own], self.device)
-        if recording is not None:
-            out = self._forward_recorded(recording, tokens, positions, longest, at)
-        else:
-            out = self._forward(tokens, positions, longest, None, at)
-        for row, count, own in zip(rows, lengths, places, strict=True):
-            first = row.length + appended
-            row.advance(count)
-            row.beside = range(first, first + len(own))
-        return self.over_vocabulary(out)[:, :wanted]
+        return score_beside(self, [self._own(sequence) for sequence in sequences], tokens, lengths, others, places)
 
     def take_alternative(self, sequence: Sequence, position: int, m: int) -> None:
         """See `ScoresAlternatives`."""
-        row = self._own(sequence)
-        check_alternative(position, m, row.length, len(row.beside))
-        self._cache.copy_column(row.slot, row.beside[m], position)
-        row.truncate(position + 1)
-        row.beside = range(0)
+        take_alternative(self, self._own(sequence), position, m)
 
     def over_vocabulary(self, out: Tensor) -> Tensor:
         """What the head gives; -inf for tokens without a row, if it was cut. [.., T] → [.., V]"""

@@ -1,0 +1,77 @@
+"""Alternatives in the transformers engine (`base.ScoresAlternatives`): tokens in the places of appended ones, in one pass.
+
+They lie in the columns of the slot cache behind the appended tokens, with the positions of their places; the mask shows them
+what comes before these, and themselves (`masks`). One that is taken is copied to its place's column, all that is held of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.device_data import index
+from outrider.models.base import check_alternative, check_places, check_score
+from outrider.models.slots import SlotSequence, order_by_slot
+
+if TYPE_CHECKING:
+    from outrider.models.transformers_model import TransformersModel
+
+
+def score_beside(
+    model: TransformersModel,
+    rows: list[SlotSequence],
+    tokens: Tensor,
+    lengths: Many[int],
+    others: Tensor,
+    places: Many[Many[int]],
+) -> Tensor:
+    """See `ScoresAlternatives`."""
+    check_score(model.name, model.max_length, rows, lengths, tokens.shape[1])
+    check_places(lengths, others, places)
+    order = order_by_slot(rows)
+    if order is None:
+        return _score(model, rows, tokens, lengths, others, places)
+    at = index(order, tokens.device)
+    out = _score(
+        model, [rows[i] for i in order], tokens[at], [lengths[i] for i in order], others[at], [places[i] for i in order]
+    )
+    return out[at.argsort()]
+
+
+def _score(
+    model: TransformersModel,
+    rows: list[SlotSequence],
+    tokens: Tensor,
+    lengths: Many[int],
+    others: Tensor,
+    places: Many[Many[int]],
+) -> Tensor:
+    """Rows in the order of their slots."""
+    appended, wanted = tokens.shape[1], tokens.shape[1] + others.shape[1]
+    width = model._width(wanted, rows[0].length) if len(rows) == 1 else wanted
+    tokens = torch.nn.functional.pad(torch.cat([tokens, others], dim=1), (0, width - wanted))
+    recording = model._recording(rows, width)
+    at, longest = model._place(rows, width)
+    positions = at.clone()
+    for i, (row, own) in enumerate(zip(rows, places, strict=True)):
+        positions[i, appended : appended + len(own)] = index([row.length + place for place in own], model.device)
+    if recording is not None:
+        out = model._forward_recorded(recording, tokens, positions, longest, at)
+    else:
+        out = model._forward(tokens, positions, longest, None, at)
+    for row, count, own in zip(rows, lengths, places, strict=True):
+        first = row.length + appended
+        row.advance(count)
+        row.beside = range(first, first + len(own))
+    return model.over_vocabulary(out)[:, :wanted]
+
+
+def take_alternative(model: TransformersModel, row: SlotSequence, position: int, m: int) -> None:
+    """See `ScoresAlternatives`."""
+    check_alternative(position, m, row.length, len(row.beside))
+    model._cache.copy_column(row.slot, row.beside[m], position)
+    row.truncate(position + 1)
+    row.beside = range(0)
