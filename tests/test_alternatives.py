@@ -101,7 +101,7 @@ class AfterAnotherToken(TableModel):
         out = super().score_beside(sequences, tokens, lengths, others, places)
         for i, own in enumerate(places):
             for m, place in enumerate(own):
-                out[i, tokens.shape[1] + m] = out[i, place]
+                out[i, lengths[i] + m] = out[i, place]
         return out
 
 
@@ -279,7 +279,7 @@ def compare(model: TransformersModel, close: float) -> None:
             assert torch.allclose(out[i, : lengths[i]], plain[before[i] :], atol=close)
             for m, (token, place) in enumerate(zip(others[i], places[i], strict=True)):
                 there = [*row[: before[i] + place], token]
-                assert torch.allclose(out[i, new.shape[1] + m], reference(model, there)[-1], atol=close)
+                assert torch.allclose(out[i, lengths[i] + m], reference(model, there)[-1], atol=close)
         for i, m in ((0, 1), (1, 0)):
             model.take_alternative(sequences[i], before[i] + places[i][m], m)
             assert sequences[i].length == before[i] + places[i][m] + 1

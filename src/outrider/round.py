@@ -85,22 +85,21 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
 
     The sequences then hold the draft, too: the caller truncates them.
     """
-    outcomes, beside = _verify(scorer, rows, proposal)
-    if beside is None or proposal.beside is None:
+    outcomes, scored, lengths = _verify(scorer, rows, proposal)
+    if proposal.beside is None:
         return outcomes
     with scorer.clock.phase("sampling"):
-        each = zip(rows, outcomes, strict=True)
-        return [_go_on(scorer, row, outcome, proposal, i, beside) for i, (row, outcome) in enumerate(each)]
+        each = zip(rows, outcomes, lengths, strict=True)
+        return [_go_on(scorer, row, outcome, proposal, i, scored[i, count:]) for i, (row, outcome, count) in enumerate(each)]
 
 
-def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[list[Outcome], Tensor | None]:
-    """What the rule keeps of the draft. → the outcomes, the logits after the alternatives [R, M, V]"""
+def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[list[Outcome], Tensor, list[int]]:
+    """What the rule keeps of the draft. → the outcomes, the logits of the pass [R, N, V], each row's appended tokens"""
     model, clock = scorer.model, scorer.clock
     with clock.phase("sampling"):
         tokens, lengths, first = _to_score(rows, proposal, model.device)
         if scorer.vocab_size is not None and scorer.vocab_size > model.vocab_size:
             tokens = tokens.where(tokens < model.vocab_size, 0)  # padding entries that only a larger target has
-    beside: Tensor | None = None
     with clock.phase(scorer.phase):
         sequences = [row.sequence for row in rows]
         if proposal.beside is None:
@@ -110,7 +109,6 @@ def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[l
             assert scores_alternatives(model)  # nobody drafts any for other models
             places = [[at + 1 + place for place in own] for at, own in zip(first, proposal.beside.places, strict=True)]
             scored = model.score_beside(sequences, tokens, lengths, proposal.beside.tokens, places)
-            scored, beside = scored[:, : tokens.shape[1]], scored[:, tokens.shape[1] :]
     with clock.phase("sampling"):
         width = proposal.tokens.shape[1]
         logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
@@ -118,7 +116,7 @@ def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[l
         if scorer.sampling.greedy and scorer.lenience == 1.0 and not scorer.extras.betas:
             for row, length in zip(rows, proposal.lengths, strict=True):
                 row.stream.take(length + 1)  # no use for them, but later drafts must not depend on what is reported
-            return _greedy_outcomes(scorer, logits, contexts, proposal), beside
+            return _greedy_outcomes(scorer, logits, contexts, proposal), scored, lengths
         uniforms = _uniforms(rows, proposal, model.device)
         probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
         drafted = index(proposal.lengths, model.device)
@@ -135,11 +133,14 @@ def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[l
         if verdict.lenient is not None:
             columns.append(verdict.lenient)
         packed = _read(columns)
-    return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))], beside
+    return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))], scored, lengths
 
 
 def _go_on(scorer: Scorer, row: DraftRow, outcome: Outcome, proposal: Proposal, i: int, beside: Tensor) -> Outcome:
-    """The outcome, with the token after a recovered one that was among the alternatives for its place."""
+    """The outcome, with the token after a recovered one that was among the alternatives for its place.
+
+    beside: the logits after the row's alternatives, [M, V] and more.
+    """
     offered = proposal.beside
     assert offered is not None
     if outcome.accepted == proposal.lengths[i] or not offered.places[i]:
@@ -152,7 +153,7 @@ def _go_on(scorer: Scorer, row: DraftRow, outcome: Outcome, proposal: Proposal, 
     model, sampling = scorer.model, scorer.sampling
     assert scores_alternatives(model)
     model.take_alternative(row.sequence, len(row.tokens) + outcome.accepted, found)
-    logits = fit_vocabulary(beside[i, found : found + 1], scorer.vocab_size or model.vocab_size)
+    logits = fit_vocabulary(beside[found : found + 1], scorer.vocab_size or model.vocab_size)
     contexts = None
     if sampling.needs_context:
         before = index([*row.tokens, *outcome.tokens], model.device)
@@ -214,8 +215,8 @@ def _to_score(rows: Many[DraftRow], proposal: Proposal, device: torch.device) ->
 
 def _from(scored: Tensor, first: list[int], count: int) -> Tensor:
     """Each row's `count` positions from its first one on; what lies beyond its own is never looked at. → [R, count, V]"""
-    if not any(first) and scored.shape[1] == count:
-        return scored
+    if not any(first) and scored.shape[1] >= count:
+        return scored[:, :count]
     columns = index(first, scored.device).unsqueeze(-1) + torch.arange(count, device=scored.device)
     rows = torch.arange(len(first), device=scored.device).unsqueeze(-1)
     return scored[rows, columns.clamp(max=scored.shape[1] - 1)]

@@ -215,8 +215,8 @@ class ScoresAlternatives(LanguageModel, Protocol):
         """As `score`, and after the tokens alternatives: others[i, m] stands where tokens[i, places[i][m]] does.
 
         others: int64 [R, M]; row i's in the first len(places[i]) columns. An alternative sees the tokens before its place
-        and itself; nothing sees it, and it is not appended. Returns logits [R, N + M, V], those after alternative m in
-        column N + m.
+        and itself; nothing sees it, and it is not appended. Returns logits [R, W, V], W the most that a row has of both:
+        row i's after its tokens in the first lengths[i] columns, those after its alternative m in column lengths[i] + m.
         """
 
     def take_alternative(self, sequence: Sequence, position: int, m: int) -> None:

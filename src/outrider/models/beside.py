@@ -1,7 +1,8 @@
 """Alternatives in the transformers engine (`base.ScoresAlternatives`): tokens in the places of appended ones, in one pass.
 
-They lie in the columns of the slot cache behind the appended tokens, with the positions of their places; the mask shows them
-what comes before these, and themselves (`masks`). One that is taken is copied to its place's column, all that is held of it.
+They lie in the columns of the slot cache behind the row's appended tokens, with the positions of their places; the mask
+shows them what comes before these, and themselves (`masks`). One that is taken is copied to its place's column, all that is
+held of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from outrider.device_data import index
@@ -50,22 +50,23 @@ def _score(
     places: Many[Many[int]],
 ) -> Tensor:
     """Rows in the order of their slots."""
-    appended, wanted = tokens.shape[1], tokens.shape[1] + others.shape[1]
+    wanted = max(count + len(own) for count, own in zip(lengths, places, strict=True))
     width = model._width(wanted, rows[0].length) if len(rows) == 1 else wanted
-    tokens = torch.nn.functional.pad(torch.cat([tokens, others], dim=1), (0, width - wanted))
     recording = model._recording(rows, width)
     at, longest = model._place(rows, width)
     positions = at.clone()
-    for i, (row, own) in enumerate(zip(rows, places, strict=True)):
-        positions[i, appended : appended + len(own)] = index([row.length + place for place in own], model.device)
+    packed = tokens.new_zeros(len(rows), width)
+    for i, (row, count, own) in enumerate(zip(rows, lengths, places, strict=True)):
+        packed[i, :count] = tokens[i, :count]
+        packed[i, count : count + len(own)] = others[i, : len(own)]
+        positions[i, count : count + len(own)] = index([row.length + place for place in own], model.device)
     if recording is not None:
-        out = model._forward_recorded(recording, tokens, positions, longest, at)
+        out = model._forward_recorded(recording, packed, positions, longest, at)
     else:
-        out = model._forward(tokens, positions, longest, None, at)
+        out = model._forward(packed, positions, longest, None, at)
     for row, count, own in zip(rows, lengths, places, strict=True):
-        first = row.length + appended
         row.advance(count)
-        row.beside = range(first, first + len(own))
+        row.beside = range(row.length, row.length + len(own))
     return model.over_vocabulary(out)[:, :wanted]
 
 

@@ -72,7 +72,7 @@ def _beside(model: TransformersModel, tokens: list[int], other: int, after: int)
         model.score([longer, ours], *pad_rows([tokens, tokens[:3]], model.device), "none")
         new, lengths = pad_rows([tokens[:2], tokens[3:6]], model.device)
         others = torch.tensor([[1, 2], [tokens[0], other]], device=model.device)
-        first = model.score_beside([longer, ours], new, lengths, others, [[0], [0, 1]])[1, new.shape[1] + 1]
+        first = model.score_beside([longer, ours], new, lengths, others, [[0], [0, 1]])[1, lengths[1] + 1]
         model.take_alternative(ours, 4, 1)
         second = model.score([ours], *pad_rows([[after]], model.device), "all")
         assert second is not None

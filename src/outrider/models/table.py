@@ -141,14 +141,16 @@ class TableModel:
         self._wait(self._cost[1] * max(map(len, places)))
         appended = self.score(sequences, tokens, lengths)
         assert appended is not None
-        beside = self._probs.new_zeros(*others.shape, self.vocab_size)
+        width = max(count + len(own) for count, own in zip(lengths, places, strict=True))
+        out = self._probs.new_zeros(len(lengths), width, self.vocab_size)
         for i, (sequence, row, own) in enumerate(zip(sequences, others.tolist(), places, strict=True)):
             assert isinstance(sequence, TableSequence)  # `score` has looked
             sequence.beside = row[: len(own)]
             first = sequence.length - lengths[i]
+            out[i, : lengths[i]] = appended[i, : lengths[i]]
             for m, place in enumerate(own):
-                beside[i, m] = self.probs_after([*sequence.tokens[: first + place], row[m]]).log()
-        return torch.cat([appended, beside], dim=1)
+                out[i, lengths[i] + m] = self.probs_after([*sequence.tokens[: first + place], row[m]]).log()
+        return out
 
     def take_alternative(self, sequence: Sequence, position: int, m: int) -> None:
         """See `ScoresAlternatives`."""
