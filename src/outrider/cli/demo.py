@@ -49,7 +49,7 @@ def explain(comparison: Comparison) -> str:
     stats, costs = comparison.speculative.stats, comparison.costs
     widest = max((r.scored for r in comparison.speculative.rounds), default=1)
     ratio = costs.verify(widest) / costs.verify(1)
-    foreseen = f" ({stats.taken} more were foreseen as alternatives)" if stats.taken else ""
+    foreseen = f" ({stats.taken} more foreseen as alternatives)" if stats.taken else ""
     return (
         f"why:         drafts cost little beside a pass and gave {stats.accepted} of {stats.tokens} tokens{foreseen}, so "
         f"{stats.rounds} passes of the model did the work of {stats.tokens};\n"
