@@ -113,7 +113,7 @@ class KeepsTheDraft(TableModel):
         super().take_alternative(sequence, position, m)
 
 
-class LooksAtTheOutcome(ModelDrafter):
+class WithholdsTheUnlikely(ModelDrafter):
     """Bends the law: offers a token it drew only if it is likely, and calls the others alternatives."""
 
     def propose(self, rows: Sequence[DraftRow], plans: Sequence[Plan], context: DraftContext) -> Proposal:
@@ -133,7 +133,7 @@ def test_engines_that_mix_the_places_up_are_rejected(wrong: type[TableModel]) ->
 
 def test_withholding_a_drawn_token_is_rejected_all_the_same() -> None:
     target = table(1, V)
-    tokens, _ = run(target, LooksAtTheOutcome(table(2, V)), SETTINGS["temperature 1"], FixedLength(1), 0)
+    tokens, _ = run(target, WithholdsTheUnlikely(table(2, V)), SETTINGS["temperature 1"], FixedLength(1), 0)
     assert p_value(tokens, target, SETTINGS["temperature 1"]) < ALARM
 
 

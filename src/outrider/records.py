@@ -82,7 +82,7 @@ class Stats:
     drafted, which is lower, since nothing after a rejection is tested. mean_acceptance_length: tokens per round, the
     recovered or bonus token included. overhead: share of the decoding time outside the models' forward passes.
     lenience: below 1 the output is lossy. lenient: tokens that are there by lenience alone. alternatives: tokens scored
-    beside drafts. taken: recovered tokens among them, each of which brought a token more.
+    beside drafts. taken: recovered tokens among them, a token more each but where a text ended.
     """
 
     rounds: int

@@ -231,7 +231,7 @@ def read_rounds(given: Any, new: list[int]) -> tuple[Round, ...]:
         further = int(accepted < drafted)  # after a recovered token that was among the alternatives
         if not 0 <= accepted <= drafted or not 1 <= kept <= accepted + 1 + further:
             raise ValueError(f"a round can't be {[kept, drafted, accepted]}")
-        rounds.append(Round(tuple(new[at : at + kept]), drafted, accepted, "unknown"))
+        rounds.append(Round(tuple(new[at : at + kept]), drafted, accepted, "unknown", taken=kept > accepted + 1))
         at += kept
     if rounds and at != len(new):
         raise ValueError(f"rounds hold {at} tokens, there are {len(new)}")

@@ -27,7 +27,7 @@ PRIORS = (0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98)
 
 LEAST_LIKELY = 0.02
 LIKELY = (0.04, 0.08, 0.15, 0.25, 0.4)
-LIKELY_PRIORS = (0.03, 0.055, 0.11, 0.2, 0.33, 0.45)  # greedy, a head's probability is right; sampled, half of it is
+LIKELY_PRIORS = (0.03, 0.055, 0.11, 0.2, 0.33, 0.45)  # greedy, a head's probability is right; sampled, half of it and less
 MOST_OTHERS = 8
 
 

@@ -32,34 +32,18 @@ def score_beside(
     check_score(model.name, model.max_length, rows, lengths, tokens.shape[1])
     check_places(lengths, others, places)
     order = order_by_slot(rows)
-    if order is None:
-        return _score(model, rows, tokens, lengths, others, places)
-    at = index(order, tokens.device)
-    out = _score(
-        model, [rows[i] for i in order], tokens[at], [lengths[i] for i in order], others[at], [places[i] for i in order]
-    )
-    return out[at.argsort()]
-
-
-def _score(
-    model: TransformersModel,
-    rows: list[SlotSequence],
-    tokens: Tensor,
-    lengths: Many[int],
-    others: Tensor,
-    places: Many[Many[int]],
-) -> Tensor:
-    """Rows in the order of their slots."""
+    by_slot = list(range(len(rows))) if order is None else order
+    ordered = [rows[i] for i in by_slot]
     wanted = max(count + len(own) for count, own in zip(lengths, places, strict=True))
     width = model._width(wanted, rows[0].length) if len(rows) == 1 else wanted
-    recording = model._recording(rows, width)
-    at, longest = model._place(rows, width)
-    positions = at.clone()
-    packed = tokens.new_zeros(len(rows), width)
-    for i, (row, count, own) in enumerate(zip(rows, lengths, places, strict=True)):
-        packed[i, :count] = tokens[i, :count]
-        packed[i, count : count + len(own)] = others[i, : len(own)]
-        positions[i, count : count + len(own)] = index([row.length + place for place in own], model.device)
+    recording = model._recording(ordered, width)
+    at, longest = model._place(ordered, width)
+    positions, packed = at.clone(), tokens.new_zeros(len(rows), width)
+    for k, i in enumerate(by_slot):
+        count, own = lengths[i], places[i]
+        packed[k, :count] = tokens[i, :count]
+        packed[k, count : count + len(own)] = others[i, : len(own)]
+        positions[k, count : count + len(own)] = index([rows[i].length + place for place in own], model.device)
     if recording is not None:
         out = model._forward_recorded(recording, packed, positions, longest, at)
     else:
@@ -67,7 +51,8 @@ def _score(
     for row, count, own in zip(rows, lengths, places, strict=True):
         row.advance(count)
         row.beside = range(row.length, row.length + len(own))
-    return model.over_vocabulary(out)[:, :wanted]
+    out = model.over_vocabulary(out)[:, :wanted]
+    return out if order is None else out[index(order, out.device).argsort()]
 
 
 def take_alternative(model: TransformersModel, row: SlotSequence, position: int, m: int) -> None:
