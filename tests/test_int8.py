@@ -13,7 +13,7 @@ import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ParameterError
 from outrider.models import int8_linear
-from outrider.models.int8_linear import Int8Embedding, Int8Linear, RowScale, can_round, has_tiles, round_to_int8
+from outrider.models.int8_linear import Int8Embedding, Int8Linear, RowScale, can_round, has_tiles, largest_weight, round_to_int8
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
@@ -135,17 +135,29 @@ def test_models_stay_near_and_logits_have_the_same_bits_in_any_pass(architecture
     assert torch.equal(torch.stack([part[1, 0] for part in parts if part is not None]), first)
 
 
-@pytest.mark.parametrize(("largest_sum", "usable"), [(32767, False), (1 << 30, True)])
-def test_kernels_that_saturate_are_noticed(largest_sum: int, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processors without VNNI cut sums of two products at 32767. The trial's weights are all the largest, 127."""
+@pytest.mark.parametrize(("largest_sum", "largest"), [(1 << 30, 127), (32767, 64), (30000, None)])
+def test_kernels_that_saturate_get_weights_that_they_add_up(
+    largest_sum: int, largest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors without VNNI cut sums of two products at 32767."""
 
     def multiply(x: torch.Tensor, scale: float, zero: int, packed: object) -> torch.Tensor:
-        pairs = ((x.round() + zero) * 127).view(*x.shape[:-1], -1, 2).sum(-1).clamp(max=largest_sum)
-        product = pairs.sum(-1, keepdim=True) - zero * 127 * x.shape[-1]
-        return (product * scale / 127).repeat(1, 8)
+        weight, _ = torch.ops.quantized.linear_unpack(packed)
+        pairs = ((x.round() + zero).unsqueeze(-2) * weight.int_repr()).unflatten(-1, (-1, 2)).sum(-1)
+        product = pairs.clamp(-largest_sum, largest_sum).sum(-1) - zero * weight.int_repr().sum(-1)
+        return product * scale * weight.q_per_channel_scales().float()
 
     monkeypatch.setattr("outrider.models.int8_linear._multiply", multiply)
-    assert can_round() is usable
+    assert largest_weight.__wrapped__() == largest
+
+
+def test_no_two_products_exceed_what_the_kernel_adds_up() -> None:
+    """Whole rows of the largest numbers: in a kernel that cuts sums, every one of them would be cut."""
+    signs = torch.tensor([1.0, -1.0]).repeat(8)
+    weight, x = signs.unsqueeze(1).repeat(1, 640), signs[:6].unsqueeze(1).repeat(1, 640)
+    with torch.inference_mode():
+        got = Int8Linear(weight, None, RowScale())(x)
+    torch.testing.assert_close(got, 640.0 * torch.outer(signs[:6], signs))
 
 
 def test_greedy_output_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_alpha_of_training_is_that_of_drafting(kind: Shape, tmp_path: Path) 
     list(keep_states(target, iter([np.array(TEXT, dtype=np.uint32)]), folder, config.layers))
     trainee = HeadTrainee(network, target, ids, "mix", depth=2)
     result = measure(trainee, StateWindows(folder.paths), 1)
-    drafter = HeadDrafter(tmp_path, 0.1)
+    drafter = HeadDrafter(tmp_path, 0.1, "float")
     drafter.bind(target)
     betas = betas_along(drafter, target, TEXT, 1, SamplingSettings(temperature=1.0))
     # The window's last position predicts a token beyond it, and nothing is drafted for the first.

@@ -35,7 +35,7 @@ from outrider.models.slots import SlotModel, SlotSequence
 
 HEAD_DTYPES = ("auto", "float", "int8")
 """Of a head's weights: "float", the target's states' type; "int8"; "auto", in 8 bits beside a target whose own weights are
-rounded, on a CPU with kernels for it. Rounding changes what is proposed, never the law of what is accepted."""
+rounded or in float32, on a CPU with kernels for it. Rounding changes what is proposed, never the law of what is accepted."""
 
 
 class HeadSequence(SlotSequence):
@@ -349,7 +349,8 @@ def _rounds(dtype: str, target: HandsOutStates) -> bool:
             f"draft head can't be rounded to int8 on {target.device}: it needs a CPU and a build of torch with kernels for "
             "it; leave the head's dtype out"
         )
-    return possible and (dtype == "int8" or (dtype == "auto" and target.rounded))
+    wanted = dtype == "int8" or (dtype == "auto" and (target.rounded or target.state_dtype == torch.float32))
+    return possible and wanted
 
 
 def open_head(target: HandsOutStates, folder: Path, dtype: str = "auto") -> HeadModel:

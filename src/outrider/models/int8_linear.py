@@ -6,6 +6,10 @@ is divided by its own scale first and the kernel's is 1. The products are summed
 the bit however many rows there are, and by either of two kernels: oneDNN's computes sixteen rows in the time of one where
 the processor has tiles of integers (AMX), but each call of it takes longer, so that small layers keep the other one.
 
+Processors without VNNI add two products in 16 bits, which are cut at 32,767. There weights have 129 levels (±64) instead of
+255, so that no two products exceed that: 2 · 255 · 64 = 32,640. Activations keep all of theirs, since they have the outliers:
+with 127 levels of activations and all of weights the divergence from the model was three times as large (EXPERIMENTS.md).
+
 Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: see
 `block_attention` and `steady_attention`.
 """
@@ -25,6 +29,8 @@ from outrider.models.steady_attention import use_steady_attention
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 UNIT = 1.0
+LARGEST = 127  # of a rounded activation
+WEIGHTS = (127, 64)  # the largest rounded weight: where sums of two products are exact, and where they are cut
 TILES_FROM = 1 << 23  # weights of a layer: a lone row takes 28 µs longer, several take less (EXPERIMENTS.md)
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
@@ -44,7 +50,7 @@ class RowScale:
         """X [.., in] → x / scale, scale [.., 1]; float32."""
         if self._input is not x or self._divided is None:
             wide = x.float()
-            scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-30).div_(127.0)
+            scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-30).div_(LARGEST)
             self._input, self._divided, self._rounded = x, (wide / scale, scale), None
         return self._divided
 
@@ -62,13 +68,16 @@ class RowScale:
 class Int8Linear(OpaqueLinear):
     """x → x · weightᵀ + bias, both rounded to 8 bits. [.., in] → [.., out], in x's type.
 
-    tiles: whether by oneDNN's kernel, None: where it is quicker.
+    tiles: whether by oneDNN's kernel, None: where it is quicker. largest: of its rounded weights, None: what this processor
+    multiplies exactly.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rows: RowScale, tiles: bool | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, rows: RowScale, tiles: bool | None = None, largest: int | None = None
+    ) -> None:
         super().__init__(weight, None if bias is None else bias.float())
         self.tiles = (weight.numel() >= TILES_FROM and has_tiles()) if tiles is None else tiles
-        scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / 127.0
+        scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / (largest or largest_weight() or WEIGHTS[0])
         zeros = torch.zeros(len(weight), dtype=torch.int32)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces another home for quantised tensors; the kernels stay
@@ -130,13 +139,21 @@ class Int8Embedding(nn.Module):
 
 
 def can_round() -> bool:
-    """Whether this build of torch and this processor have the kernel, and without saturation.
+    """Whether this build of torch and this processor have the kernel."""
+    return largest_weight() is not None
 
-    Processors without VNNI add pairs of products in 16 bits: the largest weights and activations together show it.
-    """
+
+@cache
+def largest_weight() -> int | None:
+    """The largest of `WEIGHTS` whose products with the largest activations are added up exactly here, None if none is."""
+    return next((largest for largest in WEIGHTS if _adds_up(largest)), None)
+
+
+def _adds_up(largest: int) -> bool:
+    signs = torch.tensor([[1.0], [-1.0]]).repeat(4, 1)
     try:
-        largest = torch.ones(8, 256)
-        return torch.allclose(Int8Linear(largest, None, RowScale())(largest), torch.full((8, 8), 256.0), rtol=0.01)
+        product = Int8Linear(signs.repeat(1, 256), None, RowScale(), tiles=False, largest=largest)(torch.ones(8, 256))
+        return torch.allclose(product, 256.0 * signs.view(1, 8).expand(8, 8), rtol=0.01)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
 
