@@ -556,16 +556,3 @@ def test_a_text_may_end_before_all_of_its_last_round() -> None:
 def _keeping(count: int, new: Sequence[int]) -> int:
     del new
     return count
-
-
-def test_a_draft_of_few_tokens_is_read_at_these_alone() -> None:
-    own = torch.tensor([1, 4, 5, 9])
-    law = torch.full((12,), -torch.inf)
-    law[own] = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    every, few = Shares(law), Shares(law, own.numpy())
-    for drawn in own.tolist():
-        assert every.signal(drawn) == few.signal(drawn)
-        assert [token for token, _ in few.others(drawn)] == [token for token, _ in every.others(drawn)]
-        shares = [share for _, share in few.others(drawn, 2)]
-        assert shares == pytest.approx([share for _, share in every.others(drawn, 2)])
-    assert [token for token, _ in few.others(4)] == [1, 5, 9]

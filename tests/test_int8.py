@@ -13,7 +13,15 @@ import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ParameterError
 from outrider.models import int8_linear
-from outrider.models.int8_linear import Int8Embedding, Int8Linear, RowScale, can_round, has_tiles, largest_weight, round_to_int8
+from outrider.models.int8_linear import (
+    Int8Embedding,
+    Int8Linear,
+    RowScale,
+    can_round,
+    has_tiles,
+    largest_weight,
+    round_to_int8,
+)
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
@@ -145,7 +153,8 @@ def test_kernels_that_saturate_get_weights_that_they_add_up(
         weight, _ = torch.ops.quantized.linear_unpack(packed)
         pairs = ((x.round() + zero).unsqueeze(-2) * weight.int_repr()).unflatten(-1, (-1, 2)).sum(-1)
         product = pairs.clamp(-largest_sum, largest_sum).sum(-1) - zero * weight.int_repr().sum(-1)
-        return product * scale * weight.q_per_channel_scales().float()
+        out: torch.Tensor = product * scale * weight.q_per_channel_scales().float()
+        return out
 
     monkeypatch.setattr("outrider.models.int8_linear._multiply", multiply)
     assert largest_weight.__wrapped__() == largest

@@ -38,7 +38,10 @@ class RandomStream:
         """The next `count` numbers; none is ever given twice."""
         return self._generator.random(count).tolist()  # type: ignore[no-any-return]
 
-    def aim(self, laws: Tensor, row: int) -> float:
-        """The number by which a token is drawn from laws[row], [V]: the next one; a replay (`bench.chains`) chooses it."""
-        del laws, row
+    def aim(self, laws: Tensor, row: int, ids: Tensor | None = None) -> float:
+        """The number by which a token is drawn from laws[row], [V]: the next one; a replay (`bench.chains`) chooses it.
+
+        ids: see `sampling.draw_each`.
+        """
+        del laws, row, ids
         return self.take(1)[0]

@@ -123,14 +123,15 @@ class _Coupled(RandomStream):
         """A draft after `at` tokens of the text."""
         self._at, self._as_written = at, True
 
-    def aim(self, laws: Tensor, row: int) -> float:
+    def aim(self, laws: Tensor, row: int, ids: Tensor | None = None) -> float:
         at, self._at = self._at, self._at + 1
-        uniform = super().aim(laws, row)
+        uniform = super().aim(laws, row, ids)
         if not self._as_written or at >= len(self._text.tokens):
             return uniform
-        draft = laws[row].double()
-        draft = draft / draft.sum()
         own = self._laws[at - self._text.prompt_tokens].double()
+        columns = torch.arange(laws.shape[-1]) if ids is None else ids
+        draft = torch.zeros_like(own).index_copy_(0, columns, laws[row].double())
+        draft = draft / draft.sum()
         token = self._text.tokens[at]
         if uniform * float(own[token]) >= float(draft[token]):
             above = (draft - own).clamp(min=0.0)

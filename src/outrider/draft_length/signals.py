@@ -34,22 +34,19 @@ MOST_OTHERS = 8
 class Shares:
     """What a draft gave to the tokens at one place, at temperature 1: computed once for its signal and the alternatives.
 
-    logits: [V]. own: int64, ascending, the only tokens that have any; None: all. Reads back.
+    logits: [T], of the draft's own tokens. Reads back.
     """
 
-    def __init__(self, logits: Tensor, own: NDArray[Any] | None = None) -> None:
+    def __init__(self, logits: Tensor) -> None:
         row = on_host(logits.cpu().to(torch.promote_types(logits.dtype, torch.float32)))
-        self._own = own
-        row = row if own is None else row[own]
         with np.errstate(invalid="ignore"):  # -inf everywhere
             self._weights: NDArray[Any] = np.exp(row - row.max())
         self._total = float(self._weights.sum())
 
     def signal(self, token: int) -> int:
         """The class of a token: 0 … len(EDGES)."""
-        place = token if self._own is None else min(int(np.searchsorted(self._own, token)), len(self._own) - 1)
         with np.errstate(invalid="ignore"):
-            return bisect_left(EDGES, float(self._weights[place] / self._total))
+            return bisect_left(EDGES, float(self._weights[token] / self._total))
 
     def others(self, drawn: int, count: int | None = None) -> list[tuple[int, float]]:
         """Tokens that might have come instead, the likeliest first, and their probabilities.
@@ -63,8 +60,7 @@ class Shares:
             found = np.flatnonzero(weights > LEAST_LIKELY * total)
         else:
             found = np.argpartition(-weights, min(count, len(weights) - 1))[: count + 1]
-        names = found if self._own is None else self._own[found]
-        each = zip(names.tolist(), weights[found].tolist(), strict=True)
+        each = zip(found.tolist(), weights[found].tolist(), strict=True)
         ranked = sorted((-weight, token) for token, weight in each if token != drawn and weight > 0.0)
         return [(token, -weight / total) for weight, token in ranked[: MOST_OTHERS if count is None else count]]
 

@@ -12,7 +12,8 @@ from outrider.device_data import index, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import Shares, likely_class, token_signals
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.models.base import LanguageModel, fit_vocabulary, has_encoder, known_tokens, open_sequence
+from outrider.drafters.own_tokens import OwnTokens
+from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import Alternatives, Candidate, DraftRow, Proposal, empty_proposal, padded_alternatives
@@ -95,20 +96,21 @@ class ModelDrafter(Drafter):
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         active = [i for i, limit in enumerate(limits) if limit > 0]
+        own = OwnTokens.of(self.model, context.vocab_size, self.sampling or context.sampling)
         while active:
             with context.clock.phase("draft"):
-                logits = self._advance([rows[i] for i in active], tokens, active)
+                logits = self._advance(own, [rows[i] for i in active], tokens, active)
             with context.clock.phase("sampling"):
-                drawn, law = self._draw(logits, [rows[i] for i in active], tokens, active, context)
+                drawn, law = self._draw(own, logits, [rows[i] for i in active], tokens, active, context)
                 # -1 stands for a law that is none. On a CPU that row's draft ends before it, and processors never see it;
                 # elsewhere finding out would cost a synchronisation: clamped, it is then rejected or reported.
                 lost = _without_law(drawn, active)
-                token = drawn.clamp(min=0)
-                for i, signal, found in self._read_laws(logits, token, active, plans, context):
+                column = drawn.clamp(min=0)
+                for i, signal, found in self._read_laws(own, logits, column, active, plans, context):
                     if i not in lost:
                         signals[i].append(signal)
                         others[i].append(found)
-                tokens.append(_spread(token, active, len(rows)))
+                tokens.append(_spread(own.tokens(column), active, len(rows)))
                 if law is not None:
                     probs.append(_spread(law, active, len(rows)))
             active = [i for i in active if i not in lost]
@@ -118,33 +120,26 @@ class ModelDrafter(Drafter):
         if not any(lengths):
             return empty_proposal(len(rows), context.device)
         longest = max(lengths)
-        laws = torch.stack(probs[:longest], dim=1) if probs else None
+        laws = own.laws(torch.stack(probs[:longest], dim=1)) if probs else None
         candidates = [_candidates(found, plan) for found, plan in zip(others, plans, strict=True)]
         beside = _alternatives(signals, others, plans, context)
         drafted = torch.stack(tokens[:longest], dim=1)
         return Proposal(drafted, lengths, laws, only_gated(signals, plans), beside, candidates)
 
     def _read_laws(
-        self, logits: Tensor, drawn: Tensor, active: list[int], plans: Many[Plan], context: DraftContext
+        self, own: OwnTokens, logits: Tensor, drawn: Tensor, active: list[int], plans: Many[Plan], context: DraftContext
     ) -> list[tuple[int, int, list[tuple[int, float]]]]:
-        """(row, how sure the draft was, what it might have said instead), where that is wanted. logits: [A, 1, V']"""
+        """(row, how sure the draft was, what it might have said instead), where that is wanted. drawn: columns of [A, T]"""
         count, gated = context.alternatives, any(plan.gated for plan in plans)
         if count == 0 or (count is None and not gated):
-            sure = token_signals(logits[:, 0], self._own(drawn)) if gated else []
+            sure = token_signals(logits, drawn) if gated else []
             return [(i, signal, []) for i, signal in zip(active, sure, strict=False)]
-        fitted = fit_vocabulary(logits[:, 0], context.vocab_size)
-        few = getattr(self.model, "draft_tokens", None)  # of a draft whose head has rows for some tokens alone
-        there = few is not None and few.device.type == "cpu" and int(few[-1]) < fitted.shape[-1]
-        own = few.numpy() if few is not None and there else None
-        shares = [(i, token, Shares(law, own)) for i, token, law in zip(active, drawn.tolist(), fitted, strict=True)]
-        return [
-            (i, share.signal(token), share.others(token, count) if count or plans[i].gated else [])
-            for i, token, share in shares
-        ]
-
-    def _own(self, tokens: Tensor) -> Tensor:
-        """The target's tokens as the draft model numbers them."""
-        return tokens.clamp(max=self.model.vocab_size - 1)
+        found = []
+        for i, column, row in zip(active, drawn.tolist(), logits, strict=True):
+            shares = Shares(row)
+            others = shares.others(column, count) if count or plans[i].gated else []
+            found.append((i, shares.signal(column), [(own.token(other), share) for other, share in others]))
+        return found
 
     def _room(self, row: DraftRow) -> int:
         """How many tokens the draft model's context still allows: the first pass scores all that is pending."""
@@ -152,33 +147,38 @@ class ModelDrafter(Drafter):
             return MOST
         return max(0, min(MOST, self.model.max_length - len(self._read(row)) + 1))
 
-    def _advance(self, rows: list[DraftRow], drafted: list[Tensor], active: list[int]) -> Tensor:
-        """Score what the draft model has not seen, or the token just drafted. → logits [A, 1, V']"""
+    def _advance(self, own: OwnTokens, rows: list[DraftRow], drafted: list[Tensor], active: list[int]) -> Tensor:
+        """Score what the draft model has not seen, or the token just drafted. → logits [A, T]"""
         if drafted:
-            tokens, lengths = self._own(_pick(drafted[-1], active)).unsqueeze(-1), [1] * len(rows)
+            tokens, lengths = _pick(drafted[-1], active).unsqueeze(-1), [1] * len(rows)
+            if own.whole:  # a processor may ask for a token that only the target has
+                tokens = tokens.clamp(max=self.model.vocab_size - 1)
         else:
             pending = [known_tokens(self._read(row)[row.state.length :], self.model.vocab_size) for row in rows]
             tokens, lengths = pad_rows(pending, self.model.device)
-        logits = self.model.score([row.state for row in rows], tokens, lengths, "last")
-        assert logits is not None
-        return logits
+        return own.score([row.state for row in rows], tokens, lengths)
 
     def _draw(
-        self, logits: Tensor, rows: list[DraftRow], drafted: list[Tensor], active: list[int], context: DraftContext
+        self,
+        own: OwnTokens,
+        logits: Tensor,
+        rows: list[DraftRow],
+        drafted: list[Tensor],
+        active: list[int],
+        context: DraftContext,
     ) -> tuple[Tensor, Tensor | None]:
-        """A token a row, -1 where there is no law, and the laws [A, V]; greedy, the tokens are certain: no laws are made."""
-        fitted = fit_vocabulary(logits[:, 0], context.vocab_size)
+        """A column a row, -1 where there is no law, and the laws [A, T]; greedy, columns are certain: no laws are made."""
         sampling = self.sampling or context.sampling
         contexts = None
         if sampling.needs_context:
             contexts = [
-                Context(_context_tokens(row, [t[i] for t in drafted], fitted.device), row.prompt_length)
+                Context(_context_tokens(row, [t[i] for t in drafted], logits.device), row.prompt_length)
                 for row, i in zip(rows, active, strict=True)
             ]
         if sampling.greedy:
-            return greedy_tokens(fitted, sampling, contexts), None
-        law = standardize(fitted, sampling, contexts)
-        return draw_each(law, [row.stream for row in rows]), law
+            return greedy_tokens(logits, sampling, contexts), None
+        law = standardize(logits, sampling, contexts)
+        return draw_each(law, [row.stream for row in rows], own.ids), law
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""

@@ -25,6 +25,7 @@ from outrider.heads.parts import HeadParts, parts_of
 from outrider.heads.recorded import NewestToken, RecordedHead, record_head
 from outrider.models import steady_attention
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
+from outrider.models.cut_head import spread
 from outrider.models.int8_linear import can_round
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of
@@ -70,7 +71,6 @@ class HeadModel(SlotModel[HeadSequence]):
         self.network = parts.network
         self.dtype = parts.dtype
         self.rounded = parts.rounded
-        self._tokens = parts.tokens
         self.draft_tokens = parts.tokens if len(parts.tokens) < target.vocab_size else None
         """The tokens that it can draft, ascending, if these are not all."""
         self._rows = parts.rows
@@ -160,15 +160,13 @@ class HeadModel(SlotModel[HeadSequence]):
         return torch.zeros(count, self.config.states_width, dtype=self.dtype, device=self.device)
 
     def _logits(self, states: Tensor) -> Tensor:
-        """[.., W] → [.., V]"""
-        return self._fill(self._rows(states))
+        """[.., W] → [.., T]"""
+        out: Tensor = self._rows(states)
+        return out
 
-    def _fill(self, own: Tensor) -> Tensor:
+    def over_vocabulary(self, out: Tensor) -> Tensor:
         """Logits of the head's own tokens at the target's ids. [.., T] → [.., V]"""
-        if len(self._tokens) == self.vocab_size:
-            return own
-        out = own.new_full((*own.shape[:-1], self.vocab_size), -torch.inf)
-        return out.index_copy_(-1, self._tokens, own)
+        return out if self.draft_tokens is None else spread(out, self.draft_tokens, self.vocab_size)
 
 
 class AutoregressiveModel(HeadModel):
@@ -203,7 +201,7 @@ class AutoregressiveModel(HeadModel):
         if logits == "none":
             return None
         if own is not None:
-            return self._fill(own)
+            return own
         return self._logits(predicted if logits == "all" else last.unsqueeze(1))
 
     def newest(
@@ -269,7 +267,7 @@ class BlockwiseModel(HeadModel):
         blocks: Tensor = self._rows(self.network(embedded[each, at], before[each, at]))
         for i, row in enumerate(rows):
             row.last = blocks[i]
-        return self._fill(blocks[:, :1])
+        return blocks[:, :1]
 
     def _read_off(self, rows: list[HeadSequence], lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         """After one drafted token more: what the next head said, whatever that token was."""
@@ -280,7 +278,7 @@ class BlockwiseModel(HeadModel):
                 raise ParameterError(f"the {self.name} has {self.config.blocks} heads: it can't be read further ahead")
             row.advance(count)
             chosen.append(row.last[at])
-        return self._fill(torch.stack(chosen).unsqueeze(1))
+        return torch.stack(chosen).unsqueeze(1)
 
 
 class ReadingModel:

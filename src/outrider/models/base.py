@@ -130,10 +130,10 @@ def refuse_encoder(target: LanguageModel, what: str) -> None:
 
 def refuse_draft_only(target: LanguageModel) -> None:
     """Raise if the model is a student of few tokens: as a target it would say no others."""
-    drafted = getattr(target, "draft_tokens", None)
-    if drafted is not None:
+    if has_few_tokens(target):
         raise ParameterError(
-            f"{target.name} is a draft of {len(drafted)} tokens and can't be a target: name the one it was trained for"
+            f"{target.name} is a draft of {len(target.draft_tokens)} tokens and can't be a target: name the one it was "
+            "trained for"
         )
 
 
@@ -226,6 +226,25 @@ class ScoresAlternatives(LanguageModel, Protocol):
 def scores_alternatives(model: LanguageModel) -> TypeGuard[ScoresAlternatives]:
     """Whether a model offers `ScoresAlternatives`: asked in each round, so by one attribute."""
     return getattr(model, "scores_alternatives", False) is True
+
+
+@runtime_checkable
+class FewTokens(LanguageModel, Protocol):
+    """A draft whose head has rows for some tokens alone, as long as it has any left out (`has_few_tokens`)."""
+
+    @property
+    def draft_tokens(self) -> Tensor:
+        """Those, int64 [T], ascending; all others have logit -inf."""
+
+    def score_few(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        """`score`, of these alone: [R, N, T]"""
+
+
+def has_few_tokens(model: LanguageModel) -> TypeGuard[FewTokens]:
+    """Whether it is one: asked in each round, so by one attribute."""
+    return getattr(model, "draft_tokens", None) is not None
 
 
 @runtime_checkable

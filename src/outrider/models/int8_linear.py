@@ -6,8 +6,8 @@ is divided by its own scale first and the kernel's is 1. The products are summed
 the bit however many rows there are, and by either of two kernels: oneDNN's computes sixteen rows in the time of one where
 the processor has tiles of integers (AMX), but each call of it takes longer, so that small layers keep the other one.
 
-Processors without VNNI add two products in 16 bits, which are cut at 32,767. There weights have 129 levels (±64) instead of
-255, so that no two products exceed that: 2 · 255 · 64 = 32,640. Activations keep all of theirs, since they have the outliers:
+Processors without VNNI add two products in 16 bits and cut the sum at 32,767. There weights have 129 levels (±64) instead of
+255, so that no two products exceed it: 2 · 255 · 64 = 32,640. Activations keep all of theirs, since they have the outliers:
 with 127 levels of activations and all of weights the divergence from the model was three times as large (EXPERIMENTS.md).
 
 Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: see

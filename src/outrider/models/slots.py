@@ -61,7 +61,7 @@ class SlotModel(ABC, Generic[S]):
 
     @abstractmethod
     def _score(self, rows: list[S], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
-        """`score`, rows in the order of their slots."""
+        """`score_few`, rows in the order of their slots."""
 
     def _enter(self, sequence: S, reserve: int) -> S:
         """Open a sequence that was made for the next free slot."""
@@ -101,10 +101,22 @@ class SlotModel(ABC, Generic[S]):
             raise ParameterError(f"sequences must be open sequences of {self.name}, got {sequence!r}")
         return cast(S, sequence)
 
+    def over_vocabulary(self, out: Tensor) -> Tensor:
+        """What `_score` gives, for every token: -inf for those without a row in the head. [.., T] → [.., V]"""
+        return out
+
     @torch.inference_mode()
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
+        out = self.score_few(sequences, tokens, lengths, logits)
+        return None if out is None else self.over_vocabulary(out)
+
+    @torch.inference_mode()
+    def score_few(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        """See `FewTokens`."""
         rows = [self._own(sequence) for sequence in sequences]
         check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
         order = order_by_slot(rows)

@@ -272,7 +272,6 @@ class TransformersModel(SlotModel[SlotSequence]):
             out = self._forward_recorded(recording, tokens, positions, longest, positions)
         else:
             out = self._forward(tokens, positions, longest, kept)
-        out = self.over_vocabulary(out)
         for row, count in zip(rows, lengths, strict=True):
             row.advance(count)
         if logits == "none":

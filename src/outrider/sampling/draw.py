@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,14 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     return draw_on_device(rows, point).reshape(shape)
 
 
-def draw_each(laws: Tensor, streams: Many[RandomStream]) -> Tensor:
-    """A token a row, by the next number of the row's own stream. [R, V] → int64 [R], on the laws' device; -1 as in `draw`"""
-    uniforms = [stream.aim(laws, row) for row, stream in enumerate(streams)]
+def draw_each(laws: Tensor, streams: Many[RandomStream], ids: Tensor | None = None) -> Tensor:
+    """A column a row, by the next number of the row's own stream. [R, V] → int64 [R], on the laws' device; -1 as in `draw`
+
+    ids: int64 [V], ascending, the tokens that the columns stand for, if these are not all.
+    """
+    uniforms = [stream.aim(laws, row, ids) for row, stream in enumerate(streams)]
+    if row_by_row(laws):
+        return torch.tensor([draw_on_host(row, uniform) for row, uniform in zip(on_host(laws), uniforms, strict=True)])
     return draw(laws, to_device(uniforms, laws.device, torch.float64))
 
 
@@ -53,7 +59,7 @@ def on_host(values: Tensor) -> NDArray[Any]:
 def draw_on_host(weights: NDArray[Any], uniform: float) -> int:
     """Row by row in NumPy, few operations: see `truncate_host`. [V] → the token, or -1"""
     with np.errstate(over="ignore"):
-        sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
+        sums = np.add.reduceat(weights, _starts(len(weights)), dtype=np.float64)
         reached = np.cumsum(sums)
     total = float(reached[-1])
     if not 0.0 < total < math.inf:
@@ -65,6 +71,12 @@ def draw_on_host(weights: NDArray[Any], uniform: float) -> int:
     # The rest may exceed the block's own sum by rounding.
     rest = min(rest, math.nextafter(inside[-1], 0.0))
     return block * _BLOCK + int(np.searchsorted(inside, rest, side="right"))
+
+
+@lru_cache(maxsize=16)
+def _starts(vocabulary: int) -> NDArray[Any]:
+    """Where blocks begin."""
+    return np.arange(0, vocabulary, _BLOCK)
 
 
 def draw_on_device(rows: Tensor, uniforms: Tensor) -> Tensor:
