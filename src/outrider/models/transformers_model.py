@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from typing import Any, Self
 
 import torch
@@ -32,17 +31,17 @@ from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe, reads_alternatives
+from outrider.models.recordable import RecordableModel
 from outrider.models.recorded import RecordedPasses, record_passes
-from outrider.models.recording import Recording, kernels_allowed
 from outrider.models.rollback import refuse_without_rollback
-from outrider.models.shared_keys import WIDEST, forget_masks
+from outrider.models.shared_keys import forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
-from outrider.models.slots import SlotModel, SlotSequence
+from outrider.models.slots import SlotSequence
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
 
-class TransformersModel(SlotModel[SlotSequence]):
+class TransformersModel(RecordableModel):
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
 
     draft_tokens: those that a student of few tokens drafts, whose head has rows for these only; None for others.
@@ -51,7 +50,6 @@ class TransformersModel(SlotModel[SlotSequence]):
     """
 
     has_encoder = False
-    looks_again = True  # whether a recording that was kept is compared with its passes in each start
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
@@ -72,8 +70,6 @@ class TransformersModel(SlotModel[SlotSequence]):
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
         self.compiled: CompiledPasses | None = None
-        self._recorded: RecordedPasses | None = None
-        self._to_record: object = None
         self._reads_alternatives: bool | None = None
         self._prepare(model)
         probe(self)
@@ -200,49 +196,14 @@ class TransformersModel(SlotModel[SlotSequence]):
         self._cache.move(source.slot, target.slot, length, target.length)
         target.advance(length - target.length)
 
-    def record(self) -> None:
-        """From now on score a few tokens a sequence by recorded passes, which give the same bits sooner (`recorded`).
-
-        Does nothing where the model can't be recorded, and on devices other than CPUs. Where weights are replaced later, or
-        hooks and adapters added, that is seen when the next sequence is opened, and passes are recorded anew or no more;
-        numbers that the code reads off its modules (a scale, say) must stay as they are.
-
-        That takes seconds where no recording is kept, and is put off until the first sequence is opened: a head that is
-        bound before it wants passes with states.
-        """
-        self._recorded, self._to_record = None, kernels_allowed() if self.device.type == "cpu" else None
-
-    @property
-    def recorded(self) -> RecordedPasses | None:
-        """The recorded passes, made now if that was put off; None where there are none.
-
-        Not inside autocast or where other kernels are allowed than when it was put off: those are no passes of later.
-        """
-        wanted = self._to_record
-        if wanted is not None and wanted == kernels_allowed() and not torch.is_autocast_enabled("cpu"):
-            self._to_record = None
-            try:
-                self._recorded = record_passes(self, tuple(self._kept_states()))
-            except BaseException:  # an interrupt: the next sequence tries again
-                self._to_record = wanted
-                raise
-        return self._recorded
-
-    @recorded.setter
-    def recorded(self, passes: RecordedPasses | None) -> None:
-        self._recorded, self._to_record = passes, None
+    def _record_now(self) -> RecordedPasses | None:
+        return record_passes(self, tuple(self._kept_states()))
 
     def with_a_cache_of_its_own(self) -> Self:
-        """The same module with no sequences, no recorded passes and no padded widths, to try something."""
-        twin = copy(self)
-        twin._cache, twin._open = self._cache.like(), []
-        twin.recorded = twin.compiled = None
-        twin._width = _as_it_is
+        """See `RecordableModel`; with no compiled passes and no padded widths."""
+        twin = super().with_a_cache_of_its_own()
+        twin.compiled, twin._width = None, _as_it_is
         return twin
-
-    def _look_again(self) -> None:
-        if self.recorded is not None and not self.recorded.fits():
-            self.record()
 
     def compile(self) -> None:
         """From now on score a few tokens of one sequence by compiled passes, where these are quicker here (`compiled`).
@@ -380,21 +341,6 @@ class TransformersModel(SlotModel[SlotSequence]):
         out, states = quick.run(self._cache.placement.slots[0], tokens, positions, longest)
         if self._cache.states:
             self._cache.states[LAST].put(states)
-        return out
-
-    def _recording(self, rows: list[SlotSequence], width: int) -> Recording | None:
-        """What scores all logits of so many tokens of these rows, None where that is the ordinary pass."""
-        together = rows[-1].slot - rows[0].slot + 1 == len(rows)
-        if self.recorded is None or not together or width > WIDEST or torch.is_autocast_enabled("cpu"):
-            return None
-        return self.recorded.of(len(rows))
-
-    def _forward_recorded(self, recording: Recording, tokens: Tensor, positions: Tensor, longest: int, at: Tensor) -> Tensor:
-        """All logits."""
-        slots = self._cache.placement.slots
-        out, *states = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions, at, *self.source_rows())
-        for layer, state in zip(self._kept_states(), states, strict=True):
-            self._cache.states[layer].put(state)
         return out
 
 
