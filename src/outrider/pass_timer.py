@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
-from outrider.models.base import LanguageModel, Sequence, has_encoder, open_sequence
+from outrider.models.base import LanguageModel, Sequence, has_encoder, has_few_tokens, open_sequence
 from outrider.sampling import SamplingSettings, greedy_tokens
 
 
@@ -123,7 +123,9 @@ class PassTimer:
             self._lead.truncate(0)
 
     def _pass(self, new: Tensor, count: list[int]) -> None:
-        logits = self.model.score(self._sequences, new, count, "all")
+        # As a draft is asked: for a lone token, and over its own tokens alone if it has few.
+        score = self.model.score_few if has_few_tokens(self.model) else self.model.score
+        logits = score(self._sequences, new, count, "last" if new.shape[1] == 1 else "all")
         assert logits is not None
         greedy_tokens(logits, SamplingSettings()).tolist()  # waits for the device, too
 

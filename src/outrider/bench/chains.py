@@ -129,13 +129,13 @@ class _Coupled(RandomStream):
         if not self._as_written or at >= len(self._text.tokens):
             return uniform
         own = self._laws[at - self._text.prompt_tokens].double()
-        columns = torch.arange(laws.shape[-1]) if ids is None else ids
-        draft = torch.zeros_like(own).index_copy_(0, columns, laws[row].double())
+        columns = torch.arange(laws.shape[-1], device=own.device) if ids is None else ids.to(own.device)
+        draft = torch.zeros_like(own).index_copy_(0, columns, laws[row].double().to(own.device))
         draft = draft / draft.sum()
         token = self._text.tokens[at]
         if uniform * float(own[token]) >= float(draft[token]):
             above = (draft - own).clamp(min=0.0)
-            other = int(draw(above, torch.tensor(self.take(1)[0], dtype=torch.float64)))
+            other = int(draw(above, torch.tensor(self.take(1)[0], dtype=torch.float64, device=own.device)))
             self._as_written = other < 0  # nothing above: the laws differ by rounding only
             token = other if other >= 0 else token
         return float(draft[:token].sum() + 0.5 * draft[token])

@@ -119,7 +119,7 @@ def _key(model: LanguageModel, rows: int = 1) -> str:
     parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
     parts += [
         torch.__version__,
-        "least with sampling, noise, monotone, change, one after one",
+        "least with sampling, noise, monotone, change, one after one, last of few",
         sizes_of(model),
         LONG_SIZES,
         CONTEXT,

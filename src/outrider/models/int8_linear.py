@@ -78,7 +78,7 @@ class Int8Linear(OpaqueLinear):
         super().__init__(weight, None if bias is None else bias.float())
         self.tiles = (weight.numel() >= TILES_FROM and has_tiles()) if tiles is None else tiles
         scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / (largest or largest_weight() or WEIGHTS[0])
-        zeros = torch.zeros(len(weight), dtype=torch.int32)
+        zeros = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces another home for quantised tensors; the kernels stay
             rounded = torch.quantize_per_channel(weight.detach().float(), scales, zeros.long(), 0, torch.qint8)
@@ -150,9 +150,10 @@ def largest_weight() -> int | None:
 
 
 def _adds_up(largest: int) -> bool:
-    signs = torch.tensor([[1.0], [-1.0]]).repeat(4, 1)
+    signs = torch.tensor([[1.0], [-1.0]], device="cpu").repeat(4, 1)
     try:
-        product = Int8Linear(signs.repeat(1, 256), None, RowScale(), tiles=False, largest=largest)(torch.ones(8, 256))
+        layer = Int8Linear(signs.repeat(1, 256), None, RowScale(), tiles=False, largest=largest)
+        product = layer(torch.ones(8, 256, device="cpu"))
         return torch.allclose(product, 256.0 * signs.view(1, 8).expand(8, 8), rtol=0.01)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False

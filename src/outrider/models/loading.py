@@ -45,7 +45,7 @@ def load(
     and "int4" (weights; activations in 8 bits), which needs the OpenVINO engine and is converted once and cached.
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
     engine: "transformers", "openvino" (CPU; int8, int4 or float32), "llama.cpp" (CPU; `.gguf` files with their own quantised
-    weights), or "auto": openvino for int4, and for int8 on processors without VNNI, else transformers.
+    weights), or "auto": openvino for int4, and for int8 where torch has no kernel, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`) and record its passes (`recorded`), up to
     three times as fast; False keeps `.module` an ordinary transformers model that can be saved and trained, unless its head
     was cut.
@@ -130,7 +130,7 @@ def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | 
     if not can_round():
         raise ModelError(
             "int8 can't be used by the transformers engine here: torch has no 8-bit kernel that adds up exactly on this "
-            "processor (that takes VNNI); use --engine openvino"
+            "processor; use --engine openvino"
         )
     folder, name = _folder(model, native_dtype(place))
     module, tokenizer = _from_pretrained(folder, torch.float32, name)

@@ -45,7 +45,8 @@ def draw_each(laws: Tensor, streams: Many[RandomStream], ids: Tensor | None = No
     """
     uniforms = [stream.aim(laws, row, ids) for row, stream in enumerate(streams)]
     if row_by_row(laws):
-        return torch.tensor([draw_on_host(row, uniform) for row, uniform in zip(on_host(laws), uniforms, strict=True)])
+        pairs = zip(on_host(laws), uniforms, strict=True)
+        return torch.tensor([draw_on_host(row, uniform) for row, uniform in pairs], dtype=torch.long)
     return draw(laws, to_device(uniforms, laws.device, torch.float64))
 
 
