@@ -15,9 +15,10 @@ from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
 from outrider.drafters import HeadDrafter, ModelDrafter
 from outrider.drafters.own_tokens import OwnTokens
-from outrider.models.base import has_few_tokens
+from outrider.models.base import Sequence, WhichLogits, has_few_tokens
 from outrider.models.cut_head import DRAFT_TOKENS, cut_head
 from outrider.models.transformers_model import TransformersModel
+from outrider.pass_timer import PassTimer
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.test_heads import write_head
@@ -100,3 +101,19 @@ def test_a_target_without_some_of_the_drafts_tokens_sees_all_of_its_own() -> Non
     assert logits.shape == (1, 35)
     narrow = torch.rand(1, 20)
     assert torch.equal(own.laws(narrow), torch.nn.functional.pad(narrow, (0, 15)))
+
+
+def test_a_drafts_cost_is_that_of_passes_as_they_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = student(), []
+    scored = model.score_few
+
+    def spy(sequences: list[Sequence], tokens: torch.Tensor, lengths: list[int], logits: WhichLogits) -> torch.Tensor | None:
+        asked.append((tokens.shape[1], logits))
+        return scored(sequences, tokens, lengths, logits)
+
+    monkeypatch.setattr(model, "score_few", spy)
+    monkeypatch.setattr(model, "score", None)
+    with PassTimer(model, (1, 3), context=4) as timer:
+        timer.time(1)
+        timer.time(3)
+    assert asked == [(1, "last"), (3, "all")]

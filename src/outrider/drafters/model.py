@@ -138,7 +138,8 @@ class ModelDrafter(Drafter):
         for i, column, row in zip(active, drawn.tolist(), logits, strict=True):
             shares = Shares(row)
             others = shares.others(column, count) if count or plans[i].gated else []
-            found.append((i, shares.signal(column), [(own.token(other), share) for other, share in others]))
+            names = own.named([other for other, _ in others])
+            found.append((i, shares.signal(column), [(name, share) for name, (_, share) in zip(names, others, strict=True)]))
         return found
 
     def _room(self, row: DraftRow) -> int:

@@ -44,9 +44,9 @@ class OwnTokens:
         """What columns stand for."""
         return columns if self.ids is None else self.ids[columns]
 
-    def token(self, column: int) -> int:
-        """The same for one."""
-        return column if self.ids is None else int(self.ids[column])
+    def named(self, columns: list[int]) -> list[int]:
+        """The same on the host. Reads back."""
+        return columns if self.ids is None or not columns else self.ids[columns].tolist()
 
     def laws(self, own: Tensor) -> Tensor:
         """Laws over the target's tokens. [.., T] → [.., vocab_size]"""
