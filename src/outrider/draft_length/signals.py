@@ -34,7 +34,7 @@ MOST_OTHERS = 8
 class Shares:
     """What a draft gave to the tokens at one place, at temperature 1: computed once for its signal and the alternatives.
 
-    logits: [T], of the draft's own tokens. Reads back.
+    logits: [T], of the draft's own tokens, which go by their columns here. Reads back.
     """
 
     def __init__(self, logits: Tensor) -> None:
