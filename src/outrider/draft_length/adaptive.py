@@ -126,13 +126,15 @@ class _AdaptiveState(LengthState):
         self._alternatives: dict[str, Beside] = {}
         self._tries = Tries()
         self._context = 0
+        self._passes: dict[int, float] = {}  # seconds by width, after this context
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
         self._widths = KeptWidths(policy.costs)
         self._offered = Rate(1.0, TESTS, policy.memory)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
-        self._context = context
+        if context != self._context:
+            self._context, self._passes = context, {}
         self._offered.update(1, int(room > 0 and any(prospect.longest for prospect in prospects)))
         best = self._best(prospects, room)
         chosen = self._probe(prospects, best, room)
@@ -231,6 +233,8 @@ class _AdaptiveState(LengthState):
 
     def _beyond(self, drafted: int, prospect: Prospect | None = None) -> float:
         """Of a round with so many tokens of that prospect. A model that is mostly right drafts in the next round, too."""
+        if not self._policy.costs.change:  # asked for many lengths in each round
+            return 0.0
         right = self._of(prospect)[0].value if prospect is not None and prospect.gated else 0.0
         lasting = max(0.0, 2.0 * right - 1.0)
         return self._widths.expected(drafted, self._context, lasting)
@@ -323,7 +327,11 @@ class _AdaptiveState(LengthState):
                 self._paper = None
 
     def _verify(self, tokens: int) -> float:
-        return self._policy.costs.verify(tokens, self._context)
+        """Looked up once in a round: a plan and its draft ask for the same widths again and again."""
+        seconds = self._passes.get(tokens)
+        if seconds is None:
+            seconds = self._passes[tokens] = self._policy.costs.verify(tokens, self._context)
+        return seconds
 
     def _round(self, drafted: int, drafting: float, alternatives: int = 0) -> float:
         """Seconds of a round that drafts so many tokens in so many seconds."""

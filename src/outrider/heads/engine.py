@@ -35,8 +35,8 @@ from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotModel, SlotSequence
 
 HEAD_DTYPES = ("auto", "float", "int8")
-"""Of a head's weights: "float", the target's states' type; "int8"; "auto", in 8 bits beside a target whose own weights are
-rounded or in float32, on a CPU with kernels for it. Rounding changes what is proposed, never the law of what is accepted."""
+"""Of a head's weights: "float", the target's states' type; "int8"; "auto", in 8 bits on a CPU with kernels for it, unless
+the target is in float64, which is for checking, or float16. Rounding changes what is proposed, never the law of what is accepted."""
 
 
 class HeadSequence(SlotSequence):
@@ -347,8 +347,8 @@ def _rounds(dtype: str, target: HandsOutStates) -> bool:
             f"draft head can't be rounded to int8 on {target.device}: it needs a CPU and a build of torch with kernels for "
             "it; leave the head's dtype out"
         )
-    wanted = dtype == "int8" or (dtype == "auto" and (target.rounded or target.state_dtype == torch.float32))
-    return possible and wanted
+    usual = target.rounded or target.state_dtype in (torch.float32, torch.bfloat16)
+    return possible and (dtype == "int8" or (dtype == "auto" and usual))
 
 
 def open_head(target: HandsOutStates, folder: Path, dtype: str = "auto") -> HeadModel:
