@@ -24,7 +24,7 @@ HEADS: dict[str, Any] = {
     "hidden_size": 96,
     "max_position_embeddings": 2048,
 }
-alike = adds_up_alike(6, 2, 16, torch.get_num_threads())
+alike = adds_up_alike(6, 2, 16, torch.get_num_threads(), torch.float32)
 pytestmark = [
     pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels"),
     pytest.mark.skipif(not alike, reason="kernels here add up in another order for other widths"),
@@ -40,8 +40,25 @@ def model() -> TransformersModel:
 
 
 def test_whole_blocks_and_parts_of_the_last_are_read() -> None:
-    reads = {1: 64, 64: 64, 65: 128, 128: 128, 129: 512, 512: 512, 513: 576, 577: 640, 641: 1024, 1025: 1088}
-    assert {longest: columns_read(longest) for longest in reads} == reads
+    reads = {1: 64, 64: 64, 65: 128, 128: 128, 129: 192, 193: 512, 512: 512, 513: 576, 577: 640, 705: 1024, 1025: 1088}
+    assert {longest: columns_read(longest, (64, 128, 192)) for longest in reads} == reads
+    assert [columns_read(longest) for longest in (1, 512, 513)] == [512, 512, 1024]
+
+
+def test_parts_that_are_summed_otherwise_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = block_attention._attention
+
+    def by_columns(rows: torch.Tensor, key: torch.Tensor, *others: torch.Tensor, **named: object) -> tuple[torch.Tensor]:
+        out: torch.Tensor = own(rows, key, *others, **named)[0]
+        return (out * (1 + 2**-22) if key.shape[2] % 512 == 192 else out,)
+
+    assert alike is not None
+    monkeypatch.setattr(block_attention, "_attention", by_columns)
+    adds_up_alike.cache_clear()
+    found = adds_up_alike(6, 2, 16, torch.get_num_threads(), torch.float32)
+    adds_up_alike.cache_clear()
+    assert found is not None
+    assert found.parts == tuple(part for part in alike.parts if part != 192)
 
 
 @pytest.mark.parametrize("last", [70, 140, 530, 600, 660])

@@ -22,6 +22,7 @@ class DraftRow:
     which every draw takes fresh numbers. sequence: the target's own. state: the drafter's. uncertain: how many of the last
     tokens may be taken back, inside a drafter that is itself a speculative decoder. source: what the target's encoder read.
     drawn: of the last tokens, how many the last round drew by the target's law rather than keep from the draft.
+    provisional: of the last tokens that the target's sequence holds, how many are to be scored anew by the next pass.
     """
 
     tokens: list[int]
@@ -32,6 +33,7 @@ class DraftRow:
     uncertain: int = 0
     source: Source | None = None
     drawn: int = 1
+    provisional: int = 0
 
     @property
     def certain(self) -> int:

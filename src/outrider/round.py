@@ -23,13 +23,14 @@ from torch import Tensor
 from outrider.clock import PhaseClock
 from outrider.device_data import index, to_device
 from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
-from outrider.models.base import LanguageModel, fit_vocabulary, scores_alternatives
+from outrider.models.base import LanguageModel, fit_vocabulary, has_same_bits, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
-from outrider.sampling import Context, SamplingSettings, draw, greedy_tokens, standardize
+from outrider.sampling import Context, SamplingSettings, draw, greedy_lead, greedy_tokens, standardize
 from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
 
+CLEAR = 8 * 2**-8  # of a best logit: see `_go_on`
 RAGGED = 0.75  # up to this share of positions in use, top-p is applied to them alone (measured in EXPERIMENTS.md)
 
 
@@ -96,6 +97,10 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
 def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[list[Outcome], Tensor, list[int]]:
     """What the rule keeps of the draft. → the outcomes, the logits of the pass [R, N, V], each row's appended tokens"""
     model, clock = scorer.model, scorer.clock
+    for row in rows:
+        if row.provisional:
+            row.sequence.truncate(max(0, row.sequence.length - row.provisional))
+            row.provisional = 0
     with clock.phase("sampling"):
         tokens, lengths, first = _to_score(rows, proposal, model.device)
         if scorer.vocab_size is not None and scorer.vocab_size > model.vocab_size:
@@ -140,6 +145,10 @@ def _go_on(scorer: Scorer, row: DraftRow, outcome: Outcome, proposal: Proposal, 
     """The outcome, with the token after a recovered one that was among the alternatives for its place.
 
     beside: the logits after the row's alternatives, [M, V] and more.
+
+    An alternative's keys lie in another column than they would, so sums are added up in another order. Where an engine
+    promises the same bits in any pass, greedy tokens are to be plain decoding's: so the token that follows is only taken if
+    it is the best by far, and what is held of the alternative serves the next draft and is then scored anew.
     """
     offered = proposal.beside
     assert offered is not None
@@ -152,12 +161,16 @@ def _go_on(scorer: Scorer, row: DraftRow, outcome: Outcome, proposal: Proposal, 
         return outcome
     model, sampling = scorer.model, scorer.sampling
     assert scores_alternatives(model)
-    model.take_alternative(row.sequence, len(row.tokens) + outcome.accepted, found)
     logits = fit_vocabulary(beside[found : found + 1], scorer.vocab_size or model.vocab_size)
     contexts = None
     if sampling.needs_context:
         before = index([*row.tokens, *outcome.tokens], model.device)
         contexts = [Context(before, row.prompt_length)]
+    if sampling.greedy and has_same_bits(model):
+        if not greedy_lead(logits, sampling, contexts) >= CLEAR:
+            return outcome
+        row.provisional = 1
+    model.take_alternative(row.sequence, len(row.tokens) + outcome.accepted, found)
     (uniform,) = row.stream.take(1)
     laws = outcome.laws
     if sampling.greedy:

@@ -36,7 +36,8 @@ from outrider.models.slots import SlotModel, SlotSequence
 
 HEAD_DTYPES = ("auto", "float", "int8")
 """Of a head's weights: "float", the target's states' type; "int8"; "auto", in 8 bits on a CPU with kernels for it, unless
-the target is in float64, which is for checking, or float16. Rounding changes what is proposed, never the law of what is accepted."""
+the target is in float64, which is for checking, or float16. Rounding changes what is proposed, never the law of what is
+accepted."""
 
 
 class HeadSequence(SlotSequence):

@@ -228,6 +228,11 @@ def scores_alternatives(model: LanguageModel) -> TypeGuard[ScoresAlternatives]:
     return getattr(model, "scores_alternatives", False) is True
 
 
+def has_same_bits(model: LanguageModel) -> bool:
+    """Whether an engine gives a token's logits the same bits in a pass of any width, as it was loaded, and says so."""
+    return getattr(model, "same_bits", False) is True
+
+
 @runtime_checkable
 class FewTokens(LanguageModel, Protocol):
     """A draft whose head has rows for some tokens alone, as long as it has any left out (`has_few_tokens`)."""

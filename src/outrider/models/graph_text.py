@@ -117,7 +117,12 @@ def _written(writer: _Writer, node: Node) -> Any:
     if target is torch.ops.aten.sym_size.int:
         tensor, dimension = node.args
         return writer.line("int", f"aten::size({writer.names[tensor]}, {_whole(writer, dimension)})")  # type: ignore[index]
-    target, args = _kernel(target, node.args)
+    return _filled(writer, node) if str(target) == "outrider.filled_linear.default" else _called(writer, node)
+
+
+def _called(writer: _Writer, node: Node) -> Any:
+    """Of one that torch has a kernel for."""
+    target, args = _kernel(node.target, node.args)
     schema = getattr(target, "_schema", None)
     if schema is None:
         raise UnwritableError(f"it calls {target}")
@@ -129,6 +134,39 @@ def _written(writer: _Writer, node: Node) -> Any:
     left = ", ".join(f"{name} : {kind}" for name, kind in zip(found, kinds, strict=True))
     writer.lines.append(f"{left} = {schema.name}({given})")
     return found
+
+
+def _filled(writer: _Writer, node: Node) -> str:
+    """A product, with tokens of zeros below each row's if there are few in all (`packed_linear.PackedLinear.filled`)."""
+    x, weight, bias, fill = node.args
+    size = writer.constant("int", str(x.meta["val"].shape[-1]))  # type: ignore[union-attr]
+    op = torch.ops.mkldnn._linear_pointwise.default
+
+    def product(of: str) -> str:
+        given = _arguments(writer, op._schema, packed_arguments(x, weight, bias), {})
+        return f"mkldnn::_linear_pointwise({', '.join([of, *given[1:]])})"
+
+    whole, rows, token = writer.names[x], writer.constant("int", str(fill)), writer.constant("int", "-2")  # type: ignore[index]
+    zero, one = (writer.constant("int", str(number)) for number in (0, 1))
+    plain = product(whole)
+    count = writer.line("int", f"aten::size({whole}, {token})")
+    every = writer.line("int", f"aten::floordiv({writer.line('int', f'aten::numel({whole})')}, {size})")
+    few = writer.line("bool", f"aten::lt({every}, {rows})")
+    name, more, pads, padded, made, cut, out = (writer.fresh() for _ in range(7))
+    writer.lines += [
+        f"{name} : Tensor = prim::If({few})",
+        "  block0():",
+        f"    {more} : int = aten::sub({rows}, {count})",
+        f"    {pads} : int[] = prim::ListConstruct({zero}, {zero}, {zero}, {more})",
+        f"    {padded} : Tensor = aten::constant_pad_nd({whole}, {pads}, {zero})",
+        f"    {made} : Tensor = {product(padded)}",
+        f"    {cut} : Tensor = aten::slice({made}, {token}, {zero}, {count}, {one})",
+        f"    -> ({cut})",
+        "  block1():",
+        f"    {out} : Tensor = {plain}",
+        f"    -> ({out})",
+    ]
+    return name
 
 
 def _arguments(writer: _Writer, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
 from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
+from outrider.models.same_bits import use_same_bits
 from outrider.models.shared_keys import use_shared_keys
 from outrider.models.transformers_model import TransformersModel
 
@@ -119,7 +120,8 @@ def load_transformers(
     module = module.to(place)
     if pack:
         pack_linears(module)
-        use_shared_keys(module)
+        if not use_same_bits(module):
+            use_shared_keys(module)
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 

@@ -61,15 +61,35 @@ def bytes_of(layers: Iterable[nn.Module]) -> int:
 
 
 class PackedLinear(OpaqueLinear):
-    """x → x · weightᵀ + bias, the weight in oneDNN's own layout. [.., in] → [.., out]"""
+    """x → x · weightᵀ + bias, the weight in oneDNN's own layout. [.., in] → [.., out]
+
+    fill: fewer rows than these are filled up to them, whose kernel may add up otherwise (`same_bits`).
+    """
+
+    fill = 1
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.product(x) if self.fill == 1 else self.filled(x)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Of the rows that there are."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(*packed_arguments(x, self._packed, self.bias))
         return out
+
+    def filled(self, x: Tensor) -> Tensor:
+        """Of `fill` rows at least."""
+        rows = x.numel() // self.in_features
+        if rows >= self.fill:
+            return self.product(x)
+        out = self.product(nn.functional.pad(x.reshape(rows, self.in_features), (0, 0, 0, self.fill - rows)))
+        return out[:rows].view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.fill == 1 else f", fill={self.fill}")
 
 
 def packed_arguments(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ times as quick on a CPU, the more so the longer the context (EXPERIMENTS.md, "At
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SHARED_KEYS = "outrider_shared_keys"
+Fill = Callable[[int], int]
 WIDEST = 64  # tokens of a row: parts of prompts are wider, where the repeated mask would weigh more than repeated keys
 
 
@@ -72,26 +73,26 @@ def together(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sca
 
 
 # A pass has a mask for all its layers of one type, two types at most in the models there are: each is repeated once.
-# What is kept: (mask, times, unit, what came of it), the newest first, replaced as a whole.
-_kept: list[tuple[tuple[Tensor, int, int, Tensor], ...]] = [()]
+# What is kept: (mask, times, fill, what came of it), the newest first, replaced as a whole.
+_kept: list[tuple[tuple[Tensor, int, Fill | None, Tensor], ...]] = [()]
 _tracing = [False]
 
 
-def mask_for_all(mask: Tensor, times: int, dtype: torch.dtype, unit: int = 1) -> Tensor:
+def mask_for_all(mask: Tensor, times: int, dtype: torch.dtype, fill: Fill | None = None) -> Tensor:
     """The mask for so many heads below each other, added to the scores: [B, 1, times · N, L], and rows of zeros below.
 
-    mask: [B, 1, N, L]. unit: so many rows are added that all are a multiple of it, at least one (that it depends on the
-    width whether there are any would keep passes from being recorded). Made once for all layers that have the mask.
+    mask: [B, 1, N, L]. fill: how many rows there are to be, of how many, at least one more (that it depends on the width
+    whether there are any would keep passes from being recorded). Made once for all layers that have the mask.
     """
     # Without inference mode a mask may be written to between the layers, or be asked for its gradient.
     if not (torch.is_inference_mode_enabled() or _tracing[0]):
-        return _repeated(mask, times, dtype, unit)
+        return _repeated(mask, times, dtype, fill)
     held = _kept[0]
     for known, by, filled, repeated in held:
-        if known is mask and (by, filled) == (times, unit) and repeated.dtype is dtype:
+        if known is mask and (by, filled) == (times, fill) and repeated.dtype is dtype:
             return repeated
-    made = _repeated(mask, times, dtype, unit)
-    _kept[0] = ((mask, times, unit, made), *held[:1])
+    made = _repeated(mask, times, dtype, fill)
+    _kept[0] = ((mask, times, fill, made), *held[:1])
     return made
 
 
@@ -111,9 +112,9 @@ def masks_made_once() -> Iterator[None]:
         forget_masks()
 
 
-def _repeated(mask: Tensor, times: int, dtype: torch.dtype, unit: int) -> Tensor:
+def _repeated(mask: Tensor, times: int, dtype: torch.dtype, fill: Fill | None) -> Tensor:
     added = mask
     if mask.dtype is torch.bool:
         added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
     rows = added.repeat(1, 1, times, 1)
-    return rows if unit == 1 else F.pad(rows, (0, 0, 0, (rows.shape[2] // unit + 1) * unit - rows.shape[2]))
+    return rows if fill is None else F.pad(rows, (0, 0, 0, fill(rows.shape[2]) - rows.shape[2]))

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from outrider.models.int8_linear import Int8Linear, RowScale
-from outrider.models.packed_linear import OpaqueLinear, packed_arguments
+from outrider.models.packed_linear import OpaqueLinear, PackedLinear, packed_arguments
 from outrider.models.shared_keys import WIDEST
 from outrider.models.slot_cache import SlotCache
 
@@ -38,6 +39,7 @@ MOST_VIEWS = 8
 _torch_library: Any = torch.library  # parts of which have no types
 _library = _torch_library.Library("outrider", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.define("filled_linear(Tensor x, Tensor weight, Tensor? bias, int fill) -> Tensor")
 _library.define("int8_product(Tensor x, Tensor weight) -> Tensor")
 _library.define("int8_tiles(Tensor x, Tensor weight, Tensor scales, Tensor zeros) -> Tensor")
 
@@ -47,8 +49,8 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _packed_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    del bias
+def _packed_shape(x: Tensor, weight: Tensor, *others: object) -> Tensor:
+    del others
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -59,6 +61,7 @@ def _product_shape(x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
 
 _library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
 torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
+torch.library.register_fake("outrider::filled_linear", _packed_shape, lib=_library)
 torch.library.register_fake("outrider::int8_product", _product_shape, lib=_library)
 torch.library.register_fake("outrider::int8_tiles", _product_shape, lib=_library)
 
@@ -232,15 +235,16 @@ def trace(
         leading = about(Sizes(rows, tokens, source))
         inputs = [columns, capacity, *leading, *_stand_ins(held, parts, rows, capacity)]
     with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
-        graph = make_fx(_flat(function, parts, len(leading), len(held)))(*inputs)
+        # Compiled passes have other bits anyway.
+        graph = make_fx(_flat(function, parts, len(leading), len(held), fills=width is None))(*inputs)
     _name_packed(graph)
     check_free(shapes)
     _check_guards(shapes, columns, capacity, Sizes(rows, tokens, source))
     return Traced(graph, inputs, mode)
 
 
-def _flat(function: Callable[[Inputs], tuple[Tensor, ...]], parts: Parts, about: int, held: int) -> Any:
-    """The function of a list of inputs, with stand-ins for packed weights meanwhile."""
+def _flat(function: Callable[[Inputs], tuple[Tensor, ...]], parts: Parts, about: int, held: int, fills: bool) -> Any:
+    """The function of a list of inputs, with stand-ins for packed weights meanwhile. fills: few rows are filled up."""
     names = list(parts.tensors)
 
     def run(columns: int, capacity: int, *flat: Tensor) -> tuple[Tensor, ...]:
@@ -251,10 +255,18 @@ def _flat(function: Callable[[Inputs], tuple[Tensor, ...]], parts: Parts, about:
             layer._packed = weight
             if isinstance(layer, Int8Linear):
                 layer._rows, layer._product = scales, _product_of(layer)  # type: ignore[method-assign,assignment]
+            elif isinstance(layer, PackedLinear):
+                layer.filled = partial(_filled, layer) if fills else layer.product  # type: ignore[method-assign]
         given = dict(zip(names, tensors, strict=True))
         return function(Inputs(columns, flat[:about], flat[about : about + held], given))
 
     return run
+
+
+def _filled(layer: PackedLinear, x: Tensor) -> Tensor:
+    """What stands for it in a graph, which asks for the number of rows in each pass."""
+    out: Tensor = torch.ops.outrider.filled_linear(x, layer._packed, layer.bias, layer.fill)
+    return out
 
 
 def _product_of(layer: Int8Linear) -> Callable[[Tensor], Tensor]:

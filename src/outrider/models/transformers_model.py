@@ -22,7 +22,7 @@ from outrider.models.base import (
     fit_vocabulary,
 )
 from outrider.models.beside import score_beside, take_alternative
-from outrider.models.block_attention import BLOCKS, columns_read
+from outrider.models.block_attention import BLOCKS, columns_of
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.hidden_states import body_layers, caught
@@ -37,6 +37,7 @@ from outrider.models.rollback import refuse_without_rollback
 from outrider.models.shared_keys import forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
 from outrider.models.slots import SlotSequence
+from outrider.models.steady_attention import STEADY
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
@@ -65,7 +66,7 @@ class TransformersModel(RecordableModel):
         self._max_length = context_limit(config)
         self._pattern = attention_pattern(config, self._name)
         self._additive = model.dtype if config._attn_implementation == "eager" else None
-        self._columns = columns_read if config._attn_implementation == BLOCKS else int
+        self._columns = columns_of(model)
         self._takes = set(inspect.signature(model.forward).parameters)
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
@@ -104,6 +105,11 @@ class TransformersModel(RecordableModel):
         """Of its weights, and whether passes are compiled, which rounds otherwise."""
         weights = "int8" if self.rounded else str(self.dtype).removeprefix("torch.")
         return weights if self.compiled is None else f"{weights} compiled"
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether a token's logits have the same bits in a pass of any width (`same_bits`, `int8_linear`)."""
+        return self.module.config._attn_implementation in (BLOCKS, STEADY) and self.compiled is None
 
     @property
     def end_tokens(self) -> frozenset[int]:

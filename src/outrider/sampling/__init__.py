@@ -3,6 +3,15 @@
 from outrider.sampling.draw import draw, draw_each
 from outrider.sampling.penalties import Context
 from outrider.sampling.settings import LogitsProcessor, SamplingSettings
-from outrider.sampling.standardize import greedy_tokens, standardize
+from outrider.sampling.standardize import greedy_lead, greedy_tokens, standardize
 
-__all__ = ["Context", "LogitsProcessor", "SamplingSettings", "draw", "draw_each", "greedy_tokens", "standardize"]
+__all__ = [
+    "Context",
+    "LogitsProcessor",
+    "SamplingSettings",
+    "draw",
+    "draw_each",
+    "greedy_lead",
+    "greedy_tokens",
+    "standardize",
+]

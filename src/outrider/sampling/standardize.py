@@ -51,6 +51,15 @@ def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence
     return torch.where(found, best, -1).reshape(logits.shape[:-1])
 
 
+def greedy_lead(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> float:
+    """How far one position's best logit is above all others, as a share of its size; NaN if there is none.
+
+    logits: [1, V], of two tokens or more. Reads back.
+    """
+    best, second = (float(value) for value in _adjusted(logits, settings, contexts)[0].topk(2).values)
+    return (best - second) / max(abs(best), 1e-9)
+
+
 _WIDE = (torch.float32, torch.float64)
 
 
