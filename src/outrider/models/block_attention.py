@@ -159,6 +159,10 @@ def adds_up_alike(heads: int, groups: int, size: int, threads: int, dtype: torch
                 parted = _passes(queries, key, values, length, columns, width, times, fill)
                 if not torch.equal(parted, whole[:, :, : parted.shape[2]]):
                     return False
+            rows, keys, held = (one.expand(3, -1, -1, -1) for one in (queries, key, values))  # of a batch
+            together = _passes(rows, keys, held, length, columns, 5, times, fill)
+            if not torch.equal(together, whole[:, :, : together.shape[2]].expand(3, -1, -1, -1)):
+                return False
         return True
 
     edges = (BLOCK // 2, BLOCK - 1, BLOCK + 20, 2 * BLOCK)
@@ -172,11 +176,11 @@ def adds_up_alike(heads: int, groups: int, size: int, threads: int, dtype: torch
 def _passes(
     query: Tensor, key: Tensor, value: Tensor, length: int, columns: int, width: int, times: int, fill: Fill
 ) -> Tensor:
-    """What queries get that all see `length` keys, by three passes of a width. → [1, heads, N, D]"""
+    """What queries get that all see `length` keys, by three passes of a width. → [B, heads, N, D]"""
     made = []
     for first in range(0, min(query.shape[2], 3 * width), width):
         some = query[:, :, first : first + width]
-        mask = (torch.arange(columns) < length).expand(1, 1, some.shape[2], columns)
+        mask = (torch.arange(columns) < length).expand(len(some), 1, some.shape[2], columns)
         rows = mask_for_all(mask, times, query.dtype, fill)
         made.append(_together(some, key[:, :, :columns], value[:, :, :columns], rows, None))
     return torch.cat(made, 2)

@@ -21,12 +21,15 @@ from outrider.models.block_attention import use_block_attention
 from outrider.models.packed_linear import OpaqueLinear, PackedLinear, plain_weight
 
 FILL = 4  # rows
+FALLS_BACK = ("attn_logit_softcapping", "v_head_dim", "kv_lora_rank")  # of what `block_attention` leaves to other attention
 WIDTHS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 24, 32, 33, 48, 64)
 OWN = 1 << 24  # layers of more weights than that are tried with these: so many outputs show it on any input
 
 
 def use_same_bits(module: Any) -> bool:
     """Have a packed bfloat16 model compute so, if that gives the same bits here; → whether it does now."""
+    if any(getattr(module.config, name, None) is not None for name in FALLS_BACK):
+        return False
     if module.dtype is not torch.bfloat16 or not _products_alike(module) or not use_block_attention(module):
         return False
     for layer in module.modules():
@@ -44,9 +47,15 @@ def _products_alike(module: Any) -> bool:
             large = layer.out_features * layer.in_features > OWN
             if not (_large_alike(layer, *shape, threads) if large else _alike(*shape, threads)):
                 return False
-        elif isinstance(layer, OpaqueLinear) or plain_weight(layer) is not None:
+        elif isinstance(layer, OpaqueLinear) or plain_weight(layer) is not None or _multiplies(layer):
             return False  # not laid out: nobody has tried these
     return True
+
+
+def _multiplies(layer: torch.nn.Module) -> bool:
+    """Whether a layer has weights of its own to multiply with: experts have, over as many tokens as are sent to each."""
+    own = layer.parameters(recurse=False)
+    return not isinstance(layer, torch.nn.Embedding) and any(weight.dim() > 1 for weight in own)
 
 
 def _large_alike(layer: PackedLinear, rows: int, columns: int, threads: int) -> bool:

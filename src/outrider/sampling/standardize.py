@@ -51,13 +51,16 @@ def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence
     return torch.where(found, best, -1).reshape(logits.shape[:-1])
 
 
-def greedy_lead(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> float:
-    """How far one position's best logit is above all others, as a share of its size; NaN if there is none.
+def greedy_lead(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> tuple[int, float]:
+    """One position's best token, and how far its logit is above all others; NaN if none has any.
 
-    logits: [1, V], of two tokens or more. Reads back.
+    logits: [1, V], of two tokens or more. The lead is a share of the largest finite logit before and after bias, penalties
+    and processors: an engine's rounding goes by what these are before. Reads back.
     """
-    best, second = (float(value) for value in _adjusted(logits, settings, contexts)[0].topk(2).values)
-    return (best - second) / max(abs(best), 1e-9)
+    values, tokens = _adjusted(logits, settings, contexts)[0].topk(2)
+    best, second = values.tolist()
+    largest = float(torch.where(logits.isfinite(), logits, 0.0).abs().max())
+    return int(tokens[0]), (best - second) / max(largest, abs(best), 1e-9)
 
 
 _WIDE = (torch.float32, torch.float64)
