@@ -15,6 +15,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import ModelDrafter
 from outrider.models import block_attention, same_bits, steady_attention
 from outrider.models.block_attention import BLOCKS, few, fours
+from outrider.models.dtypes import native_dtype
 from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
 from outrider.models.same_bits import FILL, use_same_bits
 from outrider.models.shared_keys import use_shared_keys
@@ -146,6 +147,7 @@ def test_greedy_texts_are_plain_decodings(model: TransformersModel, nearly: Tran
         assert sum(made.taken for made in rounds) > 5
 
 
+@pytest.mark.skipif(native_dtype(torch.device("cpu")) is not torch.bfloat16, reason="slow: no products of bfloat16")
 def test_the_default_model_writes_plain_decodings_text_with_its_head_and_copies() -> None:
     target = outrider.load(dtype="bfloat16")
     assert isinstance(target, TransformersModel)
