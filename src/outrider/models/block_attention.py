@@ -66,6 +66,12 @@ def columns_of(module: Any) -> Callable[[int], int]:
     return partial(columns_read, parts=found.parts if found else ())
 
 
+def describe_attention(module: Any) -> str:
+    """What a recorded pass depends on: how its rows were filled up. Empty for other attention."""
+    found = _alike(module) if module.config._attn_implementation == BLOCKS else None
+    return found.fill.__name__ if found else ""
+
+
 def _alike(module: Any) -> Alike | None:
     """`adds_up_alike` for a model; None, too, for what this attention is not for."""
     config = module.config

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from outrider.models.base import LAST
+from outrider.models.block_attention import describe_attention
 from outrider.models.hidden_states import Put, caught
 from outrider.models.model_code import describe_code
 from outrider.models.shared_keys import masks_made_once
@@ -28,6 +29,7 @@ def describe_pass(model: TransformersModel) -> list[object]:
     """What a graph depends on, the values of its inputs and the versions of libraries apart."""
     config = model.module.config
     about: list[object] = [config.to_json_string(), config._attn_implementation, model.dtype_name, model.max_length]
+    about.append(describe_attention(model.module))
     return [*about, *describe_code(model.module), *parts_of(model.module).describe()]
 
 
