@@ -197,12 +197,12 @@ def test_a_lead_is_a_share_of_the_best_logit() -> None:
     assert greedy_lead(near, SamplingSettings(logit_bias={0: -19.0, 1: -19.0}))[1] < CLEAR
 
 
-@pytest.mark.parametrize("rows", range(1, 200))
-def test_rows_are_filled_up_so_that_four_are_multiplied_at_least(rows: int) -> None:
-    for fill in (few, fours):
-        assert rows < fill(rows) <= rows + 4
-        assert fill(rows) % 32 not in (1, 2, 3)
-    assert few(rows) == rows + 1 or few(rows) % 32 == 4 or (rows + 1) % 32 in (1, 2, 3)
+def test_rows_are_filled_up_so_that_four_are_multiplied_at_least() -> None:
+    for rows in range(1, 200):
+        for fill in (few, fours):
+            assert rows < fill(rows) <= rows + 4
+            assert fill(rows) % 32 not in (1, 2, 3)
+        assert few(rows) == rows + (4 if rows % 32 < 3 else 1)
 
 
 @pytest.fixture

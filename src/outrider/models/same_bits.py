@@ -1,6 +1,6 @@
 """The same bits for a token in a pass of any width, in bfloat16: then greedy speculation writes plain decoding's text.
 
-bfloat16's best logits tie every some fifty tokens, and a last bit decides there. Two things sum in an order that may depend
+bfloat16's best logits often tie, and a last bit decides there. Two things sum in an order that may depend
 on the width: products, by the kernel that oneDNN takes for so many rows, and attention (`block_attention`). Products of four
 rows and more are alike on the processors that this is used on, those of fewer are not: so fewer rows are filled up to four,
 which takes no longer.
