@@ -171,8 +171,9 @@ def adds_up_alike(heads: int, groups: int, size: int, threads: int, dtype: torch
                 return False
         return True
 
-    edges = (BLOCK // 2, BLOCK - 1, BLOCK + 20, 2 * BLOCK)
-    fill = next((fill for fill in (few, fours) if all(same(length, columns_read(length), fill) for length in edges)), None)
+    edges = [(length, columns_read(length)) for length in (BLOCK // 2, BLOCK - 1, BLOCK + 20, 2 * BLOCK)]
+    edges.append((BLOCK - 20, 2 * BLOCK))  # a further block, for later tokens of the pass
+    fill = next((fill for fill in (few, fours) if all(same(*edge, fill) for edge in edges)), None)
     if fill is None:
         return None
     parts = [part for part in PARTS if all(same(start + part - 3, start + part, fill) for start in (0, BLOCK))]
