@@ -23,6 +23,15 @@ def to_device(values: Many[int] | Many[float] | Many[Many[float]], device: torch
     return tensor
 
 
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """The same on another device, as of a draft that runs elsewhere than its target. From a GPU to the host it waits."""
+    if values.device == device:
+        return values
+    if values.device.type == "cpu" and device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 def index(values: Many[int], device: torch.device) -> Tensor:
     """An int64 index on `device`."""
     return to_device(values, device, torch.long)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import index, pad_rows
+from outrider.device_data import index, moved, pad_rows
 from outrider.models.base import Sequence, Source
 from outrider.randomness import RandomStream
 
@@ -106,7 +106,8 @@ def padded_proposal(
     if not any(drafts):
         return empty_proposal(len(drafts), device)
     tokens, lengths = pad_rows(drafts, device)
-    return Proposal(tokens, lengths, _side_by_side(laws, tokens.shape[1]) if any(laws) else None, signals)
+    probs = moved(_side_by_side(laws, tokens.shape[1]), device) if any(laws) else None
+    return Proposal(tokens, lengths, probs, signals)
 
 
 def _side_by_side(laws: Many[Many[Tensor]], width: int) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.device_data import row_by_row
+from outrider.device_data import row_by_row, to_device
 from outrider.sampling.draw import on_host
 
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.87, 0.95, 0.99)
@@ -77,5 +77,5 @@ def token_signals(logits: Tensor, tokens: Tensor) -> list[int]:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     law = logits.softmax(-1)
     probs = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    edges = torch.tensor(EDGES, dtype=probs.dtype, device=probs.device)
+    edges = to_device(EDGES, probs.device, probs.dtype)
     return torch.bucketize(probs, edges).tolist()

@@ -20,6 +20,7 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel, Sequence
+from outrider.models.captured import CapturedPasses
 from outrider.models.recorded import RecordedPasses
 from outrider.models.slot_cache import StateLayer
 from outrider.models.slots import SlotSequence
@@ -102,7 +103,7 @@ class _FirstLayers(TransformersModel):
 
     looks_again = False  # what it proposes is tested in any case
     _made_of: list[nn.Module]
-    _made_beside: RecordedPasses | None
+    _made_beside: RecordedPasses | CapturedPasses | None
 
     def is_still_of(self, target: TransformersModel) -> bool:
         """Whether the target has the parts, the cache and the recorded passes that it had."""

@@ -94,7 +94,11 @@ class HeadDrafter(ModelDrafter):
         (prospect,) = super().prospects(row)
         prospect = replace(prospect, first=FIRST, later=LATER, tests=TESTS)
         if self._given is not None:
-            return [replace(prospect, step_seconds=self._given, start_seconds=0.0, gated=not self._in_one_pass)]
+            return [
+                replace(
+                    prospect, step_seconds=self._given, start_seconds=0.0, gated=prospect.gated and not self._in_one_pass
+                )
+            ]
         if self._in_one_pass:
             first = prospect.start_seconds + prospect.step_seconds
             return [replace(prospect, start_seconds=first, step_seconds=0.0, gated=False)]

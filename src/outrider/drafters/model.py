@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.device_data import index, pad_rows
+from outrider.device_data import index, moved, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
 from outrider.draft_length.signals import Shares, likely_class, token_signals
 from outrider.drafters.base import DraftContext, Drafter
@@ -120,10 +120,10 @@ class ModelDrafter(Drafter):
         if not any(lengths):
             return empty_proposal(len(rows), context.device)
         longest = max(lengths)
-        laws = own.laws(torch.stack(probs[:longest], dim=1)) if probs else None
+        laws = moved(own.laws(torch.stack(probs[:longest], dim=1)), context.device) if probs else None
         candidates = [_candidates(found, plan) for found, plan in zip(others, plans, strict=True)]
         beside = _alternatives(signals, others, plans, context)
-        drafted = torch.stack(tokens[:longest], dim=1)
+        drafted = moved(torch.stack(tokens[:longest], dim=1), context.device)
         return Proposal(drafted, lengths, laws, only_gated(signals, plans), beside, candidates)
 
     def _read_laws(
@@ -135,7 +135,7 @@ class ModelDrafter(Drafter):
             sure = token_signals(logits, drawn) if gated else []
             return [(i, signal, []) for i, signal in zip(active, sure, strict=False)]
         found = []
-        for i, column, row in zip(active, drawn.tolist(), logits, strict=True):
+        for i, column, row in zip(active, drawn.tolist(), logits.cpu(), strict=True):
             shares = Shares(row)
             others = shares.others(column, count) if count or plans[i].gated else []
             names = own.named([other for other, _ in others])

@@ -180,8 +180,8 @@ class IntersectionDrafter(_ForeignDrafter):
         if None not in ends and int(ends[0]) not in {a for a, _ in pairs}:
             pairs.append((int(ends[0]), int(ends[1])))  # both say that the text ends
         self.shared = len(pairs)
-        self._ours = torch.tensor([a for a, _ in pairs], device=target.device)
-        self._theirs = torch.tensor([b for _, b in pairs], device=target.device)
+        self._ours = index([a for a, _ in pairs], self.model.device)
+        self._theirs = index([b for _, b in pairs], self.model.device)
         self._translation = dict(pairs)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
@@ -201,8 +201,9 @@ class IntersectionDrafter(_ForeignDrafter):
                 tokens = draw_each(law, [rows[i].stream for i in active])
                 gated = any(plans[i].gated for i in active)
                 sure = token_signals(fitted, tokens.clamp(min=0)) if gated else [0] * len(active)
-            lost = [i for i, token in zip(active, tokens.tolist(), strict=True) if token < 0]
-            for j, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
+            chosen = dict(zip(active, tokens.tolist(), strict=True))
+            lost = [i for i, token in chosen.items() if token < 0]
+            for j, (i, token) in enumerate(chosen.items()):
                 if i in lost:  # no law to draw from: this row's draft ends
                     continue
                 drafted[i].append(token)
@@ -250,7 +251,8 @@ class TextDrafter(_ForeignDrafter):
             with context.clock.phase("draft"):
                 logits = self._next_logits([readers[i] for i in active], [own[i] for i in active])
                 tokens = logits.argmax(-1)
-            sure = token_signals(logits, tokens)
+            gated = any(plans[i].gated for i in active)
+            sure = token_signals(logits, tokens) if gated else [0] * len(active)
             for j, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
                 own[i].append(token)
                 signals[i].append(sure[j])

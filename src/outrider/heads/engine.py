@@ -22,7 +22,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig, load_config
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads
 from outrider.heads.parts import HeadParts, parts_of
-from outrider.heads.recorded import NewestToken, RecordedHead, record_head
+from outrider.heads.recorded import CapturedHead, NewestToken, RecordedHead, record_head
 from outrider.models import steady_attention
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.cut_head import spread
@@ -62,7 +62,7 @@ class HeadSequence(SlotSequence):
 class HeadModel(SlotModel[HeadSequence]):
     """A head bound to its target, as a `LanguageModel` with the target's tokens; those outside its own have logit -inf."""
 
-    recorded: RecordedHead | None = None
+    recorded: RecordedHead | CapturedHead | None = None
 
     def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
         super().__init__(num_layers=1)
@@ -178,7 +178,7 @@ class AutoregressiveModel(HeadModel):
     def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
         super().__init__(target, config, parts)
         self.module = NewestToken(self.network, self._rows)
-        if self.device.type == "cpu":
+        if self.device.type in ("cpu", "cuda"):
             self.recorded = record_head(self)
 
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
@@ -206,7 +206,12 @@ class AutoregressiveModel(HeadModel):
         return self._logits(predicted if logits == "all" else last.unsqueeze(1))
 
     def newest(
-        self, row: HeadSequence, embedded: Tensor, before: Tensor, positions: Tensor, recording: Recording | None
+        self,
+        row: HeadSequence,
+        embedded: Tensor,
+        before: Tensor,
+        positions: Tensor,
+        recording: Recording | CapturedHead | None,
     ) -> Many[Tensor]:
         """What follows the last of one row's new tokens, by a recording or the network: see `NewestToken`."""
         self._place([row], (row.length,), positions)

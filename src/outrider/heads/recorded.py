@@ -1,4 +1,4 @@
-"""Recorded passes of an autoregressive head for one row (`models.recording`): it is called once a drafted token.
+"""Recorded or captured passes of an autoregressive head for one row: it is called once a drafted token.
 
 Two of them: after the target's pass a head reads the target's states, and from then on those that it predicted itself, which
 are narrower where it reads states of further layers.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from outrider.models.captured import Captured
+from outrider.models.pass_trial import spread_off
+from outrider.models.probe import TOLERANCE
 from outrider.models.recording import Recording, record
 from outrider.models.shared_keys import WIDEST
 from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
@@ -48,12 +52,25 @@ class RecordedHead:
         return self._recordings.get(states_width) if tokens <= WIDEST else None
 
 
-def record_head(model: AutoregressiveModel) -> RecordedHead | None:
-    """Of a head on a CPU, None if it can't be recorded."""
+class CapturedHead(Captured["AutoregressiveModel"]):
+    """The same on a GPU."""
+
+    def of(self, tokens: int, states_width: int) -> CapturedHead | None:
+        """See `RecordedHead`; any width has a graph of its own."""
+        del states_width
+        return self if tokens <= WIDEST and not self.failed else None
+
+
+def record_head(model: AutoregressiveModel) -> RecordedHead | CapturedHead | None:
+    """Of a head, None if it can't be recorded or captured."""
     widths = {model.config.states_width, model.config.width}
     _pass(model, None, [1], model.config.width)  # the cache is made by the first pass, which a recorded one can't be
-    found = {width: _recorded(model, width) for width in widths}
-    return RecordedHead({width: one for width, one in found.items() if one is not None}) if any(found.values()) else None
+    if model.device.type == "cuda":
+        found = CapturedHead(model, _run)
+        off = max(_off(model, found, width) for width in widths)
+        return found if not found.failed and off <= TOLERANCE.get(model.dtype, 0.15) else None
+    each = {width: _recorded(model, width) for width in widths}
+    return RecordedHead({width: one for width, one in each.items() if one is not None}) if any(each.values()) else None
 
 
 def _recorded(model: AutoregressiveModel, states_width: int) -> Recording | None:
@@ -70,20 +87,20 @@ def _traced(model: AutoregressiveModel, states_width: int) -> Traced:
         given = [torch.empty((of.rows, of.tokens, width), dtype=model.dtype) for width in widths]
         return [*given, torch.empty((of.rows, of.tokens), dtype=torch.long)]
 
-    def run(given: Inputs) -> tuple[Tensor, ...]:
-        embeddings, states, at = given.about
-        (layer,) = given.layers(at)
+    return trace(partial(_run, model), about, model, None)
 
-        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            keys, values = layer.update(keys, values)
-            return model.attention(queries, keys, values, model.mask(at, given.columns))
 
-        out: tuple[Tensor, Tensor] = torch.func.functional_call(
-            model.module, given.tensors, (embeddings, states, at, attend)
-        )
-        return out
+def _run(model: AutoregressiveModel, given: Inputs) -> tuple[Tensor, ...]:
+    """The pass that is traced, or captured."""
+    embeddings, states, at = given.about
+    (layer,) = given.layers(at)
 
-    return trace(run, about, model, None)
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        keys, values = layer.update(keys, values)
+        return model.attention(queries, keys, values, model.mask(at, given.columns))
+
+    out: tuple[Tensor, Tensor] = torch.func.functional_call(model.module, given.tensors, (embeddings, states, at, attend))
+    return out
 
 
 @torch.inference_mode()
@@ -95,7 +112,17 @@ def _agrees(model: AutoregressiveModel, recording: Recording, states_width: int)
 
 
 @torch.inference_mode()
-def _pass(model: AutoregressiveModel, recording: Recording | None, widths: list[int], states_width: int) -> list[Tensor]:
+def _off(model: AutoregressiveModel, captured: CapturedHead, states_width: int) -> float:
+    """By how much logits and states are off, relative to their spread; the last pass replays a graph."""
+    widths = [CHECKED, 1, 1]
+    wanted, got = (_pass(model, each, widths, states_width) for each in (None, captured))
+    return max(spread_off(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+@torch.inference_mode()
+def _pass(
+    model: AutoregressiveModel, recording: Recording | CapturedHead | None, widths: list[int], states_width: int
+) -> list[Tensor]:
     """What passes of so many tokens after each other give, by the recording or as ever."""
     generator = torch.Generator().manual_seed(0)
     sequence = model.open(sum(widths))
@@ -103,9 +130,9 @@ def _pass(model: AutoregressiveModel, recording: Recording | None, widths: list[
     try:
         for width in widths:
             sizes = ((1, width, model.config.width), (1, width, states_width))
-            embeddings, states = (torch.randn(size, generator=generator).to(model.dtype) for size in sizes)
+            embeddings, states = (torch.randn(size, generator=generator).to(model.device, model.dtype) for size in sizes)
             at = sequence.length
-            positions = torch.arange(at, at + width).unsqueeze(0)
+            positions = torch.arange(at, at + width, device=model.device).unsqueeze(0)
             out += model.newest(sequence, embeddings, states, positions, recording)
             sequence.advance(width)
     finally:

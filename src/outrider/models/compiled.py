@@ -28,6 +28,7 @@ from torch import Tensor
 
 from outrider.errors import CacheFolderError, ParameterError, in_one_line
 from outrider.models.cache_folder import cache_folder
+from outrider.models.captured import captured_pass, columns_captured
 from outrider.models.pass_graph import describe_pass, trace_pass
 from outrider.models.pass_trial import difference, gain
 from outrider.models.probe import TOLERANCE
@@ -62,7 +63,7 @@ class CompiledPasses:
 
         Returns logits [1, N, V] and the states that the head read [1, N, width], overwritten by the next call.
         """
-        columns = rounded_up(longest)
+        columns = columns_captured(longest) if tokens.device.type == "cuda" else rounded_up(longest)
         capacity, read = self._inputs.of(slice(slot, slot + 1), columns)
         logits, states = self._passes[tokens.shape[1]](columns, capacity, tokens, positions, *read)
         return logits, states
@@ -162,9 +163,7 @@ def _made(model: TransformersModel, width: int, widths: Sequence[int], path: Pat
         _say(f"compiling {model.name} for passes of {width} token{'s'[: width > 1]} ({at}) …")
         found = _compile(model, width, path)
     if model.device.type == "cuda":
-        from outrider.models.captured import Captured
-
-        found = Captured(found)
+        found = captured_pass(found)
     off = difference(model, CompiledPasses(model, {width: found}))
     if not off <= TOLERANCE.get(model.dtype, 0.15):
         path.unlink(missing_ok=True)

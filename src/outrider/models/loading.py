@@ -49,7 +49,7 @@ def load(
     weights), or "auto": openvino for int4, and for int8 where torch has no kernel, else transformers.
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`) and record its passes (`recorded`), up to
     three times as fast; False keeps `.module` an ordinary transformers model that can be saved and trained, unless its head
-    was cut.
+    was cut. On a GPU, capture its passes as CUDA graphs (`captured`).
     num_tokens: leave that many rows of the head, those of the lowest ids, for a draft that costs less (`cut_head`): the
     other tokens have probability 0.
     compile: score a few tokens of one sequence by compiled passes where they are measured to be quicker (docs/engines.md).

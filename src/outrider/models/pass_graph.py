@@ -46,16 +46,17 @@ def trace_pass(
         tokens = [torch.empty((of.rows, of.tokens), dtype=torch.long, device=model.device) for _ in range(count)]
         return tokens + model.source_like(of.rows, of.source)
 
-    def run(given: Inputs) -> tuple[Tensor, ...]:
-        tokens, positions, *rest = given.about
-        at, source = (rest[0], rest[1:]) if width is None else (positions, rest)
-        states: dict[int, Tensor] = {}
-        catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
-        cache = Cache(layers=given.layers(at))
-        with caught(model.module, catching), masks_made_once(), model.placed(positions, given.columns):
-            apart = at if width is None else None
-            arguments = model.pass_arguments(tokens, positions, given.columns, cache, source, apart)
-            out = torch.func.functional_call(model.module, given.tensors, kwargs=arguments)
-        return out.logits, *(states[layer] for layer in layers)
+    return trace(partial(run_pass, model, layers, width is None), about, model, width, several)
 
-    return trace(run, about, model, width, several)
+
+def run_pass(model: TransformersModel, layers: Sequence[int], apart: bool, given: Inputs) -> tuple[Tensor, ...]:
+    """The pass that is traced, or captured. apart: tokens may lie in other columns than their positions are."""
+    tokens, positions, *rest = given.about
+    at, source = (rest[0], rest[1:]) if apart else (positions, rest)
+    states: dict[int, Tensor] = {}
+    catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
+    cache = Cache(layers=given.layers(at))
+    with caught(model.module, catching), masks_made_once(), model.placed(positions, given.columns):
+        arguments = model.pass_arguments(tokens, positions, given.columns, cache, source, at if apart else None)
+        out = torch.func.functional_call(model.module, given.tensors, kwargs=arguments)
+    return out.logits, *(states[layer] for layer in layers)

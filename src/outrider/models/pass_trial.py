@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from outrider.models.compiled import CompiledPasses
@@ -43,13 +44,19 @@ def difference(model: TransformersModel, passes: CompiledPasses) -> float:
             with using(model, each):
                 logits = model.score([sequence], tokens[:, 5:], [width])
             assert logits is not None
-            out.append(logits.double().clone())
+            out.append(logits.clone())
         finally:
             sequence.close()
-    there = out[0].isfinite()  # the head of a draft may be cut
-    if not torch.equal(there, out[1].isfinite()):
+    return spread_off(*out)
+
+
+def spread_off(wanted: Tensor, got: Tensor) -> float:
+    """Root mean square by which logits are off, relative to their spread."""
+    wanted, got = wanted.double(), got.double()
+    there = wanted.isfinite()  # the head of a draft may be cut
+    if not torch.equal(there, got.isfinite()):
         return math.inf
-    wanted, got = (logits[there] for logits in out)
+    wanted, got = wanted[there], got[there]
     return float((got - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
 
 

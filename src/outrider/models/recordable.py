@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from outrider.models.captured import CapturedPasses
 from outrider.models.recorded import RecordedPasses
 from outrider.models.recording import Recording, kernels_allowed
 from outrider.models.shared_keys import WIDEST
@@ -18,11 +19,15 @@ from outrider.models.slots import SlotModel, SlotSequence
 
 
 class RecordableModel(SlotModel[SlotSequence]):
-    """looks_again: whether a recording that was kept is compared with its passes in each start."""
+    """looks_again: whether a recording that was kept is compared with its passes in each start.
+
+    recorded_on: the kinds of devices on which its passes can be recorded (`recorded`) or captured (`captured`).
+    """
 
     looks_again = True
+    recorded_on: tuple[str, ...] = ("cpu",)
     device: torch.device
-    _recorded: RecordedPasses | None = None
+    _recorded: RecordedPasses | CapturedPasses | None = None
     _to_record: object = None
 
     @abstractmethod
@@ -30,7 +35,7 @@ class RecordableModel(SlotModel[SlotSequence]):
         """Where the hidden states of a pass are put, by layer."""
 
     @abstractmethod
-    def _record_now(self) -> RecordedPasses | None:
+    def _record_now(self) -> RecordedPasses | CapturedPasses | None:
         """The recorded passes, None where there can't be any."""
 
     @abstractmethod
@@ -40,23 +45,23 @@ class RecordableModel(SlotModel[SlotSequence]):
     def record(self) -> None:
         """From now on score a few tokens a sequence by recorded passes, which give the same bits sooner (`recorded`).
 
-        Does nothing where the model can't be recorded, and on devices other than CPUs. Where weights are replaced later, or
-        hooks and adapters added, that is seen when the next sequence is opened, and passes are recorded anew or no more;
-        numbers that the code reads off its modules (a scale, say) must stay as they are.
+        On a GPU passes are captured instead (`captured`). Does nothing where a model can't be recorded. Where weights are
+        replaced later, or hooks and adapters added, that is seen when the next sequence is opened, and passes are recorded
+        anew or no more; numbers that the code reads off its modules (a scale, say) must stay as they are.
 
         That takes seconds where no recording is kept, and is put off until the first sequence is opened: a head that is
         bound before it wants passes with states.
         """
-        self._recorded, self._to_record = None, kernels_allowed() if self.device.type == "cpu" else None
+        self._recorded, self._to_record = None, kernels_allowed() if self.device.type in self.recorded_on else None
 
     @property
-    def recorded(self) -> RecordedPasses | None:
+    def recorded(self) -> RecordedPasses | CapturedPasses | None:
         """The recorded passes, made now if that was put off; None where there are none.
 
         Not inside autocast or where other kernels are allowed than when it was put off: those are no passes of later.
         """
         wanted = self._to_record
-        if wanted is not None and wanted == kernels_allowed() and not torch.is_autocast_enabled("cpu"):
+        if wanted is not None and wanted == kernels_allowed() and not torch.is_autocast_enabled(self.device.type):
             self._to_record = None
             try:
                 self._recorded = self._record_now()
@@ -66,7 +71,7 @@ class RecordableModel(SlotModel[SlotSequence]):
         return self._recorded
 
     @recorded.setter
-    def recorded(self, passes: RecordedPasses | None) -> None:
+    def recorded(self, passes: RecordedPasses | CapturedPasses | None) -> None:
         self._recorded, self._to_record = passes, None
 
     def with_a_cache_of_its_own(self) -> Self:
@@ -80,14 +85,16 @@ class RecordableModel(SlotModel[SlotSequence]):
         if self.recorded is not None and not self.recorded.fits():
             self.record()
 
-    def _recording(self, rows: list[SlotSequence], width: int) -> Recording | None:
+    def _recording(self, rows: list[SlotSequence], width: int) -> Recording | CapturedPasses | None:
         """What scores all logits of so many tokens of these rows, None where that is the ordinary pass."""
         together = rows[-1].slot - rows[0].slot + 1 == len(rows)
-        if self.recorded is None or not together or width > WIDEST or torch.is_autocast_enabled("cpu"):
+        if self.recorded is None or not together or width > WIDEST or torch.is_autocast_enabled(self.device.type):
             return None
         return self.recorded.of(len(rows))
 
-    def _forward_recorded(self, recording: Recording, tokens: Tensor, positions: Tensor, longest: int, at: Tensor) -> Tensor:
+    def _forward_recorded(
+        self, recording: Recording | CapturedPasses, tokens: Tensor, positions: Tensor, longest: int, at: Tensor
+    ) -> Tensor:
         """All logits."""
         slots = self._cache.placement.slots
         out, *states = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions, at, *self.source_rows())

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from outrider.device_data import pad_rows
 from outrider.models.base import has_encoder, open_sequence
 from outrider.models.pass_graph import describe_pass, trace_pass
 from outrider.models.recording import Recording, record
 
 if TYPE_CHECKING:
+    from outrider.models.captured import CapturedPasses
     from outrider.models.transformers_model import TransformersModel
 
 CHECKED, BEFORE = (3, 1, 2, 8, 1), 90  # tokens of the passes by which a new recording is compared with ordinary ones, and
@@ -85,8 +87,8 @@ def _same_bits(
     before = min(after, most - sum(widths))
     twins = model.with_a_cache_of_its_own(), model.with_a_cache_of_its_own()
     trial = _Trial(twins[1], layers, recording.of_twin(twins[1]))
-    ordinary = _scored(twins[0], None, widths, 3 if several else 1, layers, before)
-    recorded = _scored(twins[1], trial, widths, 3 if several else 1, layers, before)
+    ordinary = scored(twins[0], None, widths, 3 if several else 1, layers, before)
+    recorded = scored(twins[1], trial, widths, 3 if several else 1, layers, before)
     passes = len(widths) + int(not (has_encoder(model) or model.rounded))
     return trial.asked == passes and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))
 
@@ -102,9 +104,9 @@ class _Trial(RecordedPasses):
         return self._alone
 
 
-def _scored(
+def scored(
     model: TransformersModel,
-    passes: RecordedPasses | None,
+    passes: RecordedPasses | CapturedPasses | None,
     widths: Sequence[int],
     rows: int,
     layers: Sequence[int],
@@ -119,9 +121,8 @@ def _scored(
     most = before + sum(widths)
     lengths = [min(before + row, (model.max_length or most + rows) - sum(widths)) for row in range(rows)]
     sequences: list[Any] = [open_sequence(model, source, most + rows) for _ in range(rows)]
-    tokens = torch.tensor(
-        [[(7 * i + 3 + row) % min(model.vocab_size, 50) for i in range(most + rows)] for row in range(rows)]
-    )
+    ids = [[(7 * i + 3 + row) % min(model.vocab_size, 50) for i in range(most + rows)] for row in range(rows)]
+    tokens, _ = pad_rows(ids, model.device)
     try:
         if before:
             model.score(sequences, tokens[:, : max(lengths)], lengths, "none")

@@ -147,7 +147,7 @@ class Traced:
 
 
 class TracedRows(CacheLayerMixin):  # type: ignore[misc]
-    """A layer's keys and values of the rows while tracing. Follows transformers' cache-layer interface."""
+    """A layer's keys and values while a pass is traced or captured. Follows transformers' cache-layer interface."""
 
     is_sliding = False
 
@@ -166,7 +166,7 @@ class TracedRows(CacheLayerMixin):  # type: ignore[misc]
 
     def _store(self, held: Tensor, states: Tensor) -> Tensor:
         rows: Any = held.shape[0]  # a symbol of the graph where it is not fixed
-        if isinstance(rows, int):  # one: by columns, several times quicker
+        if isinstance(rows, int) and rows == 1:  # by columns, several times quicker
             held.index_copy_(2, self._at[0], states.to(held.dtype))
         else:
             each = torch.arange(rows, device=held.device).unsqueeze(-1)

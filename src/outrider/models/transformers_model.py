@@ -23,6 +23,7 @@ from outrider.models.base import (
 )
 from outrider.models.beside import score_beside, take_alternative
 from outrider.models.block_attention import BLOCKS, columns_of
+from outrider.models.captured import CapturedPasses, capture_passes
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.hidden_states import body_layers, caught
@@ -202,8 +203,11 @@ class TransformersModel(RecordableModel):
         self._cache.move(source.slot, target.slot, length, target.length)
         target.advance(length - target.length)
 
-    def _record_now(self) -> RecordedPasses | None:
-        return record_passes(self, tuple(self._kept_states()))
+    recorded_on = ("cpu", "cuda")
+
+    def _record_now(self) -> RecordedPasses | CapturedPasses | None:
+        make = record_passes if self.device.type == "cpu" else capture_passes
+        return make(self, tuple(self._kept_states()))
 
     def with_a_cache_of_its_own(self) -> Self:
         """See `RecordableModel`; with no compiled passes and no padded widths."""
