@@ -10,7 +10,7 @@ import torch
 
 from outrider.models import block_attention
 from outrider.models.block_attention import BLOCKS, adds_up_alike, columns_read
-from outrider.models.int8_linear import can_round, round_to_int8
+from outrider.models.rounded import can_round, round_to_int8
 from outrider.models.steady_attention import STEADY, use_steady_attention
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill

@@ -20,9 +20,9 @@ from outrider.drafters.early_exit import first_layers
 from outrider.errors import ParameterError
 from outrider.models import compiled
 from outrider.models.compiled import CompiledPasses, check_compilable, compile_passes, rounded_up
-from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.loading import load_transformers
 from outrider.models.packed_linear import pack_linears
+from outrider.models.rounded import can_round, round_to_int8
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill

@@ -77,7 +77,8 @@ def test_a_drafts_own_options_go_before_the_targets() -> None:
     assert loading_options(own, "int8", "transformers") == {"dtype": "int8", **own}
 
 
-def test_a_drafts_own_engine_does_not_get_a_dtype_that_it_has_not() -> None:
+def test_a_drafts_own_engine_does_not_get_a_dtype_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.models.loading.can_round", lambda bits: bits == 8)
     for engine, dtype in (
         ("llama.cpp", "int8"),
         ("llama.cpp", "float32"),
@@ -85,7 +86,8 @@ def test_a_drafts_own_engine_does_not_get_a_dtype_that_it_has_not() -> None:
         ("transformers", "int4"),
     ):
         assert loading_options({"engine": engine}, dtype, "auto") == {"dtype": "auto", "engine": engine}
-    assert loading_options({"engine": "transformers"}, "float64", "auto")["dtype"] == "float64"
+    for dtype in ("float64", "int8"):
+        assert loading_options({"engine": "transformers"}, dtype, "auto")["dtype"] == dtype
     assert loading_options({"engine": "auto"}, "int4", "openvino")["dtype"] == "int4"
     said = {"engine": "llama.cpp", "dtype": "int8"}  # left to `load` to refuse
     assert loading_options(said, "auto", "auto") == said

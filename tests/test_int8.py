@@ -1,4 +1,4 @@
-"""8-bit linear layers: near the exact product, each token by itself, the same bits in any company."""
+"""8-bit linear layers by torch's kernels: near the exact product, each token by itself, the same bits in any company."""
 
 from __future__ import annotations
 
@@ -9,25 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-import outrider
-from outrider.device_data import pad_rows
-from outrider.errors import ParameterError
 from outrider.models import int8_linear
-from outrider.models.int8_linear import (
-    Int8Embedding,
-    Int8Linear,
-    RowScale,
-    can_round,
-    has_tiles,
-    largest_weight,
-    round_to_int8,
-)
-from outrider.models.loading import load_transformers
+from outrider.models.int8_linear import Int8Linear, RowScale, has_tiles, largest_weight
+from outrider.models.rounded import round_to_int8
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
 from tests.tiny_models import module, record_now
 
-pytestmark = pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels")
+pytestmark = pytest.mark.skipif(largest_weight() is None, reason="this build of torch has no 8-bit kernels")
 
 
 TILES = [False, *([True] if has_tiles() else [])]
@@ -80,6 +69,7 @@ def test_both_kernels_give_the_same_bits(size: tuple[int, int]) -> None:
 @pytest.mark.skipif(not has_tiles(), reason="this processor has no tiles of integers")
 def test_a_model_with_both_kernels_gives_the_bits_of_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large layers by tiles, recorded as well."""
+    monkeypatch.setattr("outrider.models.rounded.kernels", lambda: None)
     rows = [some_tokens(30, 1)]
     found = []
     for least in (1 << 30, 0, 1536):  # none, all, and some layers of this model
@@ -110,39 +100,6 @@ def test_layers_side_by_side_share_the_rounded_input_and_never_a_stale_one() -> 
             assert torch.equal(second(x), alone(x))
 
 
-def test_the_embedding_table_is_near() -> None:
-    weight = torch.randn(50, 32) * torch.rand(50, 1)
-    table = Int8Embedding(weight, torch.float32)
-    ids = torch.tensor([[0, 49], [7, 7]])
-    assert table(ids).shape == (2, 2, 32)
-    assert ((table(ids) - weight[ids]).abs() <= weight.abs().amax(1, keepdim=True)[ids] / 254 * 1.01).all()
-
-
-@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma2", "Gemma3", "OPT", "Qwen3"])
-def test_models_stay_near_and_logits_have_the_same_bits_in_any_pass(architecture: str) -> None:
-    plain = module(architecture, dtype=torch.float32)
-    rounded = copy.deepcopy(plain)
-    assert round_to_int8(rounded) > 6
-    model = TransformersModel(rounded)
-    assert model.dtype_name == "int8"
-    tokens = [(7 * i + 3) % 60 for i in range(48)]
-    with torch.inference_mode():
-        want = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-    first: torch.Tensor | None = None
-    for width in (1, 3, 8, 48):
-        sequence = model.open()
-        parts = [model.score([sequence], *pad_rows([tokens[at : at + width]], model.device)) for at in range(0, 48, width)]
-        got = torch.cat([part[0] for part in parts if part is not None])
-        first = got if first is None else first
-        assert torch.equal(got, first)
-        assert float((got - want).square().mean().sqrt() / want.std()) < 0.15
-        sequence.close()
-    beside, sequence = model.open(), model.open()
-    parts = [model.score([beside, sequence], *pad_rows([[5, 6], [token]], model.device)) for token in tokens]
-    assert first is not None
-    assert torch.equal(torch.stack([part[1, 0] for part in parts if part is not None]), first)
-
-
 @pytest.mark.parametrize(("largest_sum", "largest"), [(1 << 30, 127), (32767, 64), (30000, None)])
 def test_kernels_that_saturate_get_weights_that_they_add_up(
     largest_sum: int, largest: int | None, monkeypatch: pytest.MonkeyPatch
@@ -167,17 +124,3 @@ def test_no_two_products_exceed_what_the_kernel_adds_up() -> None:
     with torch.inference_mode():
         got = Int8Linear(weight, None, RowScale())(x)
     torch.testing.assert_close(got, 640.0 * torch.outer(signs[:6], signs))
-
-
-def test_greedy_output_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path) -> None:
-    target, draft = (outrider.load(folder, dtype="int8") for folder in (target_folder, draft_folder))
-    prompt = "the quick brown fox jumps over the quick"
-    plain = outrider.generate(target, prompt, draft=None, max_new_tokens=80, ignore_eos=True)
-    for name in ("prompt-lookup", draft, "early-exit:layers=1"):
-        result = outrider.generate(target, prompt, draft=name, num_draft_tokens=4, max_new_tokens=80, ignore_eos=True)
-        assert result.tokens == plain.tokens
-
-
-def test_int8_needs_a_cpu(target_folder: Path) -> None:
-    with pytest.raises(ParameterError, match="cuda"):
-        load_transformers(target_folder, dtype="int8", device="cuda")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import is_flat
-from outrider.models.loading import load_openvino
+from outrider.models.loading import ROUNDED, load_openvino
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights
 from outrider.models.openvino.steady import SteadyWidth
+from outrider.models.rounded import can_round
 from outrider.prefill import prefill
 from tests.ragged import some_tokens
 from tests.tiny_models import CONFIGS, module
@@ -248,8 +248,6 @@ def test_what_cannot_be_paged_is_refused_by_name(cache: Path) -> None:
 def test_bad_input_is_named(target_folder: Path, cache: Path) -> None:
     with pytest.raises(ParameterError, match="dtype must be auto, int8, int4 or float32"):
         load_openvino(target_folder, "bfloat16")
-    with pytest.raises(ParameterError, match="needs the OpenVINO engine"):
-        outrider.load(target_folder, dtype="int4", engine="transformers")
     with pytest.raises(ParameterError, match="engine must be"):
         outrider.load(target_folder, engine="tpu")
     model = outrider.load(target_folder, engine="openvino", dtype="float32")
@@ -328,12 +326,13 @@ def test_what_is_filled_in_beside_other_rows_changes_no_bit(weights: Weights, ca
         assert torch.equal(kept, plain)
 
 
-@pytest.mark.parametrize("possible", [True, False])
-def test_int8_falls_to_openvino_where_torch_cannot_round(
-    possible: bool, target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rounded_weights_fall_to_openvino_where_there_are_no_kernels(
+    dtype: str, target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.models.loading.can_round", lambda: possible)
-    model = outrider.load(target_folder, dtype="int8")
-    assert isinstance(model, OpenVinoModel) is not possible
-    with pytest.raises(ModelError, match="int8 can't be used") if not possible else nullcontext():
-        outrider.load(target_folder, dtype="int8", engine="transformers")
+    if can_round(ROUNDED[dtype]):
+        assert not isinstance(outrider.load(target_folder, dtype=dtype), OpenVinoModel)
+    monkeypatch.setattr("outrider.models.loading.can_round", lambda bits: bits != ROUNDED[dtype])
+    assert isinstance(outrider.load(target_folder, dtype=dtype), OpenVinoModel)
+    with pytest.raises(ModelError, match=f"{dtype} can't be used"):
+        outrider.load(target_folder, dtype=dtype, engine="transformers")

@@ -11,10 +11,10 @@ import torch
 
 from outrider.bench.profile import memory_bandwidth
 from outrider.cli.main import run
-from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import OpenVinoModel
 from outrider.models.packed_linear import pack_linears
+from outrider.models.rounded import can_round, round_to_int8
 from outrider.models.transformers_model import TransformersModel
 from tests.tiny_models import module
 

@@ -15,9 +15,9 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter, PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
 from outrider.models.encoder_decoder import EncoderDecoderModel
-from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
 from outrider.models.recording import Recording
+from outrider.models.rounded import can_round, round_to_int8
 from outrider.models.shared_keys import WIDEST, use_shared_keys
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel

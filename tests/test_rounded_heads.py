@@ -12,7 +12,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.engine import open_head
-from outrider.models.int8_linear import Int8Linear, can_round
+from outrider.models.rounded import can_round, rounding_of
 from outrider.models.transformers_model import TransformersModel
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
 from tests.test_engine_decode import GREEDY, WARM, requests
@@ -46,7 +46,7 @@ def test_a_head_is_rounded_beside_any_target_but_those_for_checking(tmp_path: Pa
         assert open_head(target, path).rounded
         assert not open_head(target, path, "float").rounded
         assert open_head(target, path).weight_bytes < share * open_head(target, path, "float").weight_bytes
-    assert any(isinstance(layer, Int8Linear) for layer in open_head(opened("Llama", "int8")[0], path).network.modules())
+    assert rounding_of(open_head(opened("Llama", "int8")[0], path).network.modules()) == "int8"
 
 
 @needs_kernels

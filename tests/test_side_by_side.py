@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from outrider.models import packed_linear
-from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import bytes_of, can_pack, pack_linears
+from outrider.models.rounded import can_round, round_to_int8
 from outrider.models.side_by_side import Share, Together
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens

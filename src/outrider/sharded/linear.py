@@ -172,13 +172,13 @@ def _linear(weight: Tensor, bias: Tensor | None, packed: bool) -> nn.Module:
 
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of weights on this rank that a pass of one token reads: all but tables of which it looks up a row."""
-    total = 0
+    total = 0.0
     for layer in module.modules():
         if isinstance(layer, OpaqueLinear):
             total += layer.out_features * layer.in_features * layer.bytes_per_weight
         elif not isinstance(layer, nn.Embedding | SplitEmbedding):
             total += sum(_local(p).numel() * p.element_size() for p in layer.parameters(recurse=False))
-    return total
+    return round(total)
 
 
 def _local(tensor: Any) -> Any:

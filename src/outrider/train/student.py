@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError, ParameterError, in_one_line
-from outrider.models.int8_linear import Int8Linear
 from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.transformers_model import TransformersModel
 
@@ -97,7 +96,7 @@ def check_student(target: TransformersModel, layers: int) -> tuple[Any, str]:
     The target must have been loaded with `pack=False`. Raises `ParameterError` or `ModelError` where there can be none.
     """
     module = target.module
-    if any(isinstance(part, OpaqueLinear | Int8Linear) for part in module.modules()):
+    if any(isinstance(part, OpaqueLinear) for part in module.modules()):
         raise ParameterError("a student needs a target whose weights can be read: load it with pack=False and no int8")
     total = int(module.config.get_text_config().num_hidden_layers)
     if not 1 <= layers < total:

@@ -1,0 +1,499 @@
+// Linear layers with weights in 8 or 4 bits and activations in 8, for x86 processors with AVX-512 VNNI or AVX2.
+//
+// A row's result has the same bits whatever rows are beside it and however many threads there are: activations are rounded by
+// a scale of their row, products are summed as integers (8 bits: of a whole row; 4 bits: of a group of 32 columns), and what
+// is added in floating point is added in the order of the columns, one output in one lane.
+//
+// Weights lie as they are read, in blocks of 16 outputs: a line of 64 bytes has 4 columns (8 bits) or 8 (4 bits, the first 4
+// in the lower halves) of 16 outputs each, so that an instruction multiplies 4 columns of 16 outputs with 4 activations of
+// a row. Up to 8 rows use a line while it is in a register: at the memory's pace they cost as much as one.
+//
+// `pack_int8` and `pack_int4` make that layout. They are operations of torch, callable by its interpreter (TorchScript), and
+// compiled against the part of torch's headers whose binary interface is stable.
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+using torch::stable::Tensor;
+
+namespace {
+
+constexpr int64_t OUTPUTS = 16;      // of a block
+constexpr int64_t LINE = 64;         // bytes
+constexpr int64_t GROUP = 32;        // columns that share a scale and a least value, in 4 bits
+constexpr int64_t GROUP_LINES = 5;   // 4 of weights, then 16 scales and 16 least values in float16
+constexpr int64_t AHEAD = 2048;      // bytes that are fetched in advance
+constexpr int64_t PARALLEL = 1 << 15;  // activations from which several threads round them
+constexpr float LARGEST = 127.0f;    // of a rounded activation
+constexpr float FOUND = 1e-4f;       // squared error of a group over its squared range: it was in 4 bits before
+constexpr float ZERO = 128.0f;       // added before rounding, as torch's kernels do: the same ties
+
+int64_t blocks_of(int64_t outputs) { return (outputs + OUTPUTS - 1) / OUTPUTS; }
+int64_t rounded_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
+
+// Activations [rows, columns] in 8 bits: x = value * scale. A row whose numbers are not all finite has a scale that is not.
+struct Rounded {
+  int64_t rows, columns;  // columns: filled up with zeros
+  std::vector<int8_t> values;
+  std::vector<float> scales;
+  std::vector<int32_t> sums;       // of a row's values
+  std::vector<float> group_sums;   // of each group of columns, in 4 bits
+
+  const int8_t* row(int64_t m) const { return values.data() + m * columns; }
+};
+
+void round_row(const float* x, int64_t columns, int64_t padded, int8_t* values, float* scale, int32_t* sum) {
+  float largest = 0.0f, finite = 0.0f;
+#pragma omp simd reduction(max : largest) reduction(+ : finite)
+  for (int64_t k = 0; k < columns; k++) {
+    largest = std::max(largest, std::fabs(x[k]));
+    finite += x[k] * 0.0f;
+  }
+  *scale = std::max(largest, 1e-30f) / LARGEST + finite;
+  const float divisor = *scale;
+  int32_t total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t k = 0; k < columns; k++) {
+    const float moved = x[k] / divisor + ZERO;
+    const int32_t value = static_cast<int32_t>(std::nearbyint(moved)) - static_cast<int32_t>(ZERO);
+    values[k] = static_cast<int8_t>(value);
+    total += static_cast<int8_t>(value);
+  }
+  std::memset(values + columns, 0, padded - columns);
+  *sum = total;
+}
+
+// Kept by each thread, so that a call allocates nothing.
+const Rounded& round_rows(const float* x, int64_t rows, int64_t columns, int64_t padded, bool by_group) {
+  static thread_local Rounded kept;
+  Rounded& out = kept;
+  out.rows = rows;
+  out.columns = padded;
+  out.values.resize(rows * padded);
+  out.scales.resize(rows);
+  out.sums.resize(rows);
+  const int64_t groups = by_group ? padded / GROUP : 0;
+  out.group_sums.resize(rows * groups);
+  auto some = [&out, x, columns, padded, groups](int64_t from, int64_t to) {
+    for (int64_t m = from; m < to; m++) {
+      int8_t* values = out.values.data() + m * padded;
+      round_row(x + m * columns, columns, padded, values, &out.scales[m], &out.sums[m]);
+      for (int64_t g = 0; g < groups; g++) {
+        int32_t sum = 0;
+        for (int64_t k = 0; k < GROUP; k++) sum += values[g * GROUP + k];
+        out.group_sums[m * groups + g] = static_cast<float>(sum);
+      }
+    }
+  };
+  if (rows > 1 && rows * columns >= PARALLEL) {
+    torch::stable::parallel_for(0, rows, 1, some);
+  } else {
+    some(0, rows);
+  }
+  return out;
+}
+
+int32_t four_at(const int8_t* values) {
+  int32_t found;
+  std::memcpy(&found, values, sizeof(found));
+  return found;
+}
+
+// Where a block's results go: [rows, outputs], `lanes` of them in this block.
+struct Out {
+  float* at;
+  const float* bias;
+  int64_t stride, lanes;
+};
+
+#if defined(__AVX512VNNI__)
+
+constexpr int64_t MOST_ROWS = 8;
+constexpr int32_t MOVED = 128;  // added to weights in 8 bits, so that they are unsigned
+
+template <int M>
+void store(const __m512 (&sums)[M], const float* scales, const Out& out) {
+  const __mmask16 mask = out.lanes >= OUTPUTS ? 0xffff : static_cast<__mmask16>((1u << out.lanes) - 1);
+  for (int m = 0; m < M; m++) {
+    __m512 result = _mm512_mul_ps(sums[m], _mm512_set1_ps(scales[m]));
+    if (out.bias != nullptr) result = _mm512_add_ps(result, _mm512_maskz_loadu_ps(mask, out.bias));
+    _mm512_mask_storeu_ps(out.at + m * out.stride, mask, result);
+  }
+}
+
+// Weights are MOVED: what that adds is taken away in advance.
+template <int M>
+void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded& x, int64_t first, const Out& out) {
+  const int8_t* values = x.row(first);
+  __m512i sums[M];
+  for (int m = 0; m < M; m++) sums[m] = _mm512_set1_epi32(-MOVED * x.sums[first + m]);
+  for (int64_t k = 0; k < x.columns; k += 4, weight += LINE) {
+    const __m512i line = _mm512_loadu_si512(weight);
+    _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      sums[m] = _mm512_dpbusd_epi32(sums[m], line, _mm512_set1_epi32(four_at(values + m * x.columns + k)));
+    }
+  }
+  const __m512 scale = _mm512_loadu_ps(weight_scales);
+  __m512 products[M];
+  for (int m = 0; m < M; m++) products[m] = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[m]), scale);
+  store<M>(products, x.scales.data() + first, out);
+}
+
+template <int M>
+void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Out& out) {
+  const int64_t groups = x.columns / GROUP;
+  const int8_t* values = x.row(first);
+  const float* group_sums = x.group_sums.data() + first * groups;
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512 products[M];
+  for (int m = 0; m < M; m++) products[m] = _mm512_setzero_ps();
+  for (int64_t g = 0; g < groups; g++, weight += LINE) {
+    __m512i sums[M];
+    for (int m = 0; m < M; m++) sums[m] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int line = 0; line < GROUP_LINES - 1; line++, weight += LINE) {
+      const __m512i both = _mm512_loadu_si512(weight);
+      _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+      const __m512i lower = _mm512_and_si512(both, low), upper = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+      const int8_t* at = values + g * GROUP + line * 8;
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        sums[m] = _mm512_dpbusd_epi32(sums[m], lower, _mm512_set1_epi32(four_at(at + m * x.columns)));
+        sums[m] = _mm512_dpbusd_epi32(sums[m], upper, _mm512_set1_epi32(four_at(at + m * x.columns + 4)));
+      }
+    }
+    const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)));
+    const __m512 least = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32)));
+    _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+    for (int m = 0; m < M; m++) {
+      products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scale, products[m]);
+      products[m] = _mm512_fmadd_ps(_mm512_set1_ps(group_sums[m * groups + g]), least, products[m]);
+    }
+  }
+  store<M>(products, x.scales.data() + first, out);
+}
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+// Products of two columns are added in 16 bits. A pair fits if weights "in 8 bits" go to 64: 2 * 128 * 127 = 32,512. In 4 bits a
+// group of columns does: 8 * 2 * 15 * 127 = 30,480.
+constexpr int64_t MOST_ROWS = 4;
+constexpr int32_t MOVED = 64;
+
+void store(const float (&sums)[8], int half, const Out& out, int64_t m) {
+  for (int64_t i = 0; i < 8 && half * 8 + i < out.lanes; i++) {
+    const int64_t n = half * 8 + i;
+    out.at[m * out.stride + n] = out.bias == nullptr ? sums[i] : sums[i] + out.bias[n];
+  }
+}
+
+template <int M>
+void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded& x, int64_t first, const Out& out) {
+  const int8_t* values = x.row(first);
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i sums[M][2];
+  for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm256_set1_epi32(-MOVED * x.sums[first + m]);
+  for (int64_t k = 0; k < x.columns; k += 4, weight += LINE) {
+    const __m256i line[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)),
+                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32))};
+    _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) {
+      const __m256i four = _mm256_set1_epi32(four_at(values + m * x.columns + k));
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) {
+        const __m256i pairs = _mm256_maddubs_epi16(line[half], four);
+        sums[m][half] = _mm256_add_epi32(sums[m][half], _mm256_madd_epi16(pairs, ones));
+      }
+    }
+  }
+  for (int m = 0; m < M; m++) {
+    for (int half = 0; half < 2; half++) {
+      const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][half]), _mm256_loadu_ps(weight_scales + half * 8));
+      float found[8];
+      _mm256_storeu_ps(found, _mm256_mul_ps(product, _mm256_set1_ps(x.scales[first + m])));
+      store(found, half, out, m);
+    }
+  }
+}
+
+template <int M>
+void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Out& out) {
+  const int64_t groups = x.columns / GROUP;
+  const int8_t* values = x.row(first);
+  const float* group_sums = x.group_sums.data() + first * groups;
+  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  __m256 products[M][2];
+  for (int m = 0; m < M; m++) products[m][0] = products[m][1] = _mm256_setzero_ps();
+  for (int64_t g = 0; g < groups; g++, weight += LINE) {
+    __m256i sums[M][2];
+    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm256_setzero_si256();
+    const int8_t* from = values + g * GROUP;
+#pragma GCC unroll 1
+    for (int line = 0; line < GROUP_LINES - 1; line++, weight += LINE, from += 8) {
+      const __m256i both[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)),
+                               _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32))};
+      _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+      const __m256i lower[2] = {_mm256_and_si256(both[0], low), _mm256_and_si256(both[1], low)};
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        const __m256i four = _mm256_set1_epi32(four_at(from + m * x.columns));
+        sums[m][0] = _mm256_add_epi16(sums[m][0], _mm256_maddubs_epi16(lower[0], four));
+        sums[m][1] = _mm256_add_epi16(sums[m][1], _mm256_maddubs_epi16(lower[1], four));
+      }
+      const __m256i upper[2] = {_mm256_and_si256(_mm256_srli_epi16(both[0], 4), low),
+                                _mm256_and_si256(_mm256_srli_epi16(both[1], 4), low)};
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        const __m256i four = _mm256_set1_epi32(four_at(from + m * x.columns + 4));
+        sums[m][0] = _mm256_add_epi16(sums[m][0], _mm256_maddubs_epi16(upper[0], four));
+        sums[m][1] = _mm256_add_epi16(sums[m][1], _mm256_maddubs_epi16(upper[1], four));
+      }
+    }
+    for (int half = 0; half < 2; half++) {
+      const uint8_t* halves = weight + half * 16;
+      const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+      const __m256 least = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + 32)));
+      for (int m = 0; m < M; m++) {
+        const __m256 sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(sums[m][half], ones));
+        products[m][half] = _mm256_fmadd_ps(sum, scale, products[m][half]);
+        products[m][half] = _mm256_fmadd_ps(_mm256_set1_ps(group_sums[m * groups + g]), least, products[m][half]);
+      }
+    }
+  }
+  for (int m = 0; m < M; m++) {
+    for (int half = 0; half < 2; half++) {
+      float found[8];
+      _mm256_storeu_ps(found, _mm256_mul_ps(products[m][half], _mm256_set1_ps(x.scales[first + m])));
+      store(found, half, out, m);
+    }
+  }
+}
+
+#else
+#error "needs AVX-512 VNNI, or AVX2 with FMA and F16C"
+#endif
+
+// Calls `block(rows, first row)` until all rows are done; `rows` is known when it is compiled.
+template <class F>
+void by_rows(int64_t rows, const F& block) {
+  using std::integral_constant;
+  for (int64_t first = 0; first < rows; first += MOST_ROWS) {
+    switch (std::min(rows - first, MOST_ROWS)) {
+      case 1: block(integral_constant<int, 1>(), first); break;
+      case 2: block(integral_constant<int, 2>(), first); break;
+      case 3: block(integral_constant<int, 3>(), first); break;
+      case 4: block(integral_constant<int, 4>(), first); break;
+#if defined(__AVX512VNNI__)
+      case 5: block(integral_constant<int, 5>(), first); break;
+      case 6: block(integral_constant<int, 6>(), first); break;
+      case 7: block(integral_constant<int, 7>(), first); break;
+      case 8: block(integral_constant<int, 8>(), first); break;
+#endif
+    }
+  }
+}
+
+Tensor room_for(const Tensor& x, int64_t outputs) {
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i + 1 < x.dim(); i++) shape.push_back(x.size(i));
+  shape.push_back(outputs);
+  return torch::stable::new_empty(x, {shape.data(), shape.size()});
+}
+
+template <class F>
+Tensor multiplied(const Tensor& given, const std::optional<Tensor>& bias, int64_t outputs, int64_t padded, bool by_group,
+                  const F& block) {
+  STD_TORCH_CHECK(given.scalar_type() == torch::headeronly::ScalarType::Float, "activations must be float32");
+  const Tensor x = given.is_contiguous() ? given : torch::stable::contiguous(given);
+  const int64_t columns = x.size(x.dim() - 1), rows = columns == 0 ? 0 : x.numel() / columns;
+  STD_TORCH_CHECK(columns <= padded && padded - columns < GROUP, "activations and weights have other columns");
+  Tensor out = room_for(x, outputs);
+  const Rounded& rounded = round_rows(static_cast<const float*>(x.data_ptr()), rows, columns, padded, by_group);
+  const float* more = bias.has_value() ? static_cast<const float*>(bias->data_ptr()) : nullptr;
+  float* to = static_cast<float*>(out.data_ptr());
+  torch::stable::parallel_for(0, blocks_of(outputs), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; n++) {
+      by_rows(rows, [&](auto count, int64_t first) {
+        const int64_t at = n * OUTPUTS;
+        const Out here{to + first * outputs + at, more == nullptr ? nullptr : more + at, outputs, outputs - at};
+        block(count, n, rounded, first, here);
+      });
+    }
+  });
+  return out;
+}
+
+// x [.., columns], weight as `pack_int8` gives it, scales [outputs, filled up], bias [outputs] or none -> [.., outputs]
+Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t outputs) {
+  STD_TORCH_CHECK(weight.dim() == 3 && weight.size(0) == blocks_of(outputs), "the weight is not one of so many outputs");
+  const int64_t lines = weight.size(1);
+  const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
+  const float* by_output = static_cast<const float*>(scales.data_ptr());
+  return multiplied(x, bias, outputs, lines * 4, false,
+                    [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
+                      block_int8<count()>(weights + n * lines * LINE, by_output + n * OUTPUTS, rounded, first, out);
+                    });
+}
+
+// x [.., columns], weight as `pack_int4` gives it, bias [outputs] or none -> [.., outputs]
+Tensor linear_int4(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
+  STD_TORCH_CHECK(weight.dim() == 4 && weight.size(0) == blocks_of(outputs), "the weight is not one of so many outputs");
+  const int64_t groups = weight.size(1);
+  const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
+  return multiplied(x, bias, outputs, groups * GROUP, true,
+                    [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
+                      block_int4<count()>(weights + n * groups * GROUP_LINES * LINE, rounded, first, out);
+                    });
+}
+
+// values [outputs, columns] int8 -> [blocks, lines, 64] uint8, MOVED
+Tensor pack_int8(Tensor values) {
+  const int64_t outputs = values.size(0), columns = values.size(1), lines = rounded_up(columns, 4) / 4;
+  const int64_t shape[] = {blocks_of(outputs), lines, LINE};
+  Tensor out = torch::stable::new_empty(values, {shape, 3}, torch::headeronly::ScalarType::Byte);
+  const int8_t* from = static_cast<const int8_t*>(values.data_ptr());
+  uint8_t* to = static_cast<uint8_t*>(out.data_ptr());
+  std::memset(to, MOVED, shape[0] * lines * LINE);
+  torch::stable::parallel_for(0, outputs, 16, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; n++) {
+      uint8_t* lane = to + n / OUTPUTS * lines * LINE + n % OUTPUTS * 4;
+      for (int64_t k = 0; k < columns; k++) lane[k / 4 * LINE + k % 4] = static_cast<uint8_t>(from[n * columns + k] + MOVED);
+    }
+  });
+  return out;
+}
+
+// One group of weights as least + scale * (0 .. 15), both in float16.
+struct Group {
+  float scale = 0.0f, least = 0.0f, error = std::numeric_limits<float>::infinity();
+  uint8_t values[GROUP] = {};
+};
+
+float in_half(float value) { return _cvtsh_ss(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
+
+// Rounds a group by a scale and a least value, and keeps that if nothing before was nearer.
+void try_group(const float* weights, float scale, float least, Group* best) {
+  scale = in_half(scale);
+  least = in_half(least);
+  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  float values[GROUP], error = 0.0f;
+#pragma omp simd reduction(+ : error)
+  for (int64_t k = 0; k < GROUP; k++) {
+    values[k] = std::min(std::max(std::nearbyint((weights[k] - least) * inverse), 0.0f), 15.0f);
+    const float off = values[k] * scale + least - weights[k];
+    error += off * off;
+  }
+  if (!(error < best->error)) return;
+  best->scale = scale;
+  best->least = least;
+  best->error = error;
+  for (int64_t k = 0; k < GROUP; k++) best->values[k] = static_cast<uint8_t>(values[k]);
+}
+
+// Scale and least value that are nearest to the weights with the integers that they have.
+void refit(const float* weights, Group* best) {
+  float n = GROUP, v = 0.0f, vv = 0.0f, w = 0.0f, vw = 0.0f;
+#pragma omp simd reduction(+ : v, vv, w, vw)
+  for (int64_t k = 0; k < GROUP; k++) {
+    const float value = best->values[k];
+    v += value;
+    vv += value * value;
+    w += weights[k];
+    vw += value * weights[k];
+  }
+  const float spread = n * vv - v * v;
+  if (spread <= 0.0f) return;
+  const float scale = (n * vw - v * w) / spread;
+  try_group(weights, scale, (w - scale * v) / n, best);
+}
+
+// The nearest of some: all 15 steps or fewer between the extremes (weights that were in 4 bits before are found again), and
+// ranges that leave the extremes out.
+Group round_group(const float* weights) {
+  float low = weights[0], high = weights[0];
+  for (int64_t k = 1; k < GROUP; k++) {
+    low = std::min(low, weights[k]);
+    high = std::max(high, weights[k]);
+  }
+  Group best;
+  const float range = high - low, found = range * range * FOUND;
+  for (int steps = 15; steps >= 7 && best.error > found; steps--) {
+    try_group(weights, range / static_cast<float>(steps), low, &best);
+  }
+  if (best.error <= found) return best;
+  for (float kept : {0.95f, 0.9f, 0.85f, 0.8f}) {
+    for (float side : {0.0f, 0.5f, 1.0f}) try_group(weights, range * kept / 15.0f, low + range * (1.0f - kept) * side, &best);
+  }
+  refit(weights, &best);
+  refit(weights, &best);
+  return best;
+}
+
+// weights [outputs, columns] float32 -> [blocks, groups, 5, 64] uint8, and squared errors [outputs]
+std::tuple<Tensor, Tensor> pack_int4(Tensor weights) {
+  STD_TORCH_CHECK(weights.scalar_type() == torch::headeronly::ScalarType::Float, "weights must be float32");
+  const int64_t outputs = weights.size(0), columns = weights.size(1), groups = rounded_up(columns, GROUP) / GROUP;
+  const int64_t shape[] = {blocks_of(outputs), groups, GROUP_LINES, LINE}, rows[] = {outputs};
+  Tensor out = torch::stable::new_empty(weights, {shape, 4}, torch::headeronly::ScalarType::Byte);
+  Tensor errors = torch::stable::new_empty(weights, {rows, 1});
+  const float* from = static_cast<const float*>(weights.data_ptr());
+  uint8_t* to = static_cast<uint8_t*>(out.data_ptr());
+  float* error = static_cast<float*>(errors.data_ptr());
+  std::memset(to, 0, shape[0] * groups * GROUP_LINES * LINE);
+  torch::stable::parallel_for(0, outputs, 16, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; n++) {
+      error[n] = 0.0f;
+      for (int64_t g = 0; g < groups; g++) {
+        float group[GROUP];
+        const float* first = from + n * columns + g * GROUP;
+        const int64_t count = std::min(GROUP, columns - g * GROUP);
+        std::copy(first, first + count, group);
+        std::fill(group + count, group + GROUP, *first);  // so that the range is that of the weights
+        const Group found = round_group(group);
+        error[n] += found.error;
+        uint8_t* lines = to + (n / OUTPUTS * groups + g) * GROUP_LINES * LINE;
+        const int64_t lane = n % OUTPUTS;
+        for (int64_t k = 0; k < GROUP; k++) {
+          lines[k / 8 * LINE + lane * 4 + k % 4] |= static_cast<uint8_t>(found.values[k] << (k % 8 < 4 ? 0 : 4));
+        }
+        const uint16_t scale = _cvtss_sh(found.scale, 0), least = _cvtss_sh(found.least, 0);
+        uint8_t* last = lines + (GROUP_LINES - 1) * LINE;
+        std::memcpy(last + lane * 2, &scale, 2);
+        std::memcpy(last + 32 + lane * 2, &least, 2);
+      }
+    }
+  });
+  return {out, errors};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
+  library.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor? bias, int outputs) -> Tensor");
+  library.def("linear_int4(Tensor x, Tensor weight, Tensor? bias, int outputs) -> Tensor");
+  library.def("pack_int8(Tensor values) -> Tensor");
+  library.def("pack_int4(Tensor weights) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
+  library.impl("linear_int8", TORCH_BOX(&linear_int8));
+  library.impl("linear_int4", TORCH_BOX(&linear_int4));
+  library.impl("pack_int8", TORCH_BOX(&pack_int8));
+  library.impl("pack_int4", TORCH_BOX(&pack_int4));
+}

@@ -1,0 +1,130 @@
+"""A loaded model in 8 or 4 bits: its linear layers, its token table, and an attention that does not depend on the width.
+
+Which kernels multiply is settled here: our own where they can be built, oneDNN's for large layers where the processor has
+tiles of integers, else torch's in 8 bits; there are no others in 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.models.block_attention import use_block_attention
+from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight, suits_tiles
+from outrider.models.kernels.build import Kernels, kernels
+from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.packed_linear import OpaqueLinear, plain_weight, replace_linears
+from outrider.models.steady_attention import use_steady_attention
+
+ROWS_TRIED = 64  # of a matrix, to see whether it was in 4 bits before
+NEAR = 0.005  # what 4 bits that are found again differ by: a number's rounding to bfloat16
+
+
+class Int8Embedding(nn.Module):
+    """A table of rows in 8 bits, a scale per row. ids [..] → [.., size]"""
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = weight.shape
+        scale = weight.detach().float().abs().amax(1, keepdim=True).clamp_min(1e-30) / 127.0
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("rows", (weight.detach().float() / scale).round_().to(torch.int8), persistent=False)
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """Shape and type of the table, without its values."""
+        return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self._dtype, device="meta")
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows, scale = self.get_buffer("rows"), self.get_buffer("scale")
+        return (rows[ids].float() * scale[ids]).to(self._dtype)
+
+
+def can_round(bits: int = 8) -> bool:
+    """Whether this machine has kernels for weights of 8 or 4 bits. Takes seconds the first time."""
+    return kernels() is not None or (bits == 8 and largest_weight() is not None)
+
+
+def rounding_of(layers: Iterable[nn.Module]) -> str | None:
+    """What most of the weights of these layers were rounded to, "int8" or "int4"; None if none were."""
+    counts: dict[str, int] = {}
+    for layer in layers:
+        if isinstance(layer, OpaqueLinear) and layer.rounding is not None:
+            counts[layer.rounding] = counts.get(layer.rounding, 0) + layer.out_features * layer.in_features
+    return max(counts, key=lambda name: counts[name]) if counts else None
+
+
+def round_to_int8(module: nn.Module) -> int:
+    """Replace the linear layers, the token table and the attention of a loaded model in place; → how many layers.
+
+    Position tables stay as they are: they are small, and added to everything.
+    """
+    return _round(module, _int8_maker())
+
+
+def round_to_int4(module: Any) -> int:
+    """The same in 4 bits; the token table and the head, which every token passes through, in 8.
+
+    If most weights were in 4 bits before (a GGUF file's), those that were not are left in 8, too: whoever made the file
+    held them to be worth more.
+    """
+    ours = kernels()
+    assert ours is not None, "where `can_round(4)` says no, there are none"
+    head = getattr(module.get_output_embeddings(), "weight", None)
+    wide = _int8_maker()
+    finer = _mostly_in_4_bits(module, head, ours)
+
+    def make(weight: Tensor, bias: Tensor | None) -> OpaqueLinear:
+        eight = weight is head or (finer and not _in_4_bits(weight, ours))
+        return wide(weight, bias) if eight else Int4Kernel(weight, bias, ours)
+
+    return _round(module, make)
+
+
+def round_linears(module: nn.Module) -> int:
+    """Replace the linear layers alone, in 8 bits; → how many."""
+    return replace_linears(module, _int8_maker())
+
+
+def _int8_maker() -> Callable[[Tensor, Tensor | None], OpaqueLinear]:
+    """What makes an 8-bit layer of a weight and a bias. Those of one maker share the rounded activations where they can."""
+    ours, rows = kernels(), RowScale()
+
+    def make(weight: Tensor, bias: Tensor | None) -> OpaqueLinear:
+        if ours is None or suits_tiles(weight):
+            return Int8Linear(weight, bias, rows)
+        return Int8Kernel(weight, bias, ours)
+
+    return make
+
+
+def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
+    if not use_block_attention(module):
+        use_steady_attention(module)
+    with torch.inference_mode():
+        count = replace_linears(module, make)
+    table = module.get_input_embeddings()
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if child is table and type(child) is nn.Embedding:
+                setattr(parent, name, Int8Embedding(child.weight, child.weight.dtype))
+                count += 1
+    return count
+
+
+def _mostly_in_4_bits(module: nn.Module, head: Tensor | None, ours: Kernels) -> bool:
+    """Whether most weights of the linear layers, the head's apart, were in 4 bits before."""
+    weights = [weight for layer in module.modules() if (weight := plain_weight(layer)) is not None and weight is not head]
+    return 2 * sum(w.numel() for w in weights if _in_4_bits(w, ours)) > sum(w.numel() for w in weights)
+
+
+@torch.inference_mode()
+def _in_4_bits(weight: Tensor, ours: Kernels) -> bool:
+    """Whether a matrix [out, in] was in 4 bits before, by some of its rows."""
+    rows = weight[:: max(1, len(weight) // ROWS_TRIED)].float().contiguous()
+    _, errors = ours.ops.pack_int4(rows)
+    return float(errors.sum()) <= NEAR**2 * float(rows.square().sum())

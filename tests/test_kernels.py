@@ -1,0 +1,207 @@
+"""Our kernels: exact products of rounded numbers, in any company; what happens where they can't be built."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight
+from outrider.models.kernels.build import LEVELS, Kernels, UnbuiltError, build, kernels, level_here
+from outrider.models.kernels.linear import GROUP, Int4Kernel, Int8Kernel
+
+HERE = list(LEVELS)[list(LEVELS).index(level_here() or "") :] if level_here() else []  # what this processor has, and less
+SIZES = [(1, 1), (16, 32), (33, 31), (300, 500), (64, 1030)]
+pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+
+
+@pytest.fixture(params=HERE)
+def built(request: pytest.FixtureRequest) -> Kernels:
+    return build(request.param)
+
+
+def rows_of(columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[2, 13, columns], rows of very different size, one of zeros"""
+    generator = torch.Generator().manual_seed(columns)
+    x = torch.randn(2, 13, columns, generator=generator) * torch.rand(2, 13, 1, generator=generator) ** 4 * 1e3
+    x[0, 3] = 0.0
+    return x.to(dtype)
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers of rows [.., in], and their scales [.., 1], as float64 and float32"""
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return ((x / scale + 128).round() - 128).double(), scale
+
+
+def unpacked(packed: Tensor, outputs: int, columns: int) -> Tensor:
+    """The weights [out, in] that a 4-bit layout [blocks, groups, 5, 64] stands for, float64"""
+    blocks, groups = packed.shape[:2]
+    lines = packed[:, :, :4].reshape(blocks, groups, 4, 16, 4)
+    steps = torch.stack([lines & 15, lines >> 4], 3).permute(0, 4, 1, 2, 3, 5).reshape(blocks * 16, groups, GROUP)
+    halves = packed[:, :, 4].contiguous().view(torch.float16).view(blocks, groups, 2, 16).permute(2, 0, 3, 1)
+    scale, least = halves.reshape(2, blocks * 16, groups, 1).double()
+    weights: Tensor = (steps * scale + least).reshape(blocks * 16, -1)
+    return weights[:outputs, :columns]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_8_bit_products_are_those_of_the_rounded_numbers_to_the_bit(
+    built: Kernels, size: tuple[int, int], bias: bool
+) -> None:
+    weight, x = torch.randn(size, generator=torch.Generator().manual_seed(1)), rows_of(size[1])
+    more = torch.randn(size[0]) if bias else None
+    layer = Int8Kernel(weight, more, built)
+    scales = layer.get_buffer("scales")[: size[0]]
+    values, scale = rounded(x)
+    steps = (weight * (1 / scales.double()).float().unsqueeze(1)).round().double()
+    want = (values @ steps.T).float() * scales * scale
+    with torch.inference_mode():
+        assert torch.equal(layer(x), want if more is None else want + more)
+    assert (weight - steps * scales.unsqueeze(1)).abs().max() <= scales.max() * 0.51
+
+
+@pytest.mark.skipif(largest_weight() is None, reason="torch has no such kernel here")
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_torchs_8_bit_kernel_gives_the_same_bits(size: tuple[int, int]) -> None:
+    ours = kernels()
+    if ours is None or ours.largest != largest_weight():
+        pytest.skip("ours has other weights, or none")
+    weight, x = torch.randn(size, generator=torch.Generator().manual_seed(1)), rows_of(size[1])
+    with torch.inference_mode():
+        assert torch.equal(Int8Kernel(weight, None, ours)(x), Int8Linear(weight, None, RowScale(), tiles=False)(x))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_4_bit_products_are_those_of_the_rounded_numbers(built: Kernels, size: tuple[int, int], bias: bool) -> None:
+    weight, x = torch.randn(size, generator=torch.Generator().manual_seed(1)), rows_of(size[1])
+    more = torch.randn(size[0]) if bias else None
+    layer = Int4Kernel(weight, more, built)
+    stored = unpacked(layer._packed, *size)
+    assert float((stored - weight).square().sum().sqrt() / weight.square().sum().sqrt()) < 0.08
+    values, scale = rounded(x)
+    want = values @ stored.T * scale
+    with torch.inference_mode():
+        got = layer(x)
+    torch.testing.assert_close(
+        got.double(), want if more is None else want + more, rtol=1e-5, atol=1e-5 * float(want.abs().max())
+    )
+
+
+@pytest.mark.parametrize("kind", [Int8Kernel, Int4Kernel])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rows_bits_depend_on_nothing_beside_it(built: Kernels, kind: type[Int8Kernel | Int4Kernel], threads: int) -> None:
+    layer = kind(torch.randn(99, 130), torch.randn(99), built)
+    x = rows_of(130).flatten(0, 1)
+    before = torch.get_num_threads()
+    try:
+        with torch.inference_mode():
+            together = layer(x)
+            torch.set_num_threads(threads)
+            for width in (1, 2, 3, 4, 5, 7, 8, 9, 17):
+                for at in range(0, len(x), width):
+                    assert torch.equal(layer(x[at : at + width]), together[at : at + width])
+            strided = x.T.contiguous().T
+            assert not strided.is_contiguous()
+            assert torch.equal(layer(strided), together)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_levels_agree_to_the_bit() -> None:
+    """A model in 4 bits is the same on another processor."""
+    layers = [
+        Int4Kernel(torch.randn(70, 300, generator=torch.Generator().manual_seed(2)), None, build(level)) for level in HERE
+    ]
+    with torch.inference_mode():
+        results = [layer(rows_of(300)) for layer in layers]
+    assert all(torch.equal(one._packed, layers[0]._packed) for one in layers)
+    assert all(torch.equal(one, results[0]) for one in results)
+
+
+@pytest.mark.parametrize("kind", [Int8Kernel, Int4Kernel])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_results_have_the_type_of_what_was_given(
+    built: Kernels, kind: type[Int8Kernel | Int4Kernel], dtype: torch.dtype
+) -> None:
+    layer = kind(torch.randn(40, 64), None, built)
+    x = rows_of(64, dtype)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), layer(x.float()).to(dtype))
+
+
+@pytest.mark.parametrize("kind", [Int8Kernel, Int4Kernel])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_is_seen_and_its_neighbours_are_not_touched(
+    built: Kernels, kind: type[Int8Kernel | Int4Kernel], bad: float
+) -> None:
+    layer, x = kind(torch.randn(40, 64), None, built), torch.randn(3, 64)
+    with torch.inference_mode():
+        plain = layer(x)
+        x[1, 17] = bad
+        got = layer(x)
+    assert got[1].isnan().all()
+    assert torch.equal(got[[0, 2]], plain[[0, 2]])
+
+
+def test_weights_that_were_in_4_bits_are_found_again(built: Kernels) -> None:
+    generator = torch.Generator().manual_seed(3)
+    steps = torch.randint(0, 16, (48, 10, GROUP), generator=generator)
+    steps[:, 1] = steps[:, 1].clamp(3, 11)  # not all steps are in use
+    scale, least = (torch.rand(48, 10, 1, generator=generator).half().float() * size for size in (0.01, -0.1))
+    weight = (steps * scale + least).reshape(48, -1)
+    packed, errors = built.ops.pack_int4(weight)
+    assert float((unpacked(packed, 48, 320) - weight).abs().max()) < 2e-4
+    assert float(errors.sum() / weight.square().sum()) < 1e-6
+
+
+def test_wrong_shapes_are_refused(built: Kernels) -> None:
+    layer = Int4Kernel(torch.randn(40, 64), None, built)
+    for x in (torch.randn(2, 65), torch.randn(2, 32), torch.randn(2, 64).double()):
+        with pytest.raises(RuntimeError):
+            built.ops.linear_int4(x, layer._packed, None, 40)
+    with pytest.raises(RuntimeError):
+        built.ops.linear_int4(torch.randn(2, 64), layer._packed, None, 64)
+
+
+@pytest.mark.parametrize(
+    "what", ["no compiler", "a compiler that fails", "wrong products", "a folder that can't be written"]
+)
+def test_machines_that_cannot_build_them_say_so_and_go_on(
+    what: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    if what == "no compiler":
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    elif what == "a compiler that fails":
+        broken = tmp_path / "c++"
+        broken.write_text("#!/bin/sh\necho 'kernel.cpp:1: error: no such thing' >&2\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("CXX", str(broken))
+    elif what == "wrong products":
+        monkeypatch.setattr(Kernels, "_try", lambda self: (_ for _ in ()).throw(UnbuiltError("8-bit products are wrong")))
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "folder"))
+    with caplog.at_level(logging.WARNING):
+        assert kernels.__wrapped__() is None
+    reason = {"no compiler": "install g++", "a compiler that fails": "no such thing", "wrong products": "products are wrong"}
+    assert reason.get(what, "can't be written") in caplog.text
+    assert not list(cache.glob("kernels/*")) or what == "wrong products"
+
+
+def test_processors_that_they_are_not_written_for_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "fma3": True})
+    assert level_here() is None
+    assert kernels.__wrapped__() is None
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(LEVELS["avx2"], True))
+    assert level_here() == "avx2"
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert level_here() is None
