@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from outrider.models import block_attention
 from outrider.models.block_attention import BLOCKS, adds_up_alike, columns_read
-from outrider.models.rounded import can_round, round_to_int8
+from outrider.models.int8_linear import largest_weight
+from outrider.models.rounded import round_to_int8
 from outrider.models.steady_attention import STEADY, use_steady_attention
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
@@ -26,9 +28,17 @@ HEADS: dict[str, Any] = {
 }
 alike = adds_up_alike(6, 2, 16, torch.get_num_threads(), torch.float32)
 pytestmark = [
-    pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels"),
+    pytest.mark.skipif(largest_weight() is None, reason="this build of torch has no 8-bit kernels"),
     pytest.mark.skipif(not alike, reason="kernels here add up in another order for other widths"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchs_kernels() -> Iterator[None]:
+    """Ours have an attention of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.models.rounded.kernels", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="module")

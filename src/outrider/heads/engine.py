@@ -23,9 +23,9 @@ from outrider.heads.config import HeadConfig, load_config
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads
 from outrider.heads.parts import HeadParts, parts_of
 from outrider.heads.recorded import CapturedHead, NewestToken, RecordedHead, record_head
-from outrider.models import steady_attention
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.cut_head import spread
+from outrider.models.kernels import attention as kernel_attention
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.recording import Recording
@@ -241,7 +241,7 @@ class AutoregressiveModel(HeadModel):
     def attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Queries [R, heads, N, size], keys and values [R, kv heads, length, size] → [R, heads, N, size]"""
         if self.rounded:  # a last bit's difference would become a step in the layers after it: batches would be other texts
-            return steady_attention.attend(self.network, queries, keys, values, mask)[0].transpose(1, 2)
+            return kernel_attention.attend(self.network, queries, keys, values, mask)[0].transpose(1, 2)
         grouped = self.config.num_heads != self.config.num_kv_heads
         if grouped and self.device.type == "cpu":
             times = self.config.num_heads // self.config.num_kv_heads

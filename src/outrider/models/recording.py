@@ -23,10 +23,11 @@ from torch import Tensor
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.models.cache_folder import cache_folder
 from outrider.models.graph_text import UnwritableError, graph_text
+from outrider.models.kernels.rows import fuse_rotations
 from outrider.models.model_code import ReachedCode
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 5  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 6  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _jit: Any = torch._C
@@ -161,7 +162,9 @@ def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording
     """The text of its graph, or why there is none; and whether that will be so in the next start, too."""
     try:
         with _quiet(), torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
-            text = graph_text(make().graph)
+            graph = make().graph
+            fuse_rotations(graph)
+            text = graph_text(graph)
         if not agrees(Recording(model, text)):
             return _REFUSED + "its recorded passes give other bits", True
     except Exception as error:  # models raise anything when they are traced; the ordinary pass is always there

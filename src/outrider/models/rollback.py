@@ -6,6 +6,7 @@ from typing import Any
 
 from outrider.errors import ModelError
 from outrider.models.block_attention import BLOCKS
+from outrider.models.kernels.attention import KERNEL
 from outrider.models.shared_keys import SHARED_KEYS
 from outrider.models.steady_attention import STEADY
 
@@ -28,7 +29,7 @@ def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False) ->
         )
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ModelError(f"{name} ({kind}) can't be used: it has no language-model head; {remedy}")
-    if getattr(config, "_attn_implementation", "") not in ("sdpa", "eager", STEADY, BLOCKS, SHARED_KEYS):
+    if getattr(config, "_attn_implementation", "") not in ("sdpa", "eager", KERNEL, STEADY, BLOCKS, SHARED_KEYS):
         raise ModelError(
             f"{name} ({kind}) can't be used with attn_implementation={config._attn_implementation!r}: it takes no mask "
             "per row; load it with attn_implementation='sdpa'"

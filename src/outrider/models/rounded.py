@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from outrider.models.block_attention import use_block_attention
 from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight, suits_tiles
+from outrider.models.kernels.attention import use_kernel_attention
 from outrider.models.kernels.build import Kernels, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.kernels.rows import replace_norms
 from outrider.models.packed_linear import OpaqueLinear, plain_weight, replace_linears
 from outrider.models.steady_attention import use_steady_attention
 
@@ -86,7 +88,10 @@ def round_to_int4(module: Any) -> int:
 
 
 def round_linears(module: nn.Module) -> int:
-    """Replace the linear layers alone, in 8 bits; → how many."""
+    """Replace the linear layers alone, in 8 bits, and the norms; → how many linear layers."""
+    ours = kernels()
+    if ours is not None:
+        replace_norms(module, ours)
     return replace_linears(module, _int8_maker())
 
 
@@ -103,7 +108,10 @@ def _int8_maker() -> Callable[[Tensor, Tensor | None], OpaqueLinear]:
 
 
 def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
-    if not use_block_attention(module):
+    ours = kernels()
+    if ours is not None:
+        replace_norms(module, ours)
+    if (ours is None or not use_kernel_attention(module)) and not use_block_attention(module):
         use_steady_attention(module)
     with torch.inference_mode():
         count = replace_linears(module, make)

@@ -27,6 +27,7 @@ from outrider.models.captured import CapturedPasses, capture_passes
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.hidden_states import body_layers, caught
+from outrider.models.kernels.attention import KERNEL
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
@@ -115,7 +116,7 @@ class TransformersModel(RecordableModel):
     @property
     def same_bits(self) -> bool:
         """Whether a token's logits have the same bits in a pass of any width (`same_bits`, `int8_linear`)."""
-        return self.module.config._attn_implementation in (BLOCKS, STEADY) and self.compiled is None
+        return self.module.config._attn_implementation in (KERNEL, BLOCKS, STEADY) and self.compiled is None
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.models.cache_folder import build_once
 
-SOURCE = Path(__file__).with_name("rounded_linear.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("rounded_linear.cpp", "rows.cpp", "attention.cpp"))
 COMPILERS = ("c++", "g++", "clang++")
 LEVELS = {
     "avx512_vnni": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni", "fma3", "f16c"),
@@ -43,7 +43,9 @@ class UnbuiltError(Exception):
 
 
 class Kernels:
-    """Operations of torch: `linear_int8`, `linear_int4`, `pack_int8`, `pack_int4` (see their source).
+    """Operations of torch: `linear_int8`, `linear_int4`, `pack_int8`, `pack_int4`, `rms_norm`, `rotate`, `attend`.
+
+    What they are given and return: see their sources.
 
     largest: what a weight in 8 bits is at most, 127 or 64.
     """
@@ -56,6 +58,8 @@ class Kernels:
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
             for name in ("linear_int8", "linear_int4"):
                 torch.library.register_fake(f"{namespace(level)}::{name}", _shape)
+            torch.library.register_fake(f"{namespace(level)}::rms_norm", _same)
+            torch.library.register_fake(f"{namespace(level)}::attend", _attended)
         self._try()
 
     def _try(self) -> None:
@@ -79,6 +83,16 @@ def _shape(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
     """What the results of linear layers look like; the last argument is the number of outputs."""
     del weight
     return x.new_empty((*x.shape[:-1], others[-1]))
+
+
+def _same(x: Tensor, *others: Any) -> Tensor:
+    del others
+    return x.new_empty(x.shape)
+
+
+def _attended(query: Tensor, *others: Any) -> Tensor:
+    del others
+    return query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3]))
 
 
 def namespace(level: str) -> str:
@@ -112,7 +126,7 @@ def level_here() -> str | None:
 def build(level: str) -> Kernels:
     """Those of a level, from the cache folder or compiled now. Raises `UnbuiltError`."""
     command = (*_OPTIONS, *(f"-m{_SWITCHES.get(name, name)}" for name in LEVELS[level]))
-    parts = (SOURCE.read_bytes(), repr(command).encode(), torch.__version__.encode())
+    parts = (*(source.read_bytes() for source in SOURCES), repr(command).encode(), torch.__version__.encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     try:
         folder = build_once(f"kernels/{level}-{digest}", lambda at: _compile(at, level, command))
@@ -126,7 +140,14 @@ def _compile(folder: Path, level: str, options: tuple[str, ...]) -> None:
     if compiler is None:
         raise UnbuiltError(f"there is no C++ compiler ({', '.join(COMPILERS)}): install g++")
     root = Path(torch.__file__).parent
-    command = [compiler, *options, f"-DOUTRIDER_NAMESPACE={namespace(level)}", "-I", str(root / "include"), str(SOURCE)]
+    command = [
+        compiler,
+        *options,
+        f"-DOUTRIDER_NAMESPACE={namespace(level)}",
+        "-I",
+        str(root / "include"),
+        *map(str, SOURCES),
+    ]
     command += ["-o", str(folder / "kernels.so"), "-L", str(root / "lib"), "-ltorch_cpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -1,0 +1,56 @@
+"""Attention of rounded models by our own kernel: the same bits in a pass of any width, without filling anything up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.models import steady_attention
+from outrider.models.kernels.build import kernels
+
+KERNEL = "outrider_kernel"
+LANE = 8  # what the size of a head must be a multiple of
+
+
+def use_kernel_attention(module: Any) -> bool:
+    """Give it to a model of transformers on a CPU, where that lets its attention be replaced; → whether it has it now."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    if module.config._attn_implementation != "sdpa":
+        return False
+    AttentionInterface.register(KERNEL, attend)
+    AttentionMaskInterface.register(KERNEL, sdpa_mask)
+    module.set_attn_implementation(KERNEL)
+    return bool(module.config._attn_implementation == KERNEL)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls it, and where it does not apply in float64 (`steady_attention`).
+
+    query [B, heads, N, D], key and value [B, kv_heads, L, D] → [B, N, heads, D]. attention_mask: bool [B, 1, N or 1, L], or
+    None for causal, for all in an encoder.
+    """
+    ours, new, length, size = kernels(), query.shape[2], key.shape[2], query.shape[3]
+    unusual = any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux"))
+    unusual = unusual or value.shape[3] != size or size % LANE != 0 or query.dtype is not torch.float32
+    mask = attention_mask
+    unusual = unusual or (mask is not None and (mask.dtype is not torch.bool or mask.shape[1] != 1))
+    if unusual or ours is None:
+        return steady_attention.attend(module, query, key, value, mask, scaling=scaling, **others)
+    if mask is None and getattr(module, "is_causal", True) and new > 1:
+        mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)[None, None]
+    mask = None if mask is None else mask.expand(-1, -1, new, -1)
+    scale = size**-0.5 if scaling is None else scaling
+    out: Tensor = ours.ops.attend(query, key, value, mask, scale)
+    return out, None

@@ -1,0 +1,131 @@
+"""Norms and rotations by our kernels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outrider
+from outrider.models.kernels.build import Kernels, build, kernels
+from outrider.models.kernels.rows import RmsNorm, fuse_rotations, replace_norms
+from tests.test_kernels import HERE
+from tests.tiny_models import module
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+
+
+@pytest.fixture(params=HERE)
+def built(request: pytest.FixtureRequest) -> Kernels:
+    return build(request.param)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 576])
+@pytest.mark.parametrize("more", [0.0, 1.0])
+def test_a_norm_is_one_and_a_rows_bits_are_its_own(built: Kernels, size: int, more: float) -> None:
+    draw = torch.Generator().manual_seed(size)
+    x = torch.randn(2, 70, size, generator=draw) * torch.rand(2, 70, 1, generator=draw) ** 6 * 1e4
+    x[0, 3] = 0.0
+    norm = RmsNorm(nn.Parameter(torch.randn(size, generator=draw)), 1e-5, more, built)
+    with torch.inference_mode():
+        got = norm(x)
+        want = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * (norm.weight.double() + more)
+        torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=1e-7)
+        for width in (1, 3, 8):
+            assert torch.equal(norm(x[:, :width]), got[:, :width])
+            assert torch.equal(norm(x[1, width : 2 * width]), got[1, width : 2 * width])
+        assert torch.equal(norm(x.transpose(0, 1)), got.transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "count"), [("Llama", 5), ("Qwen3", 9), ("Gemma2", 9), ("Gemma3", 19), ("GPT2", 0), ("T5", 15)]
+)
+def test_norms_of_that_kind_are_replaced(architecture: str, count: int) -> None:
+    ours = kernels()
+    assert ours is not None
+    plain = module(architecture, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in plain.named_parameters():
+            if "norm" in name:
+                weight.copy_(torch.rand(weight.shape) + 0.5)
+    replaced = copy.deepcopy(plain)
+    assert replace_norms(replaced, ours) == count
+    ids = torch.arange(3, 20)[None]
+    given = {"input_ids": ids, "decoder_input_ids": ids} if architecture == "T5" else {"input_ids": ids}
+    with torch.inference_mode():
+        want, got = (one(**given, use_cache=False).logits for one in (plain, replaced))
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4 * float(want.abs().max()))
+
+
+def test_what_only_looks_like_such_a_norm_stays() -> None:
+    class OddNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.rand(8) + 0.5), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.eps) * self.weight
+            return out
+
+    ours = kernels()
+    assert ours is not None
+    assert replace_norms(nn.Sequential(OddNorm(), nn.LayerNorm(8), nn.GroupNorm(2, 8)), ours) == 0
+    assert replace_norms(nn.Sequential(nn.RMSNorm(8, eps=1e-6)), ours) == 1
+
+
+def turned(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+
+
+@pytest.mark.parametrize(("batch", "heads", "tokens", "size"), [(1, 9, 1, 64), (3, 2, 5, 10), (2, 14, 300, 8)])
+def test_a_rotation_has_the_bits_of_its_operations(built: Kernels, batch: int, heads: int, tokens: int, size: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, tokens, heads + 1, size, generator=draw)[:, :, :heads].transpose(1, 2)
+    for rows in {1, batch}:
+        cos, sin = (torch.randn(rows, 1, tokens, size, generator=draw) for _ in range(2))
+        with torch.inference_mode():
+            assert torch.equal(built.ops.rotate(x, cos, sin), x * cos + turned(x) * sin)
+    for wrong in (cos[..., :-1], cos[:, :, :0], cos.double(), cos.expand(-1, 2, -1, -1)):
+        with pytest.raises(RuntimeError):
+            built.ops.rotate(x, wrong, sin)
+
+
+def test_only_such_operations_become_a_rotation() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    ours = kernels()
+    assert ours is not None
+    weight = torch.ones(8)
+
+    def normed(x: Tensor) -> Tensor:
+        out: Tensor = ours.ops.rms_norm(x, weight, 1e-5, 0.0)
+        return out
+
+    x, cos, sin = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 1, 3, 8)
+    cases: list[tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int]] = [
+        (lambda x, cos, sin: normed(x) * cos + turned(normed(x)) * sin, 0),  # two different results
+        (lambda x, cos, sin: (y := normed(x)) * cos + turned(y) * sin, 1),
+        (lambda x, cos, sin: turned(y := normed(x)) * sin + y * cos, 1),
+        (lambda x, cos, sin: x * cos + turned(x) * sin, 0),  # a model without our kernels
+        (lambda x, cos, sin: (y := normed(x)) * cos + turned(y) * sin.expand(1, 2, 3, 8), 0),
+        (lambda x, cos, sin: (y := normed(x)) * cos - turned(y) * sin, 0),
+        (lambda x, cos, sin: (y := normed(x)) * cos + torch.cat([y[..., 4:], -y[..., :4]], -1) * sin, 0),
+        (lambda x, cos, sin: (y := normed(x)) * cos + torch.cat([-y[..., 3:], y[..., :3]], -1) * sin, 0),
+    ]
+    for function, count in cases:
+        with torch.no_grad():
+            graph = make_fx(function)(x, cos, sin)
+            assert fuse_rotations(graph) == count
+            assert torch.equal(graph(x, cos, sin), function(x, cos, sin))
+
+
+def test_recorded_passes_of_rounded_models_have_them(target_folder: Path, cache: Path) -> None:
+    outrider.generate(outrider.load(target_folder, dtype="int8"), "the quick", draft=None, max_new_tokens=4)
+    texts = [path.read_text() for path in (cache / "recorded").glob("*.txt")]
+    assert texts
+    assert all("::rotate(" in text and "::attend(" in text and "aten::rsqrt" not in text for text in texts)
