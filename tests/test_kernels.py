@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight
+from outrider.models.kernels import build as build_module
 from outrider.models.kernels.build import LEVELS, Kernels, UnbuiltError, build, kernels, level_here
 from outrider.models.kernels.linear import GROUP, Int4Kernel, Int8Kernel
 
@@ -115,8 +116,9 @@ def test_a_rows_bits_depend_on_nothing_beside_it(built: Kernels, kind: type[Int8
         torch.set_num_threads(before)
 
 
+@pytest.mark.skipif(len(HERE) < 2, reason="this processor has one level")
 def test_levels_agree_to_the_bit() -> None:
-    """A model in 4 bits is the same on another processor."""
+    """A layer in 4 bits is the same on another processor."""
     layers = [
         Int4Kernel(torch.randn(70, 300, generator=torch.Generator().manual_seed(2)), None, build(level)) for level in HERE
     ]
@@ -162,6 +164,87 @@ def test_weights_that_were_in_4_bits_are_found_again(built: Kernels) -> None:
     assert float(errors.sum() / weight.square().sum()) < 1e-6
 
 
+@pytest.mark.parametrize("kind", [Int8Kernel, Int4Kernel])
+def test_rows_that_threads_round_have_the_same_bits(built: Kernels, kind: type[Int8Kernel | Int4Kernel]) -> None:
+    layer, x = kind(torch.randn(40, 1100), None, built), torch.randn(64, 1100)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with torch.inference_mode():
+            together = layer(x)
+            assert all(torch.equal(layer(x[at : at + 5]), together[at : at + 5]) for at in range(0, 64, 5))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_torch_makes_by_default_does_not_matter(built: Kernels) -> None:
+    weight, x = torch.randn(33, 64), torch.randn(3, 64)
+    want = [kind(weight, None, built)(x) for kind in (Int8Kernel, Int4Kernel)]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        built._try()
+        got = [kind(weight, None, built)(x) for kind in (Int8Kernel, Int4Kernel)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(want, got, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e7])
+def test_weights_that_have_no_scale_in_4_bits_are_told(built: Kernels, bad: float) -> None:
+    weight = torch.randn(40, 64)
+    assert Int4Kernel(weight, None, built).found
+    weight[3, 5] = bad
+    assert not Int4Kernel(weight, None, built).found
+
+
+def test_other_scales_biases_and_weights_are_refused(built: Kernels) -> None:
+    """They would be read as they are not, or beyond their end."""
+    x, weight = torch.randn(2, 64), torch.randn(40, 64)
+    eight, four = Int8Kernel(weight, torch.zeros(40), built), Int4Kernel(weight, torch.zeros(40), built)
+    scales, bias, p8, p4 = eight.get_buffer("scales"), eight.bias, eight._packed, four._packed
+    assert bias is not None
+    built.ops.linear_int8(x, p8, scales, bias, 40)
+    built.ops.linear_int4(x, p4, bias, 40)
+    for wrong in (scales.bfloat16(), scales[:40], scales.repeat_interleave(2)[::2]):
+        with pytest.raises(RuntimeError, match="scales"):
+            built.ops.linear_int8(x, p8, wrong, bias, 40)
+    for wrong in (bias.bfloat16(), bias[:39], torch.zeros(80)[::2]):
+        with pytest.raises(RuntimeError, match="bias"):
+            built.ops.linear_int8(x, p8, scales, wrong, 40)
+        with pytest.raises(RuntimeError, match="bias"):
+            built.ops.linear_int4(x, p4, wrong, 40)
+    for wrong in (p8[..., :8], p8.to(torch.int8), p8.transpose(1, 2)):
+        with pytest.raises(RuntimeError):
+            built.ops.linear_int8(x, wrong, scales, None, 40)
+    for wrong in (p4[..., :8], p4[:, :, :4], p4.to(torch.int8)):
+        with pytest.raises(RuntimeError):
+            built.ops.linear_int4(x, wrong, None, 40)
+    for wrong in (weight.T, weight.double(), weight[0]):
+        with pytest.raises(RuntimeError, match="float32"):
+            built.ops.pack_int4(wrong)
+    for wrong in (weight.to(torch.int8).T, weight):
+        with pytest.raises(RuntimeError, match="int8"):
+            built.ops.pack_int8(wrong)
+    with pytest.raises(RuntimeError, match="columns"):
+        built.ops.pack_int8(torch.zeros(1, 130_001, dtype=torch.int8))
+
+
+def test_a_damaged_library_is_built_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def opened(level: str, library: Path) -> str:
+        tried.append(library.read_text())
+        if tried == ["built"]:
+            raise OSError("file too short")
+        return "kernels"
+
+    monkeypatch.setattr(build_module, "Kernels", opened)
+    monkeypatch.setattr(build_module, "_compile", lambda folder, *_: (folder / "kernels.so").write_text("built"))
+    assert build("avx2") == "kernels"  # type: ignore[comparison-overlap]
+    assert tried == ["built", "built"]
+    assert len(list(cache.glob("kernels/*"))) == 1
+
+
 def test_wrong_shapes_are_refused(built: Kernels) -> None:
     layer = Int4Kernel(torch.randn(40, 64), None, built)
     for x in (torch.randn(2, 65), torch.randn(2, 32), torch.randn(2, 64).double()):
@@ -172,7 +255,15 @@ def test_wrong_shapes_are_refused(built: Kernels) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["no compiler", "a compiler that fails", "wrong products", "a folder that can't be written"]
+    "what",
+    [
+        "no compiler",
+        "no such compiler",
+        "an odd compiler",
+        "a compiler that fails",
+        "wrong products",
+        "a folder that can't be written",
+    ],
 )
 def test_machines_that_cannot_build_them_say_so_and_go_on(
     what: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -180,6 +271,10 @@ def test_machines_that_cannot_build_them_say_so_and_go_on(
     monkeypatch.delenv("CXX", raising=False)
     if what == "no compiler":
         monkeypatch.setattr(shutil, "which", lambda name: None)
+    elif what == "no such compiler":
+        monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    elif what == "an odd compiler":
+        monkeypatch.setenv("CXX", "g++ 'x")
     elif what == "a compiler that fails":
         broken = tmp_path / "c++"
         broken.write_text("#!/bin/sh\necho 'kernel.cpp:1: error: no such thing' >&2\nexit 1\n")
@@ -192,7 +287,13 @@ def test_machines_that_cannot_build_them_say_so_and_go_on(
         monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "folder"))
     with caplog.at_level(logging.WARNING):
         assert kernels.__wrapped__() is None
-    reason = {"no compiler": "install g++", "a compiler that fails": "no such thing", "wrong products": "products are wrong"}
+    reason = {
+        "no compiler": "install g++",
+        "no such compiler": "No such file",
+        "an odd compiler": r"$CXX can't be read",
+        "a compiler that fails": "no such thing",
+        "wrong products": "products are wrong",
+    }
     assert reason.get(what, "can't be written") in caplog.text
     assert not list(cache.glob("kernels/*")) or what == "wrong products"
 

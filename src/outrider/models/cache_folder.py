@@ -15,8 +15,7 @@ REMEDY = "set OUTRIDER_CACHE to a folder that you can write to"
 
 def cache_folder() -> Path:
     """$OUTRIDER_CACHE, or `outrider` in the user's cache folder; made if missing, refused if it can't be written."""
-    base = os.environ.get("OUTRIDER_CACHE")
-    folder = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    folder = _named()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -26,14 +25,20 @@ def cache_folder() -> Path:
     return folder
 
 
+def _named() -> Path:
+    base = os.environ.get("OUTRIDER_CACHE")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+
+
 def build_once(name: str, build: Callable[[Path], None]) -> Path:
     """The folder `name` in the cache, filled by `build(folder)` if it is not there yet.
 
     It is built beside its place and renamed, so that an interrupted build leaves nothing that looks finished.
     """
-    final = cache_folder() / name
-    if final.is_dir():
+    final = _named() / name
+    if final.is_dir():  # also where nothing can be written any more
         return final
+    cache_folder()
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=final.parent))
     try:
@@ -41,6 +46,8 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
         if not final.is_dir():  # another process may have been quicker
             partial.rename(final)
     except OSError as error:
+        if final.is_dir():  # another process has just finished
+            return final
         if error.errno is None:
             raise
         reason = os.strerror(error.errno)

@@ -141,7 +141,8 @@ def _adds_up(largest: int) -> bool:
 @cache
 def has_tiles() -> bool:
     """Whether this processor has tiles of integers, and oneDNN's kernel gives the other's results to the bit."""
-    if not torch.cpu.get_capabilities().get("amx_int8"):
+    capabilities = getattr(torch.cpu, "get_capabilities", None)  # older versions of torch have none
+    if capabilities is None or not capabilities().get("amx_int8"):
         return False
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(96, 160, generator=generator), torch.randn(5, 160, generator=generator)

@@ -82,7 +82,8 @@ def round_to_int4(module: Any) -> int:
 
     def make(weight: Tensor, bias: Tensor | None) -> OpaqueLinear:
         eight = weight is head or (finer and not _in_4_bits(weight, ours))
-        return wide(weight, bias) if eight else Int4Kernel(weight, bias, ours)
+        layer = None if eight else Int4Kernel(weight, bias, ours)
+        return layer if layer is not None and layer.found else wide(weight, bias)
 
     return _round(module, make)
 

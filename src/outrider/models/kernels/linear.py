@@ -28,7 +28,7 @@ class Int8Kernel(OpaqueLinear):
         scales = weight.detach().float().abs().amax(1).double().clamp_min(1e-30) / kernels.largest
         inverse = (1.0 / scales).float().unsqueeze(1)
         self._packed = kernels.ops.pack_int8((weight.detach().float() * inverse).round_().to(torch.int8).contiguous())
-        padded = torch.zeros(-(-len(weight) // OUTPUTS) * OUTPUTS)
+        padded = torch.zeros(-(-len(weight) // OUTPUTS) * OUTPUTS, dtype=torch.float32)
         padded[: len(weight)] = scales
         self.register_buffer("scales", padded, persistent=False)
         self._multiply: Any = kernels.ops.linear_int8
@@ -46,14 +46,16 @@ class Int8Kernel(OpaqueLinear):
 class Int4Kernel(OpaqueLinear):
     """x → x · weightᵀ + bias, weights in 4 bits with a scale and a least value per 32 columns, activations in 8.
 
-    [.., in] → [.., out], in x's type. Weights that were in 4 bits before, in such groups, are found again.
+    [.., in] → [.., out], in x's type. Weights that were in 4 bits before, in such groups, are found again. found: whether
+    all were within the range of float16; others would be lost.
     """
 
     rounding = "int4"
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
         super().__init__(weight, None if bias is None else bias.float())
-        self._packed, _ = kernels.ops.pack_int4(weight.detach().float().contiguous())
+        self._packed, errors = kernels.ops.pack_int4(weight.detach().float().contiguous())
+        self.found = bool(errors.isfinite().all())
         self._multiply: Any = kernels.ops.linear_int4
         self._level = kernels.level
         self.bytes_per_weight = BITS_OF_GROUPS / 8

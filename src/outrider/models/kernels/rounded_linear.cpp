@@ -35,6 +35,7 @@ constexpr int64_t OUTPUTS = 16;      // of a block
 constexpr int64_t LINE = 64;         // bytes
 constexpr int64_t GROUP = 32;        // columns that share a scale and a least value, in 4 bits
 constexpr int64_t GROUP_LINES = 5;   // 4 of weights, then 16 scales and 16 least values in float16
+constexpr int64_t MOST_COLUMNS = 130000;  // in 8 bits: 255 * 127 of each, in 32
 constexpr int64_t AHEAD = 2048;      // bytes that are fetched in advance
 constexpr int64_t PARALLEL = 1 << 15;  // activations from which several threads round them
 constexpr float LARGEST = 127.0f;    // of a rounded activation
@@ -316,13 +317,18 @@ Tensor room_for(const Tensor& x, int64_t outputs) {
   return torch::stable::new_empty(x, {shape.data(), shape.size()});
 }
 
+bool is(const Tensor& x, torch::headeronly::ScalarType type) { return x.scalar_type() == type && x.is_contiguous(); }
+
 template <class F>
 Tensor multiplied(const Tensor& given, const std::optional<Tensor>& bias, int64_t outputs, int64_t padded, bool by_group,
                   const F& block) {
-  STD_TORCH_CHECK(given.scalar_type() == torch::headeronly::ScalarType::Float, "activations must be float32");
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(given.scalar_type() == ScalarType::Float && given.dim() > 0, "activations must be float32 [.., columns]");
+  STD_TORCH_CHECK(!bias.has_value() || (is(*bias, ScalarType::Float) && bias->numel() == outputs),
+                  "a bias must be float32, a number for each output");
   const Tensor x = given.is_contiguous() ? given : torch::stable::contiguous(given);
   const int64_t columns = x.size(x.dim() - 1), rows = columns == 0 ? 0 : x.numel() / columns;
-  STD_TORCH_CHECK(columns <= padded && padded - columns < GROUP, "activations and weights have other columns");
+  STD_TORCH_CHECK(columns > 0 && columns <= padded && padded - columns < GROUP, "activations and weights have other columns");
   Tensor out = room_for(x, outputs);
   const Rounded& rounded = round_rows(static_cast<const float*>(x.data_ptr()), rows, columns, padded, by_group);
   const float* more = bias.has_value() ? static_cast<const float*>(bias->data_ptr()) : nullptr;
@@ -341,7 +347,11 @@ Tensor multiplied(const Tensor& given, const std::optional<Tensor>& bias, int64_
 
 // x [.., columns], weight as `pack_int8` gives it, scales [outputs, filled up], bias [outputs] or none -> [.., outputs]
 Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t outputs) {
-  STD_TORCH_CHECK(weight.dim() == 3 && weight.size(0) == blocks_of(outputs), "the weight is not one of so many outputs");
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(is(weight, ScalarType::Byte) && weight.dim() == 3 && weight.size(0) == blocks_of(outputs) && weight.size(2) == LINE,
+                  "the weight is not one of so many outputs");
+  STD_TORCH_CHECK(is(scales, ScalarType::Float) && scales.numel() == blocks_of(outputs) * OUTPUTS,
+                  "scales must be float32, a number for each output of every block");
   const int64_t lines = weight.size(1);
   const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
   const float* by_output = static_cast<const float*>(scales.data_ptr());
@@ -353,7 +363,9 @@ Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor>
 
 // x [.., columns], weight as `pack_int4` gives it, bias [outputs] or none -> [.., outputs]
 Tensor linear_int4(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
-  STD_TORCH_CHECK(weight.dim() == 4 && weight.size(0) == blocks_of(outputs), "the weight is not one of so many outputs");
+  STD_TORCH_CHECK(is(weight, torch::headeronly::ScalarType::Byte) && weight.dim() == 4 && weight.size(0) == blocks_of(outputs) &&
+                      weight.size(2) == GROUP_LINES && weight.size(3) == LINE,
+                  "the weight is not one of so many outputs");
   const int64_t groups = weight.size(1);
   const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
   return multiplied(x, bias, outputs, groups * GROUP, true,
@@ -364,6 +376,8 @@ Tensor linear_int4(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t 
 
 // values [outputs, columns] int8 -> [blocks, lines, 64] uint8, MOVED
 Tensor pack_int8(Tensor values) {
+  STD_TORCH_CHECK(is(values, torch::headeronly::ScalarType::Char) && values.dim() == 2, "weights must be int8 in one piece");
+  STD_TORCH_CHECK(values.size(1) <= MOST_COLUMNS, "sums of so many columns may not fit");
   const int64_t outputs = values.size(0), columns = values.size(1), lines = rounded_up(columns, 4) / 4;
   const int64_t shape[] = {blocks_of(outputs), lines, LINE};
   Tensor out = torch::stable::new_empty(values, {shape, 3}, torch::headeronly::ScalarType::Byte);
@@ -447,7 +461,7 @@ Group round_group(const float* weights) {
 
 // weights [outputs, columns] float32 -> [blocks, groups, 5, 64] uint8, and squared errors [outputs]
 std::tuple<Tensor, Tensor> pack_int4(Tensor weights) {
-  STD_TORCH_CHECK(weights.scalar_type() == torch::headeronly::ScalarType::Float, "weights must be float32");
+  STD_TORCH_CHECK(is(weights, torch::headeronly::ScalarType::Float) && weights.dim() == 2, "weights must be float32 in one piece");
   const int64_t outputs = weights.size(0), columns = weights.size(1), groups = rounded_up(columns, GROUP) / GROUP;
   const int64_t shape[] = {blocks_of(outputs), groups, GROUP_LINES, LINE}, rows[] = {outputs};
   Tensor out = torch::stable::new_empty(weights, {shape, 4}, torch::headeronly::ScalarType::Byte);
@@ -464,7 +478,7 @@ std::tuple<Tensor, Tensor> pack_int4(Tensor weights) {
         const float* first = from + n * columns + g * GROUP;
         const int64_t count = std::min(GROUP, columns - g * GROUP);
         std::copy(first, first + count, group);
-        std::fill(group + count, group + GROUP, *first);  // so that the range is that of the weights
+        for (int64_t k = count; k < GROUP; k++) group[k] = group[k - count];  // the weights again: what is nearest stays so
         const Group found = round_group(group);
         error[n] += found.error;
         uint8_t* lines = to + (n / OUTPUTS * groups + g) * GROUP_LINES * LINE;

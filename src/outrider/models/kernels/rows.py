@@ -63,7 +63,8 @@ def _like(norm: nn.Module, ours: Kernels) -> RmsNorm | None:
         return None
     if [name for name, _ in norm.named_parameters()] != ["weight"]:
         return None
-    x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [1e-3], [30.0]])
+    sizes = torch.tensor([[1.0], [1e-3], [30.0]], dtype=torch.float32, device="cpu")
+    x = sizes * torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     want: Tensor = norm(x)
     for more in (0.0, 1.0):
         found = RmsNorm(weight, eps, more, ours)
