@@ -69,7 +69,7 @@ def test_peers_run_on_the_same_folder(target_folder: Path, draft_folder: Path) -
 
 @pytest.mark.usefixtures("cache")  # what is refused has been converted by then
 def test_peers_refuse_an_engine_that_transformers_has_not(target_folder: Path) -> None:
-    options = ["bench", "peers", "--target", str(target_folder), "--dtype", "int4"]
+    options = ["bench", "peers", "--target", str(target_folder), "--dtype", "int4", "--engine", "openvino"]
     result = CliRunner().invoke(cli, options)
     assert isinstance(result.exception, ParameterError)
     assert "to compare with it" in str(result.exception)
