@@ -1,8 +1,9 @@
-"""Fixtures: a cache folder for the measured costs of tiny models, tiny model folders with a real tokenizer."""
+"""Fixtures: a cache folder for the measured costs of tiny models, model folders with a real tokenizer, a simulated GPU."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from outrider.costs import Costs
+from outrider.models.loading import load_transformers
+from tests.device_texts import opened
+from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 from tests.tiny_models import module
 
 CORPUS = [
@@ -102,3 +106,17 @@ def cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     folder = share_recordings(tmp_path / "cache", tmp_path_factory)
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def machine(target_folder: Path) -> Iterator[SimulatedGPU]:
+    load_transformers(target_folder, dtype="float32")  # what transformers makes when it is first used is no pretence
+    with simulated_gpu() as made:
+        yield made
+    opened.cache_clear()
+
+
+@pytest.fixture
+def gpu(machine: SimulatedGPU) -> SimulatedGPU:
+    machine.waits.clear()
+    return machine

@@ -10,22 +10,28 @@ Each operation on such tensors arrives here (`torch.utils._python_dispatch`), is
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_map_only
+
+from tests.simulated_graphs import Capture, Event, Graph, Stream, streams
 
 aten = torch.ops.aten
-CUDA = torch.device("cuda", 0)
-# The size of what these give depends on values, so a GPU has to be asked first.
-READ_BACK = ("aten::nonzero", "aten::masked_select", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
-# Operations that take indices from the host, which are copied over then.
+# What these give, or its size, depends on values, so a GPU has to be asked first.
+READ_BACK = {
+    *("aten::nonzero", "aten::argwhere", "aten::masked_select", "aten::_local_scalar_dense", "aten::is_nonzero"),
+    *("aten::equal", "aten::allclose"),
+    *("aten::unique_dim", "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim_consecutive"),
+    *("aten::bincount", "aten::histc", "aten::repeat_interleave", "aten::_linalg_check_errors"),
+}
+# Operations that take indices from the host, which are copied over then; those that are masks are read back.
 TAKES_HOST = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 
 
@@ -42,8 +48,12 @@ class OnDevice(Tensor):
             "dtype": held.dtype,
             "device": "meta",
         }
-        with torch.inference_mode(held.is_inference()):  # a view of what was made before it is none of its tensors
-            made: OnDevice = Tensor._make_wrapper_subclass(cls, held.size(), **about)
+        made: OnDevice
+        if held.is_inference() == torch.is_inference_mode_enabled():
+            made = Tensor._make_wrapper_subclass(cls, held.size(), **about)
+        else:  # a view of what was made before that mode is none of its tensors
+            with torch.inference_mode(held.is_inference()):
+                made = Tensor._make_wrapper_subclass(cls, held.size(), **about)
         made.held = held
         return made
 
@@ -59,11 +69,21 @@ class OnDevice(Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
+        return _running[-1].place if _running else torch.device("cuda", 0)
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
         return True
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, OnDevice)
+        assert (other.shape, other.dtype) == (self.shape, self.dtype)
+        self.held = other.held
 
     def data_ptr(self) -> int:
         return self.held.data_ptr()
@@ -90,6 +110,16 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE  # with which torch looks for no driver
         self.waits: list[str] = []
         self.graph: Graph | None = None  # that is being captured
+        self.place = torch.device("cuda", 0)  # where its tensors are
+
+    @contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        """As another device than the current one, for tensors that are made meanwhile."""
+        before, self.place = self.place, torch.device("cuda", index)
+        try:
+            yield
+        finally:
+            self.place = before
 
     def __enter__(self) -> SimulatedGPU:
         _running.append(self)
@@ -100,44 +130,45 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*args)  # type: ignore[no-untyped-call]
         _running.remove(self)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        return self.run(func, args, kwargs or {})
+    @property
+    def recording(self) -> Graph | None:
+        """The graph that gets what is launched now."""
+        graph = self.graph
+        return graph if graph is not None and streams.current(self.place) is graph.stream else None
 
     def wait(self, what: str) -> None:
         if self.graph is not None:
+            self.graph.broken = True
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
         self.waits.append(what)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        name = func._schema.name
-        flat, spec = tree_flatten((args, kwargs))
-        theirs = [one for one in flat if isinstance(one, OnDevice)]
-        wanted = next((one for one in flat if isinstance(one, torch.device)), None)
+        name = _name_of(func)
+        there_already, wanted, hosts = _looked_over(args, kwargs)
         loading = wanted is not None and wanted.type == "meta" and _by_default()
         there = ("cuda",) if loading else ("cuda", "meta")  # as which torch makes what it needs beside such tensors
-        if not theirs and (wanted is None or wanted.type not in there):
+        if not there_already and (wanted is None or wanted.type not in there):
             return func(*args, **kwargs)
-        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):  # as they are in inference mode
+        if _is_composite(func):  # as they are in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
-        hosts = [one for one in flat if isinstance(one, Tensor) and not isinstance(one, OnDevice) and one.dim() > 0]
         if name == "aten::_to_copy":
-            return self._copied(func, flat, spec, wanted, bool(theirs))
-        if name == "aten::_fused_sdp_choice" and theirs:
+            return self._copied(func, args, kwargs, wanted, there_already)
+        if name == "aten::_fused_sdp_choice" and there_already:
             return 0  # sums written out: the host's fused kernels are not the device's
-        if not theirs:
+        if not there_already:
             assert not hosts, name
-            return OnDevice(func(*args, **{**kwargs, "device": "cpu"}))
-        if hosts:
+            return self._launched(func, args, {**kwargs, "device": torch.device("cpu")})
+        if any(one.dim() > 0 for one in hosts) or (hosts and name == "aten::copy_"):
             self._mixed(name, args)
-        if name in READ_BACK or (name == "aten::index" and any(_is_mask(one) for one in args[1])):
+        masked = name in TAKES_HOST and any(_is_mask(one) for one in args[1])
+        if masked or (name in READ_BACK and kwargs.get("output_size") is None):
             self.wait(name)
         if wanted is not None:
             if wanted.type not in there:
-                return func(*tree_map_only(OnDevice, _held, args), **{**kwargs, "device": "cpu"})
-            flat, spec = tree_flatten((args, {**kwargs, "device": torch.device("cpu")}))
-        return self._on_device(func, flat, spec)
+                return func(*_mapped(args), **{**_mapped(kwargs), "device": "cpu"})
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        return self._launched(func, args, kwargs, hosts)
 
     def _mixed(self, name: str, args: Any) -> None:
         """What a GPU allows of host tensors beside its own: they are copied, for which the host waits."""
@@ -148,9 +179,8 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices: {name}")
 
-    def _copied(self, func: Any, flat: list[Any], spec: Any, wanted: torch.device | None, there: bool) -> Any:
+    def _copied(self, func: Any, args: Any, kwargs: Any, wanted: torch.device | None, there: bool) -> Any:
         """`Tensor.to`: across if it says so."""
-        args, kwargs = tree_unflatten([_held(one) for one in flat], spec)
         to = there if wanted is None else wanted.type in ("cuda", "meta")
         kwargs = {**kwargs, "device": torch.device("cpu")}
         if to != there:
@@ -160,21 +190,79 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.wait("copy from pageable memory")
             elif self.graph is not None:
                 raise RuntimeError("a graph would read the host's memory again at each replay")
-        made = func(*args, **kwargs)
-        if self.graph is not None and to:
-            self.graph.add(func, args, kwargs, made)
-        return OnDevice(made) if to else made
+        return self._launched(func, args, kwargs) if to else func(*_mapped(args), **kwargs)
 
-    def _on_device(self, func: Any, flat: list[Any], spec: Any) -> Any:
+    def _launched(self, func: Any, args: Any, kwargs: Any, hosts: Sequence[Tensor] = ()) -> Any:
         """Run it on what is held; what it gives back is the device's, and the argument itself where it wrote into that."""
-        args, kwargs = tree_unflatten([_held(one) for one in flat], spec)
+        written = {id(one.held): one for one in _leaves(args, kwargs) if type(one) is OnDevice} if _writes(func) else {}
+        args, kwargs = _mapped(args), _mapped(kwargs)
+        graph = self.recording
+        if graph is not None:
+            graph.about_to(func, args, kwargs)
         made = func(*args, **kwargs)
-        if self.graph is not None:
-            self.graph.add(func, args, kwargs, made)
-        known = {id(one.held): one for one in flat if isinstance(one, OnDevice)}
-        if func._schema.name == "aten::_local_scalar_dense":
-            return made
-        return tree_map_only(Tensor, lambda one: known[id(one)] if id(one) in known else OnDevice(one), made)
+        if graph is not None:
+            graph.add(func, args, kwargs, made)
+        if isinstance(made, Tensor):
+            if any(made is one for one in hosts):
+                return made
+            return written[id(made)] if id(made) in written else OnDevice(made)
+        return tree_map_only(Tensor, lambda one: written[id(one)] if id(one) in written else OnDevice(one), made)
+
+
+def _dispatch(gpu: SimulatedGPU, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    del types
+    return gpu.run(func, args, kwargs or {})
+
+
+SimulatedGPU.__torch_dispatch__ = _dispatch  # type: ignore[method-assign,assignment]  # in the class torch would wrap it, for a compiler
+
+
+def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
+    """What an operation is called with, lists of it taken apart."""
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, list | tuple):
+            yield from one
+        else:
+            yield one
+
+
+def _looked_over(args: Any, kwargs: Any) -> tuple[bool, torch.device | None, list[Tensor]]:
+    """Whether there are tensors of the device among them, the device that is asked for, and tensors of the host."""
+    there, wanted, hosts = False, None, []
+    for one in _leaves(args, kwargs):
+        if type(one) is OnDevice:
+            there = True
+        elif isinstance(one, Tensor):
+            hosts.append(one)
+        elif isinstance(one, torch.device):
+            wanted = one
+    return there, wanted, hosts
+
+
+def _mapped(one: Any) -> Any:
+    """The same with what is held."""
+    if isinstance(one, OnDevice):
+        return one.held
+    if isinstance(one, list | tuple):
+        return type(one)([_mapped(each) for each in one]) if type(one) in (list, tuple) else one
+    return {name: _mapped(each) for name, each in one.items()} if isinstance(one, dict) else one
+
+
+@cache
+def _name_of(func: Any) -> str:
+    return str(func._schema.name)
+
+
+@cache
+def _writes(func: Any) -> bool:
+    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    if _name_of(func) in ("aten::linear", "aten::matmul"):  # of which torch's own code in Python is slow
+        return False
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def _by_default() -> bool:
@@ -186,76 +274,8 @@ def _by_default() -> bool:
     return frame.f_code.co_filename.endswith("torch/utils/_device.py")
 
 
-def _held(one: Any) -> Any:
-    return one.held if isinstance(one, OnDevice) else one
-
-
 def _is_mask(one: Any) -> bool:
     return isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8)
-
-
-class Graph:
-    """A captured graph: the operations with the memory that they read and wrote."""
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[Any, Any, Any, Any]] = []
-
-    def add(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        self._calls.append((func, args, kwargs, made))
-
-    @property
-    def launches(self) -> int:
-        return len(self._calls)
-
-    def replay(self) -> None:
-        """Again, into the same memory."""
-        for func, args, kwargs, made in self._calls:
-            new = tree_flatten(func(*args, **kwargs))[0]
-            for before, now in zip(tree_flatten(made)[0], new, strict=True):
-                if isinstance(before, Tensor) and now.data_ptr() != before.data_ptr():
-                    before.copy_(now)
-
-
-class Event:
-    """`torch.cuda.Event`."""
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        self._at = 0.0
-        self.timed = enable_timing
-
-    def record(self) -> None:
-        self._at = time.perf_counter()
-
-    def synchronize(self) -> None:
-        return
-
-    def elapsed_time(self, later: Event) -> float:
-        return 1e3 * (later._at - self._at)
-
-
-class _Stream:
-    def __init__(self, device: object = None) -> None:
-        del device
-
-    def wait_stream(self, other: _Stream) -> None:
-        del other
-
-
-@contextmanager
-def _stream(stream: _Stream) -> Iterator[None]:
-    del stream
-    yield
-
-
-@contextmanager
-def _graph(graph: Graph) -> Iterator[None]:
-    gpu = _running[-1]
-    assert gpu.graph is None
-    gpu.graph = graph
-    try:
-        yield
-    finally:
-        gpu.graph = None
 
 
 def _to_numbered(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -276,7 +296,7 @@ _made = torch.tensor
 
 
 def _numbered(one: Any) -> Any:
-    return CUDA if isinstance(one, str | torch.device) and torch.device(one) == torch.device("cuda") else one
+    return _running[-1].place if isinstance(one, str | torch.device) and torch.device(one) == torch.device("cuda") else one
 
 
 @contextmanager
@@ -285,22 +305,30 @@ def simulated_gpu() -> Iterator[SimulatedGPU]:
     gpu = SimulatedGPU()
     replaced: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "device_count": lambda: 2,
+        "current_device": lambda: streams.device.index,
         "get_device_name": lambda device=None: "simulated GPU",
         "is_bf16_supported": lambda *_, **__: True,
         "synchronize": lambda device=None: gpu.wait("synchronize"),
+        "empty_cache": lambda: None,
         "Event": Event,
-        "Stream": _Stream,
-        "stream": _stream,
-        "current_stream": lambda device=None: _Stream(device),
+        "Stream": Stream,
+        "device": streams.on_device,
+        "stream": streams.on,
+        "set_stream": streams.set,
+        "current_stream": streams.current,
         "CUDAGraph": Graph,
-        "graph": _graph,
+        "graph_pool_handle": object,
+        "graph": Capture,
     }
+    Capture.gpu, Stream.gpu = gpu, gpu
     with pytest.MonkeyPatch.context() as patch, gpu:
         for name, other in replaced.items():
             patch.setattr(torch.cuda, name, other)
+        patch.setattr(Capture, "default_stream", None)
+        patch.setattr("outrider.models.cuda_graphs._side_streams", {})
         patch.setattr(Tensor, "to", _to_numbered)
+        patch.setattr(Tensor, "cuda", lambda tensor, device="cuda": tensor.to(device))
         patch.setattr(torch, "tensor", _tensor)
         patch.setattr(Tensor, "pin_memory", lambda tensor, device=None: tensor)
         yield gpu

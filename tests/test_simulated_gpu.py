@@ -1,10 +1,11 @@
-"""What can be known of a GPU without one: devices are not mixed, a round waits once, graphs replay what was captured."""
+"""What can be known of a GPU without one: devices are not mixed, a round waits once, texts are those of the host.
+
+Captured passes: `test_captured`.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,49 +29,61 @@ from outrider.drafters import (
     SpeculativeDrafter,
     TextDrafter,
 )
-from outrider.models.captured import MOST_GRAPHS, MOST_ROWS, CapturedPasses, Graphs, captured_pass, columns_captured
 from outrider.models.encoder_decoder import EncoderDecoderModel
-from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
-from outrider.records import Round
 from outrider.round import Extras
-from outrider.sampling import SamplingSettings
-from tests.simulated_gpu import SimulatedGPU, simulated_gpu
+from tests.device_texts import PROMPTS, SETTINGS, flat, given, opened, write
+from tests.simulated_gpu import SimulatedGPU
 from tests.test_heads import write_head
 from tests.tiny_models import VOCABULARY, module
-from tests.toys import SETTINGS as LAWS
 
-PROMPTS = [[5, 6, 7, 5, 6], [9, 10, 11, 9, 10, 11, 9], [4]]
-SETTINGS = {name: LAWS[name] for name in ("greedy", "temperature 1", "bias", "all")}
-Written = tuple[list[list[int]], list[list[Round]]]
-
-
-@pytest.fixture(scope="module")
-def machine(target_folder: Path) -> Iterator[SimulatedGPU]:
-    load_transformers(target_folder, dtype="float32")  # what transformers makes when it is first used is no pretence
-    with simulated_gpu() as made:
-        yield made
-    opened.cache_clear()
-
-
-@pytest.fixture
-def gpu(machine: SimulatedGPU) -> SimulatedGPU:
-    machine.waits.clear()
-    return machine
+DRAFTS: dict[str, Callable[[Path, str], Drafter | None]] = {
+    "none": lambda *_: None,
+    "model": given,
+    "prompt lookup": lambda *_: PromptLookupDrafter(),
+    "early exit": lambda *_: EarlyExitDrafter(1),
+    "random": lambda *_: RandomDrafter(),
+    "several": lambda folder, device: ChoiceDrafter([PromptLookupDrafter(), given(folder, device)]),
+}
+ELSEWHERE: dict[str, Callable[[Path, Path, str], Drafter]] = {
+    "model": lambda draft, _, device: given(draft, device),
+    "another tokenizer": lambda _, foreign, device: IntersectionDrafter(opened(foreign, device), step_seconds=0.01),
+    "another tokenizer's text": lambda _, foreign, device: TextDrafter(opened(foreign, device), step_seconds=0.01),
+    "accelerated": lambda draft, _, device: SpeculativeDrafter(
+        opened(draft, device), PromptLookupDrafter(), FixedLength(2), step_seconds=0.01
+    ),
+}
 
 
-@cache
-def opened(folder: Path, device: str, captured: bool = False) -> Any:
-    return outrider.load(folder, dtype="float32", device=device, pack=captured)
-
-
-def write(
-    target: Any, drafter: Drafter | None, setting: str = "greedy", prompts: Any = PROMPTS, count: int = 12, **options: Any
-) -> Written:
-    """With a fixed length and given costs, since measuring them takes hundreds of passes."""
-    requests = [Request(prompt, count, RandomStream(0, row)) for row, prompt in enumerate(prompts)]
-    return decode(target, requests, SETTINGS[setting], drafter, FixedLength(3), **options)
+WAITING: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda a: a[1].item(),
+    "bool": lambda a: bool((a > 1).any()),
+    "if": lambda a: 1 if a[0] else 2,
+    "float": lambda a: float(a[1]),
+    "int": lambda a: int(a[1]),
+    "tolist": lambda a: a.tolist(),
+    "cpu": lambda a: a.cpu(),
+    "to": lambda a: a.to("cpu"),
+    "to, without waiting": lambda a: a.to("cpu", non_blocking=True),
+    "from": lambda a: torch.ones(3).to("cuda"),
+    "tensor": lambda a: torch.tensor([1.0], device="cuda"),
+    "copied there": lambda a: a.copy_(torch.ones(3)),
+    "copied here": lambda a: torch.ones(3).copy_(a),
+    "one number copied here": lambda a: torch.ones(()).copy_(a[0]),
+    "nonzero": lambda a: a.nonzero(),
+    "where": lambda a: torch.where(a > 1),
+    "mask": lambda a: a[a > 1],
+    "written by a mask": lambda a: a.__setitem__(a > 1, 0.0),
+    "masked_select": lambda a: a.masked_select(a > 1),
+    "equal": lambda a: torch.equal(a, a + 1),
+    "allclose": lambda a: torch.allclose(a, a + 1),
+    "unique": torch.ops.aten.unique_consecutive,
+    "repeated": lambda a: a.repeat_interleave(a.long()),
+    "indices of the host": lambda a: a[torch.tensor([0])],
+    "synchronize": lambda a: torch.cuda.synchronize(),
+    "stream": lambda a: torch.cuda.current_stream().synchronize(),
+}
 
 
 class TestItself:
@@ -100,87 +113,14 @@ class TestItself:
         assert there[there > 1].tolist() == [2, 3]
         assert gpu.waits[1:] == ["aten::_local_scalar_dense", "aten::index", "read back"]
 
-    def test_a_graph_does_not_wait(self, gpu: SimulatedGPU) -> None:
-        graphs = Graphs(lambda columns, about, memory: (about[0] * columns + int(memory[0].sum()),))
-        with pytest.raises(RuntimeError, match="capturing"):
-            graphs(2, [torch.ones(2, device="cuda")], [torch.ones(1, device="cuda")])
-        assert gpu.graph is None
+    @pytest.mark.parametrize("name", WAITING)
+    def test_each_way_to_read_back_is_counted(self, name: str, gpu: SimulatedGPU) -> None:
+        a = torch.arange(3, device="cuda").float()
+        WAITING[name](a)
+        assert len(gpu.waits) == 1
 
 
-class TestGraphs:
-    def test_a_replay_computes_anew_and_writes_into_the_memory(self, gpu: SimulatedGPU) -> None:
-        calls = []
-
-        def run(columns: int, about: Any, memory: Any) -> tuple[torch.Tensor, ...]:
-            calls.append(columns)
-            memory[0].index_copy_(0, about[1], about[0])
-            return (memory[0][:columns].sum(0, keepdim=True) * 2,)
-
-        graphs, memory = Graphs(run), torch.zeros(6, device="cuda")
-        for at, value in ((0, 1.0), (1, 5.0), (2, 7.0), (0, 2.0)):
-            given = [torch.tensor([value], device="cuda"), torch.tensor([at], device="cuda")]
-            (out,) = graphs(4, given, [memory])
-        assert out.tolist() == [28.0]
-        assert memory.tolist() == [2.0, 5.0, 7.0, 0.0, 0.0, 0.0]
-        assert len(calls) == 4  # three to warm up and the one that is captured
-        graphs(3, given, [memory])
-        graphs(3, given, [torch.zeros(6, device="cuda")])
-        assert len(calls) == 12
-
-    def test_few_are_kept(self, gpu: SimulatedGPU) -> None:
-        calls = []
-
-        def run(columns: int, about: Any, memory: Any) -> tuple[torch.Tensor, ...]:
-            del memory
-            calls.append(columns)
-            return (about[0] + columns,)
-
-        graphs, given, memory = Graphs(run), [torch.ones(1, device="cuda")], [torch.ones(1, device="cuda")]
-        for columns in [*range(MOST_GRAPHS), 0, MOST_GRAPHS, 0]:
-            assert graphs(columns, given, memory)[0].tolist() == [1 + columns]
-        assert len(calls) == 4 * (MOST_GRAPHS + 1)  # the one that was used last is still there
-        assert graphs(1, given, memory)[0].tolist() == [2]
-        assert len(calls) == 4 * (MOST_GRAPHS + 2)  # the one that was not, is not
-
-    def test_a_compiled_pass_is_told_the_capacity(self, gpu: SimulatedGPU) -> None:
-        def run(columns: int, capacity: int, ids: Any, at: Any, *read: Any) -> tuple[torch.Tensor, ...]:
-            return ids + at, read[0][:, :, :columns].sum() * capacity
-
-        keys = torch.ones(1, 2, 8, 4, device="cuda")
-        one, two = (torch.tensor([[n]], device="cuda") for n in (1, 2))
-        out = captured_pass(run)(4, 8, one, two, keys)
-        assert [each.tolist() for each in out] == [[[3]], 32 * 8]
-
-    @pytest.mark.parametrize("longest", [1, 255, 256, 257, 1024, 1025, 2049, 5000, 100_000])
-    def test_columns(self, longest: int) -> None:
-        found = columns_captured(longest)
-        assert longest <= found <= longest + max(255, longest / 4)
-        assert found % 32 == 0
-
-
-def given(folder: Path, device: str) -> ModelDrafter:
-    return ModelDrafter(opened(folder, device), step_seconds=0.01)
-
-
-DRAFTS: dict[str, Callable[[Path, str], Drafter | None]] = {
-    "none": lambda *_: None,
-    "model": given,
-    "prompt lookup": lambda *_: PromptLookupDrafter(),
-    "early exit": lambda *_: EarlyExitDrafter(1),
-    "random": lambda *_: RandomDrafter(),
-    "several": lambda folder, device: ChoiceDrafter([PromptLookupDrafter(), given(folder, device)]),
-}
-ELSEWHERE: dict[str, Callable[[Path, Path, str], Drafter]] = {
-    "model": lambda draft, _, device: given(draft, device),
-    "another tokenizer": lambda _, foreign, device: IntersectionDrafter(opened(foreign, device), step_seconds=0.01),
-    "another tokenizer's text": lambda _, foreign, device: TextDrafter(opened(foreign, device), step_seconds=0.01),
-    "accelerated": lambda draft, _, device: SpeculativeDrafter(
-        opened(draft, device), PromptLookupDrafter(), FixedLength(2), step_seconds=0.01
-    ),
-}
-
-
-@pytest.mark.parametrize("setting", ["greedy", "bias", "all"])
+@pytest.mark.parametrize("setting", ["bias", "all"])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_round_waits_once_for_the_device(
     name: str, setting: str, gpu: SimulatedGPU, target_folder: Path, draft_folder: Path
@@ -233,11 +173,6 @@ def test_a_draft_may_run_elsewhere(
     assert any(record.drafted for row in rounds for record in row)
 
 
-def flat(folder: Path, device: str) -> ModelDrafter:
-    """The target itself, but undecided: what it drafts is often rejected, what it holds likely comes."""
-    return ModelDrafter(opened(folder, device), SamplingSettings(temperature=3.0), step_seconds=0.01)
-
-
 def test_alternatives_are_scored_there(gpu: SimulatedGPU, target_folder: Path) -> None:
     texts, options = {}, dict[str, Any](setting="temperature 1", alternatives=3)
     for device in ("cpu", "cuda"):
@@ -272,96 +207,6 @@ def test_a_head_that_costs_something_is_not_asked_after_each_token(gpu: Simulate
     _, (rounds,) = decode(target, requests, SETTINGS["greedy"], draft, length)
     assert any(record.drafted > 1 for record in rounds)
     assert gpu.waits == ["read back"] * len(rounds)
-
-
-class TestCapturedPasses:
-    def test_they_write_what_ordinary_passes_write(self, gpu: SimulatedGPU, target_folder: Path, draft_folder: Path) -> None:
-        wanted, _ = write(opened(target_folder, "cpu"), given(draft_folder, "cpu"), "temperature 1")
-        target, draft = (opened(folder, "cuda", captured=True) for folder in (target_folder, draft_folder))
-        for _ in range(2):
-            gpu.waits.clear()
-            found, rounds = write(target, ModelDrafter(draft, step_seconds=0.01), "temperature 1")
-            assert found == wanted
-        assert gpu.waits == ["read back"] * max(map(len, rounds))  # once they are captured
-        assert isinstance(target.recorded, CapturedPasses)
-        assert target.recorded._graphs._held
-        assert draft.recorded._graphs._held
-
-    def test_alternatives_are_captured(self, gpu: SimulatedGPU, target_folder: Path) -> None:
-        options: dict[str, Any] = {"setting": "temperature 1", "alternatives": 3}
-        wanted, _ = write(opened(target_folder, "cpu"), flat(target_folder, "cpu"), **options)
-        found, rounds = write(opened(target_folder, "cuda", captured=True), flat(target_folder, "cuda"), **options)
-        assert found == wanted
-        assert any(record.taken for row in rounds for record in row)
-
-    def test_heads_read_the_states_of_captured_passes(self, gpu: SimulatedGPU, tmp_path: Path) -> None:
-        texts = []
-        for captured in (False, True):
-            target = TransformersModel(module("Llama", 4).to("cuda"))
-            if captured:
-                target.record()
-            head = HeadDrafter(write_head(tmp_path, "autoregressive", VOCABULARY), step_seconds=0.01)
-            texts.append(write(target, head, "temperature 1", PROMPTS[:1])[0])
-            assert isinstance(target.recorded, CapturedPasses) == captured
-        assert texts[0] == texts[1]
-
-    def test_a_cache_that_grows_is_captured_anew(self, gpu: SimulatedGPU) -> None:
-        """Graphs hold addresses: what was given back must not be read or written any more."""
-        texts = []
-        for captured in (False, True):
-            target = TransformersModel(module("Llama", 4, max_position_embeddings=600).to("cuda"))
-            if captured:
-                target.record()
-            texts.append(write(target, None, "temperature 1", [list(range(3, 43)) * 6], 24)[0])
-        assert texts[0] == texts[1]
-        assert isinstance(target.recorded, CapturedPasses)
-        assert len(target.recorded._graphs._held) == 2
-
-    def test_more_rows_than_that_run_without(self, gpu: SimulatedGPU, target_folder: Path) -> None:
-        target = opened(target_folder, "cuda", captured=True)
-        assert target.recorded.of(MOST_ROWS) is not None
-        assert target.recorded.of(MOST_ROWS + 1) is None
-        assert write(target, None, prompts=PROMPTS * 4, count=4)[0] == write(target, None, count=4)[0] * 4
-
-    def test_a_model_that_waits_in_its_passes_runs_without(
-        self, gpu: SimulatedGPU, target_folder: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        wanted, _ = write(opened(target_folder, "cpu"), None)
-        target = load_transformers(target_folder, dtype="float32", device="cuda")
-        kind = type(target.module.model.norm)
-        ordinary = kind.forward
-
-        def reads_back(self: Any, states: Any) -> Any:
-            assert bool(states.isfinite().all())
-            return ordinary(self, states)
-
-        with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
-            patch.setattr(kind, "forward", reads_back)
-            target.record()
-            assert write(target, None)[0] == wanted
-            assert target.recorded is None
-        assert "can't be captured" in caplog.text
-
-    def test_passes_that_give_other_logits_are_not_used(
-        self, gpu: SimulatedGPU, target_folder: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """As if a graph had kept a number of the pass that was captured."""
-        target = load_transformers(target_folder, dtype="float32", device="cuda")
-        target.record()
-        with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
-            patch.setattr("tests.simulated_gpu.Graph.replay", lambda graph: None)
-            assert target.recorded is None
-        assert "give other logits" in caplog.text
-
-    def test_replaced_weights_are_captured_anew(self, gpu: SimulatedGPU, target_folder: Path, draft_folder: Path) -> None:
-        target: Any = outrider.load(target_folder, dtype="float32", device="cuda")
-        write(target, None, count=4)
-        before = target.recorded
-        target.module.lm_head.weight = opened(draft_folder, "cuda").module.lm_head.weight
-        found, _ = write(target, None)
-        assert target.recorded is not before
-        target.recorded = None
-        assert write(target, None)[0] == found
 
 
 @pytest.mark.parametrize("architecture", ["T5", "Bart"])

@@ -181,6 +181,11 @@ class AutoregressiveModel(HeadModel):
         if self.device.type in ("cpu", "cuda"):
             self.recorded = record_head(self)
 
+    def _look_again(self) -> None:
+        if self.recorded is not None and not self.recorded.fits():
+            self.recorded = None  # making it anew opens sequences
+            self.recorded = record_head(self)
+
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         width = tokens.shape[1]
         starts = tuple(row.length for row in rows)

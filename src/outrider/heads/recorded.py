@@ -7,6 +7,7 @@ are narrower where it reads states of further layers.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.captured import Captured
+from outrider.models.captured_trial import Trial
+from outrider.models.cuda_graphs import say_uncaptured
 from outrider.models.pass_trial import spread_off
 from outrider.models.probe import TOLERANCE
-from outrider.models.recording import Recording, record
+from outrider.models.recording import Recording, changed, record
 from outrider.models.shared_keys import WIDEST
 from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
 
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
     from outrider.heads.engine import AutoregressiveModel
     from outrider.heads.layers import Attend
 
-CHECKED = 3  # tokens of the wider pass by which a new recording is compared with ordinary ones
+CHECKED = (3, 1, 1)  # tokens of the passes by which a new recording is compared with ordinary ones
+TRIED = (8, 1) * 3  # the same of captured ones: each shape is replayed twice
 
 
 class NewestToken(nn.Module):
@@ -47,6 +51,10 @@ class RecordedHead:
     def __init__(self, recordings: dict[int, Recording]) -> None:
         self._recordings = recordings
 
+    def fits(self) -> bool:
+        """Whether the head is still the one that was recorded."""
+        return all(recording.fits() for recording in self._recordings.values())
+
     def of(self, tokens: int, states_width: int) -> Recording | None:
         """That of a pass about embeddings [1, N, width], the states before them [1, N, ·] and positions [1, N]."""
         return self._recordings.get(states_width) if tokens <= WIDEST else None
@@ -61,16 +69,52 @@ class CapturedHead(Captured["AutoregressiveModel"]):
         return self if tokens <= WIDEST and not self.failed else None
 
 
+class _TriedHead(CapturedHead):
+    """The same on trial."""
+
+    def __init__(self, model: AutoregressiveModel) -> None:
+        super().__init__(model, _run)
+        self.trial = Trial(CapturedHead(model, _run))
+
+    def run(self, slots: slice, longest: int, *about: Tensor) -> list[Tensor]:
+        return self.trial.run(slots, longest, *about)
+
+
 def record_head(model: AutoregressiveModel) -> RecordedHead | CapturedHead | None:
     """Of a head, None if it can't be recorded or captured."""
     widths = {model.config.states_width, model.config.width}
-    _pass(model, None, [1], model.config.width)  # the cache is made by the first pass, which a recorded one can't be
+    _pass(model, None, (1,), model.config.width)  # the cache is made by the first pass, which a recorded one can't be
     if model.device.type == "cuda":
-        found = CapturedHead(model, _run)
-        off = max(_off(model, found, width) for width in widths)
-        return found if not found.failed and off <= TOLERANCE.get(model.dtype, 0.15) else None
+        return _captured(model, widths)
     each = {width: _recorded(model, width) for width in widths}
     return RecordedHead({width: one for width, one in each.items() if one is not None}) if any(each.values()) else None
+
+
+def _captured(model: AutoregressiveModel, widths: set[int]) -> CapturedHead | None:
+    """None where its target's passes are not wanted captured, or, with a warning, where they should not be."""
+    if not getattr(model.target, "wants_recorded", True):
+        return None
+    reason = changed(model.module) or _tried(model, widths)
+    if reason:
+        say_uncaptured(f"the {model.name}", reason)
+        return None
+    return CapturedHead(model, _run)
+
+
+@torch.inference_mode()
+def _tried(model: AutoregressiveModel, widths: set[int]) -> str:
+    """Why a head's passes should not be captured, empty if they may be: see `captured_trial`."""
+    tried = _TriedHead(model)
+    try:
+        both = [[_pass(model, each, TRIED, width) for each in (None, tried)] for width in sorted(widths)]
+    except torch.OutOfMemoryError:
+        return "the device has no memory left to try them"
+    off = max(spread_off(a, b) for wanted, got in both for a, b in zip(wanted, got, strict=True))
+    if reason := tried.trial.verdict(model.dtype):
+        return reason
+    if off <= TOLERANCE.get(model.dtype, 0.15):
+        return ""
+    return f"they give other logits than ordinary passes, off by {off:.2g} of their spread"
 
 
 def _recorded(model: AutoregressiveModel, states_width: int) -> Recording | None:
@@ -106,22 +150,13 @@ def _run(model: AutoregressiveModel, given: Inputs) -> tuple[Tensor, ...]:
 @torch.inference_mode()
 def _agrees(model: AutoregressiveModel, recording: Recording, states_width: int) -> bool:
     """Whether passes of several tokens and of one, one after the other, agree to the bit."""
-    widths = [CHECKED, 1, 1]
-    wanted, got = (_pass(model, each, widths, states_width) for each in (None, recording))
+    wanted, got = (_pass(model, each, CHECKED, states_width) for each in (None, recording))
     return all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
 
 
 @torch.inference_mode()
-def _off(model: AutoregressiveModel, captured: CapturedHead, states_width: int) -> float:
-    """By how much logits and states are off, relative to their spread; the last pass replays a graph."""
-    widths = [CHECKED, 1, 1]
-    wanted, got = (_pass(model, each, widths, states_width) for each in (None, captured))
-    return max(spread_off(a, b) for a, b in zip(wanted, got, strict=True))
-
-
-@torch.inference_mode()
 def _pass(
-    model: AutoregressiveModel, recording: Recording | CapturedHead | None, widths: list[int], states_width: int
+    model: AutoregressiveModel, recording: Recording | CapturedHead | None, widths: Sequence[int], states_width: int
 ) -> list[Tensor]:
     """What passes of so many tokens after each other give, by the recording or as ever."""
     generator = torch.Generator().manual_seed(0)

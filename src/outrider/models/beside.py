@@ -37,6 +37,8 @@ def score_beside(
     wanted = max(count + len(own) for count, own in zip(lengths, places, strict=True))
     width = model._width(wanted, rows[0].length) if len(rows) == 1 else wanted
     recording = model._recording(ordered, width)
+    if recording is not None:
+        width = model._recorded_width(recording, ordered, width)
     at, longest = model._place(ordered, width)
     positions, packed = at.clone(), tokens.new_zeros(len(rows), width)
     for k, i in enumerate(by_slot):

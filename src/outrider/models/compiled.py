@@ -162,8 +162,8 @@ def _made(model: TransformersModel, width: int, widths: Sequence[int], path: Pat
         at = f"{list(widths).index(width) + 1} of {len(widths)}"
         _say(f"compiling {model.name} for passes of {width} token{'s'[: width > 1]} ({at}) …")
         found = _compile(model, width, path)
-    if model.device.type == "cuda":
-        found = captured_pass(found)
+    if model.device.type == "cuda" and model.wants_recorded:
+        found = captured_pass(found, model.name)
     off = difference(model, CompiledPasses(model, {width: found}))
     if not off <= TOLERANCE.get(model.dtype, 0.15):
         path.unlink(missing_ok=True)

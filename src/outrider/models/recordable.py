@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.models.captured import CapturedPasses
+from outrider.models.captured import CapturedPasses, width_captured
 from outrider.models.recorded import RecordedPasses
 from outrider.models.recording import Recording, kernels_allowed
 from outrider.models.shared_keys import WIDEST
@@ -22,10 +22,13 @@ class RecordableModel(SlotModel[SlotSequence]):
     """looks_again: whether a recording that was kept is compared with its passes in each start.
 
     recorded_on: the kinds of devices on which its passes can be recorded (`recorded`) or captured (`captured`).
+
+    wants_recorded: whether it was asked to; heads of its own on a GPU do as it does.
     """
 
     looks_again = True
     recorded_on: tuple[str, ...] = ("cpu",)
+    wants_recorded = False
     device: torch.device
     _recorded: RecordedPasses | CapturedPasses | None = None
     _to_record: object = None
@@ -52,6 +55,7 @@ class RecordableModel(SlotModel[SlotSequence]):
         That takes seconds where no recording is kept, and is put off until the first sequence is opened: a head that is
         bound before it wants passes with states.
         """
+        self.wants_recorded = True
         self._recorded, self._to_record = None, kernels_allowed() if self.device.type in self.recorded_on else None
 
     @property
@@ -91,6 +95,13 @@ class RecordableModel(SlotModel[SlotSequence]):
         if self.recorded is None or not together or width > WIDEST or torch.is_autocast_enabled(self.device.type):
             return None
         return self.recorded.of(len(rows))
+
+    def _recorded_width(self, recording: Recording | CapturedPasses, rows: list[SlotSequence], width: int) -> int:
+        """How wide a pass is scored: captured ones come in a few widths, if there is room for the tokens that fill it up."""
+        if not isinstance(recording, CapturedPasses):
+            return width
+        wide = width_captured(width)
+        return wide if self.max_length is None or max(row.length for row in rows) + wide <= self.max_length else width
 
     def _forward_recorded(
         self, recording: Recording | CapturedPasses, tokens: Tensor, positions: Tensor, longest: int, at: Tensor

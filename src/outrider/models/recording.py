@@ -42,12 +42,16 @@ class Untouched:
 
     What is written into the tensors shows in a recorded pass; another tensor, an adapter, a hook or another function would
     not.
+
+    addresses: whether the tensors must lie where they lay, too, as captured passes want it: `parameter.data = …` is the
+    same parameter with another memory.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, addresses: bool = False) -> None:
         self._code = ReachedCode(module)
         names = self._code.methods
         self._parts = [(part, _made_of(part), part.__dict__.keys() & names) for part in module.modules()]
+        self._addresses = self._where() if addresses else None
 
     def holds(self) -> bool:
         """Less than a millisecond for 400 parts."""
@@ -60,7 +64,10 @@ class Untouched:
                 return False
             if part.__dict__.keys() & names != own:
                 return False
-        return True
+        return self._addresses is None or self._where() == self._addresses
+
+    def _where(self) -> list[int]:
+        return [tensor.data_ptr() for _, made, _ in self._parts for tensor in made if isinstance(tensor, Tensor)]
 
 
 def _made_of(part: torch.nn.Module) -> list[object]:
@@ -127,8 +134,8 @@ def _record(
     agrees: Callable[[Recording], bool],
     still: Callable[[Recording], bool],
 ) -> Recording | None:
-    changed = _changed(model.module)
-    path = None if changed else _path(name, what)
+    own = changed(model.module)
+    path = None if own else _path(name, what)
     kept = _read(path)
     if kept is not None and not kept.startswith(_REFUSED):
         try:
@@ -141,7 +148,7 @@ def _record(
         _log.debug("passes of %s are recorded again: %s", name, reason)
         kept = None
     if kept is None:
-        kept, lasting = (_REFUSED + changed, False) if changed else _made(model, make, agrees)
+        kept, lasting = (_REFUSED + own, False) if own else _made(model, make, agrees)
         if lasting:
             _keep(path, kept)
     if kept.startswith(_REFUSED):
@@ -150,8 +157,8 @@ def _record(
     return Recording(model, kept)
 
 
-def _changed(module: torch.nn.Module) -> str:
-    """Which part of it can't be recorded (`_has_own`). Empty if there is none."""
+def changed(module: torch.nn.Module) -> str:
+    """Which part of it can't be recorded or captured (`_has_own`). Empty if there is none."""
     if _hooks_for_all():
         return "there is a hook for all modules"
     own = next((name for name, part in module.named_modules() if _has_own(part)), None)

@@ -122,7 +122,16 @@ def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -
             if child is table and type(child) is nn.Embedding:
                 setattr(parent, name, Int8Embedding(child.weight, child.weight.dtype))
                 count += 1
+    _let_go_of_files(module)
     return count
+
+
+@torch.no_grad()
+def _let_go_of_files(module: nn.Module) -> None:
+    """Copy what is left of the weights: a norm that lies in a checkpoint's file keeps gigabytes of it mapped."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.clone()
 
 
 def _mostly_in_4_bits(module: nn.Module, head: Tensor | None, ours: Kernels) -> bool:

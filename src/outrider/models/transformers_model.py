@@ -238,10 +238,12 @@ class TransformersModel(RecordableModel):
         quick = self.compiled if len(rows) == 1 and logits != "none" else None
         compiled_width = None if quick is None else quick.width(width)
         width = compiled_width or width
-        if width > wanted:
-            tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         kept = _kept(lengths, width, logits)
         recording = self._recording(rows, width) if kept is None and compiled_width is None else None
+        if recording is not None:
+            width = self._recorded_width(recording, rows, width)
+        if width > wanted:
+            tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         positions, longest = self._place(rows, width)
         if quick is not None and compiled_width is not None:
             out = self._forward_compiled(quick, tokens, positions, longest)
