@@ -115,7 +115,7 @@ class TransformersModel(RecordableModel):
 
     @property
     def same_bits(self) -> bool:
-        """Whether a token's logits have the same bits in a pass of any width (`same_bits`, `int8_linear`)."""
+        """Whether a token's logits have the same bits in a pass of any width (`same_bits`, `rounded`)."""
         return self.module.config._attn_implementation in (KERNEL, BLOCKS, STEADY) and self.compiled is None
 
     @property
