@@ -4,8 +4,9 @@ Matrix kernels sum in other orders for other shapes, and torch's attention for C
 time. A block of 512 keys is summed in one order if there are four rows or more, and its first 64, 128, … keys like these
 alone. So fewer rows are filled up (`few`; to a multiple of four where that is not enough, `fours`), and as many columns are
 read as such blocks have (`columns_read`): what lies beyond a row's own position is masked and adds zeros. Models in 8 bits
-use it, whose attention is in float32 (`steady_attention` says why): keys are read as they are, where float64 has to copy
-all of them. And models in bfloat16 whose products have the same bits, too (`same_bits`).
+use it where there are no kernels of ours (`kernels`); attention is in float32 there (`steady_attention` says why): keys are
+read as they are, where float64 has to copy all of them. And models in bfloat16 whose products have the same bits, too
+(`same_bits`).
 
 That kernels add up so is nowhere promised: `adds_up_alike` tries it where it is to be used.
 """
