@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -101,16 +102,23 @@ def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
 
 def _load(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging as transformers_logging
 
+    bar = getattr(gguf_reader, "tqdm", None)
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
+        if bar is not None:  # which transformers' own switch does not reach
+            gguf_reader.tqdm = partial(bar, disable=True)
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     try:
         config = GgufConfig(dequantize=True)
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=config)
     except Exception as error:  # the readers below raise whatever the damaged bytes lead them to
         raise _unreadable(path, error) from error
+    finally:
+        if bar is not None:
+            gguf_reader.tqdm = bar
     tokenizer = _read_tokenizer(path)
     for key in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, key):
