@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.models import shared_keys, steady_attention
+from outrider.models.attention_function import give_attention
 from outrider.models.shared_keys import WIDEST, Fill, mask_for_all
 
 BLOCKS = "outrider_blocks"
@@ -93,15 +94,9 @@ def _alike(module: Any) -> Alike | None:
 
 def use_block_attention(module: Any) -> bool:
     """Give it to a decoder-only model of transformers on a CPU; → whether it has it now."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     if module.config._attn_implementation != "sdpa" or _alike(module) is None:
         return False
-    AttentionInterface.register(BLOCKS, attend)
-    AttentionMaskInterface.register(BLOCKS, sdpa_mask)
-    module.set_attn_implementation(BLOCKS)
-    return bool(module.config._attn_implementation == BLOCKS)
+    return give_attention(module, BLOCKS, attend)
 
 
 def attend(

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.models.attention_function import give_attention
+
 SHARED_KEYS = "outrider_shared_keys"
 Fill = Callable[[int], int]
 WIDEST = 64  # tokens of a row: parts of prompts are wider, where the repeated mask would weigh more than repeated keys
@@ -22,17 +24,11 @@ WIDEST = 64  # tokens of a row: parts of prompts are wider, where the repeated m
 
 def use_shared_keys(module: Any) -> bool:
     """Give it to a model of transformers on a CPU whose heads share keys; → whether it has it now."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     # Asked of the layers: where these differ, a configuration has no one number of heads.
     shared = any(getattr(part, "num_key_value_groups", 1) > 1 for part in module.modules())
     if module.device.type != "cpu" or not shared or module.config._attn_implementation != "sdpa":
         return False
-    AttentionInterface.register(SHARED_KEYS, attend)
-    AttentionMaskInterface.register(SHARED_KEYS, sdpa_mask)
-    module.set_attn_implementation(SHARED_KEYS)
-    return bool(module.config._attn_implementation == SHARED_KEYS)
+    return give_attention(module, SHARED_KEYS, attend)
 
 
 def attend(

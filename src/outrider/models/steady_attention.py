@@ -13,18 +13,14 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
+from outrider.models.attention_function import give_attention
 
 STEADY = "outrider_steady"
 
 
 def use_steady_attention(module: Any) -> None:
     """Give it to a model of transformers, where that lets its attention be replaced."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    AttentionInterface.register(STEADY, attend)
-    AttentionMaskInterface.register(STEADY, sdpa_mask)
-    module.set_attn_implementation(STEADY)
+    give_attention(module, STEADY, attend)
 
 
 def attend(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.models import steady_attention
+from outrider.models.attention_function import give_attention
 from outrider.models.kernels.build import kernels
 
 KERNEL = "outrider_kernel"
@@ -16,15 +17,9 @@ LANE = 8  # what the size of a head must be a multiple of
 
 def use_kernel_attention(module: Any) -> bool:
     """Give it to a model of transformers on a CPU, where that lets its attention be replaced; → whether it has it now."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     if module.config._attn_implementation != "sdpa":
         return False
-    AttentionInterface.register(KERNEL, attend)
-    AttentionMaskInterface.register(KERNEL, sdpa_mask)
-    module.set_attn_implementation(KERNEL)
-    return bool(module.config._attn_implementation == KERNEL)
+    return give_attention(module, KERNEL, attend)
 
 
 def attend(

@@ -1,7 +1,7 @@
 """Our kernels, compiled for this processor when they are first needed, kept in the cache folder and tried before use.
 
-Compiled by the user's C++ compiler, not ahead of time: what they are compiled for is the processor at hand. It takes some
-5 seconds, once. Where there is no compiler, or a processor that they are not written for, whoever asked does without.
+Compiled by the user's C++ compiler, not ahead of time: what they are compiled for is the processor at hand. It takes 12
+seconds of one core, once. Without a compiler, or on a processor that they are not written for, whoever asked does without.
 """
 
 from __future__ import annotations
