@@ -168,8 +168,9 @@ def interrupted(*arguments: str, after: float = 20) -> tuple[int, str, str]:
     long = [
         "generate",
         "Count from one to a thousand in words.",
+        "--plain",  # drafts copied from a text that repeats itself would end it in seconds
         "--max-new-tokens",
-        "4000",
+        "8000",
         "--ignore-eos",
         *arguments,
     ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import outrider
+from outrider.costs import Costs, kept
 from outrider.drafters import IntersectionDrafter
 from outrider.errors import ParameterError
 from outrider.models.loading import load_transformers
@@ -99,6 +100,23 @@ def test_seeds_are_reproducible_and_reported(target: TransformersModel, draft: T
     assert sampled(5).tokens == first.tokens
     unseeded = sampled(None)
     assert sampled(unseeded.seed).tokens == unseeded.tokens
+
+
+def test_a_reported_seed_repeats_its_text_though_the_passes_refute_the_table(
+    target: TransformersModel, draft: TransformersModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a machine that gets busy: lengths adapted to a table measured anew would give another text."""
+    costs = Costs({1: 1e-6, 65: 1e-6})
+    monkeypatch.setattr(kept, "_measured", {kept._key(model): costs for model in (target, draft)})
+    monkeypatch.setattr(kept, "WORTH_REVIEWING", 0.0)
+
+    def sampled(seed: int | None) -> Result:
+        return outrider.generate(target, PROMPT, draft=draft, temperature=1.0, max_new_tokens=40, seed=seed)
+
+    unseeded = sampled(None)
+    assert "the next run measures it again" in caplog.text
+    assert sampled(unseeded.seed).tokens == unseeded.tokens
+    assert kept._measured[kept._key(target)] == costs
 
 
 def test_a_list_of_seeds_makes_rows_stand_alone(target: TransformersModel) -> None:

@@ -139,7 +139,6 @@ class Generation:
         sampling = with_own_rules(target, self.options.sampling, self.prompts, limit)
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
         length = make_length(options.get("num_draft_tokens"), target, self.drafter)
-        self._seeded = options.get("seed") is not None
         self._rounds: list[list[Round]] = [[] for _ in prompts]
         self._decoder = Decoder(
             target,
@@ -170,8 +169,7 @@ class Generation:
         for tracker in self.trackers:
             tracker.finish()
         if len(self.prompts) == 1:  # rows of a batch share their passes, which the tables are not about
-            seen = passes(self._rounds[0], len(self.prompts[0]))
-            review_costs(self.target, seen, at_once=not self._seeded)
+            review_costs(self.target, passes(self._rounds[0], len(self.prompts[0])))
 
     def results(self) -> list[Result]:
         """A result per prompt, with whatever has been generated so far."""

@@ -1,7 +1,7 @@
 """Cost tables kept in memory and on disk, once per model and machine.
 
-They are not measured anew in each run: the adaptive draft length follows from these numbers, so they must be the same for
-the same seed to give the same tokens.
+They are not measured anew in each run, and never twice in one process: the adaptive draft length follows from these numbers,
+so they must be the same for the same seed to give the same tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENOUGH_ROUNDS = 8
 GIVE_UP = 3 * ATTEMPTS
 _log = logging.getLogger(__name__)
 _measured: dict[str, Costs] = {}
-_refuted: set[str] = set()  # tables that are kept in this process all the same: one warning each
+_refuted: set[str] = set()  # tables that only this process keeps: one warning each
 
 
 def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
@@ -80,37 +80,39 @@ def _forget_key(key: str) -> None:
     _refuted.discard(key)
 
 
-def forget_costs(model: LanguageModel, at_once: bool = True) -> None:
-    """Make the next `measured_costs` of this model measure anew, or only those of later processes."""
+def forget_costs(model: LanguageModel) -> None:
+    """Make the next `measured_costs` of this model measure anew."""
     key = _key(model)
-    if at_once:
-        _forget_key(key)
-    if path := _path(key):
-        path.unlink(missing_ok=True)
+    _forget_key(key)
+    _unlink(key)
 
 
-def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]], at_once: bool = True) -> bool:
-    """Forget a model's table if real passes refute it, so that the next `measured_costs` measures anew.
+def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]]) -> bool:
+    """Remove a model's table from the disk if real passes refute it, so that the next process measures anew.
 
     passes: (new tokens, context, seconds) of each. A table that was measured while the machine was busy would otherwise
-    decide about drafting for ever. at_once: False keeps it in this process, where the same seed is to give the same tokens.
-    Returns whether the table was forgotten.
+    decide about drafting for ever. This process keeps it: a seed, be it one that a result has named, is to give the same
+    tokens again, and it may well be these passes that something disturbed. Returns whether the table was removed.
     """
     key = _key(model)
     held = _measured.get(key)
     passes = list(passes)
-    if held is None or len(passes) < ENOUGH_ROUNDS or (key in _refuted and not at_once):
+    if held is None or len(passes) < ENOUGH_ROUNDS or key in _refuted:
         return False
     costs = replace(held, padded=isinstance(model, PadsWidths))
     ratio = median(seconds / costs.verify(tokens, context) for tokens, context, seconds in passes)
     off = median(abs(seconds - costs.verify(tokens, context)) for tokens, context, seconds in passes)
     if 1 / REFUTED <= ratio <= REFUTED or off < WORTH_REVIEWING:
         return False
-    _log.warning("passes of %s take %.2g times what its cost table says: it will be measured again", model.name, ratio)
-    forget_costs(model, at_once)
-    if not at_once:
-        _refuted.add(key)
+    _log.warning("passes of %s take %.2g times what its cost table says: the next run measures it again", model.name, ratio)
+    _refuted.add(key)
+    _unlink(key)
     return True
+
+
+def _unlink(key: str) -> None:
+    if path := _path(key):
+        path.unlink(missing_ok=True)
 
 
 def _key(model: LanguageModel, rows: int = 1) -> str:
