@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,18 +73,12 @@ class NgramDrafter(Drafter):
         return self._guesses(row.tokens[-self.table.order :], limit)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
-        draft = self._guess if _quick(context.sampling) else self._sample
-        drafts: list[list[int]] = []
-        laws: list[list[Tensor]] = []
-        for row, plan in zip(rows, plans, strict=True):
-            tokens, along = draft(row, plan.limit, context)
-            drafts.append(tokens)
-            laws.append(along)
-        return padded_proposal(drafts, context.device, laws)
-
-    def _guess(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
-        del context
-        return list(self._guesses(row.tokens[-self.table.order :], limit)), []
+        limits = [plan.limit for plan in plans]
+        if _quick(context.sampling):
+            tails = [row.tokens[-self.table.order :] for row in rows]
+            drafts = [list(self._guesses(tail, limit)) for tail, limit in zip(tails, limits, strict=True)]
+            return padded_proposal(drafts, context.device, [[] for _ in rows])
+        return padded_proposal(*self._sampled(rows, limits, context))
 
     def _guesses(self, tail: list[int], limit: int) -> Iterator[int]:
         for _ in range(limit):
@@ -91,26 +86,35 @@ class NgramDrafter(Drafter):
             yield guess
             tail = [*tail, guess][-self.table.order :]
 
-    def _sample(self, row: DraftRow, limit: int, context: DraftContext) -> tuple[list[int], list[Tensor]]:
-        drafted: list[int] = []
-        laws: list[Tensor] = []
-        for _ in range(limit):
-            known = row.tokens if context.sampling.needs_context else row.tokens[-self.table.order :]
-            tokens = [*known, *drafted]
-            law = self._law(tokens, row.prompt_length, context).unsqueeze(0)
-            laws.append(law)
-            drafted.append(max(0, int(draw_each(law, [row.stream]))))
-        return drafted, laws
+    def _sampled(
+        self, rows: Many[DraftRow], limits: Many[int], context: DraftContext
+    ) -> tuple[list[list[int]], torch.device, list[list[Tensor]]]:
+        """A token of each row at a time, by the next number of the row's own stream; what is drawn, and by which laws [1, V]."""
+        drafted: list[list[int]] = [[] for _ in rows]
+        laws: list[list[Tensor]] = [[] for _ in rows]
+        for step in range(max(limits)):
+            drafting = [i for i, limit in enumerate(limits) if step < limit]
+            law = self._laws([rows[i] for i in drafting], [drafted[i] for i in drafting], context)
+            tokens = draw_each(law, [rows[i].stream for i in drafting]).tolist()
+            for place, i in enumerate(drafting):
+                laws[i].append(law[place : place + 1])
+                drafted[i].append(max(0, tokens[place]))
+        return drafted, context.device, laws
 
-    def _law(self, tokens: list[int], prompt_length: int, context: DraftContext) -> Tensor:
-        """The table's law standardised as the target's is, over the target's vocabulary. [V], float64"""
-        counted = torch.from_numpy(self.table.law(tokens)).to(context.device).log()
-        short = context.vocab_size - len(counted)
-        logits = torch.nn.functional.pad(counted, (0, short), value=-torch.inf) if short > 0 else counted
+    def _laws(self, rows: Many[DraftRow], drafted: Many[list[int]], context: DraftContext) -> Tensor:
+        """The table's laws standardised as the target's are, over the target's vocabulary. [R, V], float64"""
+        sampling, reach = context.sampling, self.table.order
+        tails = [[*row.tokens[-reach:], *new] for row, new in zip(rows, drafted, strict=True)]
+        counted = torch.from_numpy(np.stack([self.table.law(tail) for tail in tails])).to(context.device).log()
+        short = max(0, context.vocab_size - counted.shape[1])
+        logits = torch.nn.functional.pad(counted, (0, short), value=-torch.inf)[:, : context.vocab_size]
         contexts = None
-        if context.sampling.needs_context:
-            contexts = [Context(to_device(tokens, context.device, torch.long), prompt_length)]
-        return standardize(logits[: context.vocab_size].unsqueeze(0), context.sampling, contexts)[0]
+        if sampling.needs_context:
+            contexts = [
+                Context(to_device([*row.tokens, *new], context.device, torch.long), row.prompt_length)
+                for row, new in zip(rows, drafted, strict=True)
+            ]
+        return standardize(logits, sampling, contexts)
 
 
 def _quick(sampling: SamplingSettings) -> bool:
