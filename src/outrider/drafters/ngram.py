@@ -89,7 +89,7 @@ class NgramDrafter(Drafter):
     def _sampled(
         self, rows: Many[DraftRow], limits: Many[int], context: DraftContext
     ) -> tuple[list[list[int]], torch.device, list[list[Tensor]]]:
-        """A token of each row at a time, by the next number of the row's own stream. → what is drawn, and the laws, [1, V] each"""
+        """A token of each row at a time, by the next number of its own stream. → what is drawn, and the laws [1, V]"""
         drafted: list[list[int]] = [[] for _ in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
         for step in range(max(limits)):
