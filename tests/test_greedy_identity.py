@@ -17,7 +17,7 @@ from outrider.models.table import TableModel
 from outrider.prompts import encode
 from tests.real_models import pruned_draft, smollm2
 
-NEW_TOKENS = 48
+NEW_TOKENS = 64
 QUESTIONS = [
     "Write a Python function that returns the n-th Fibonacci number.",
     "Rewrite this with type hints: def add(a, b): return a + b",
@@ -77,7 +77,7 @@ def test_twenty_prompts_give_the_tokens_of_plain_decoding() -> None:
         # Rounding in float32 is near 1e-4 and ties as close as that are rare: most prompts must agree to the last token.
         assert sum(found is None for found in divergences) >= 18
     for number in (1, 7, 15):
-        single = outrider.generate(smollm2(), prompts()[number], max_new_tokens=NEW_TOKENS, num_draft_tokens=5)
+        single = outrider.generate(smollm2(), prompts()[number], max_new_tokens=48, num_draft_tokens=5)
         found = first_divergence(smollm2(), prompts()[number], single.tokens, plain()[number])
         assert found is None or found.near_tie, str(found)
         assert single.stats.drafted > 0

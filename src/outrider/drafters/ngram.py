@@ -78,7 +78,8 @@ class NgramDrafter(Drafter):
             tails = [row.tokens[-self.table.order :] for row in rows]
             drafts = [list(self._guesses(tail, limit)) for tail, limit in zip(tails, limits, strict=True)]
             return padded_proposal(drafts, context.device, [[] for _ in rows])
-        return padded_proposal(*self._sampled(rows, limits, context))
+        drafts, laws = self._sampled(rows, limits, context)
+        return padded_proposal(drafts, context.device, laws)
 
     def _guesses(self, tail: list[int], limit: int) -> Iterator[int]:
         for _ in range(limit):
@@ -88,7 +89,7 @@ class NgramDrafter(Drafter):
 
     def _sampled(
         self, rows: Many[DraftRow], limits: Many[int], context: DraftContext
-    ) -> tuple[list[list[int]], torch.device, list[list[Tensor]]]:
+    ) -> tuple[list[list[int]], list[list[Tensor]]]:
         """A token of each row at a time, by the next number of its own stream. → what is drawn, and the laws [1, V]"""
         drafted: list[list[int]] = [[] for _ in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
@@ -99,7 +100,7 @@ class NgramDrafter(Drafter):
             for place, i in enumerate(drafting):
                 laws[i].append(law[place : place + 1])
                 drafted[i].append(max(0, tokens[place]))
-        return drafted, context.device, laws
+        return drafted, laws
 
     def _laws(self, rows: Many[DraftRow], drafted: Many[list[int]], context: DraftContext) -> Tensor:
         """The table's laws standardised as the target's are, over the target's vocabulary. [R, V], float64"""
