@@ -1,7 +1,7 @@
 """Cost tables kept in memory and on disk, once per model and machine.
 
-They are not measured anew in each run, and a process that has a table keeps it unless `forget_costs` is called: the adaptive draft length follows from these numbers,
-so they must be the same for the same seed to give the same tokens.
+They are not measured anew in each run, and a process that has a table keeps it unless `forget_costs` is called: the adaptive
+draft length follows from these numbers, so they must be the same for the same seed to give the same tokens.
 """
 
 from __future__ import annotations
