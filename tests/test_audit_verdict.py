@@ -138,10 +138,9 @@ def test_texts_that_end_do_not_look_dependent() -> None:
     """Whether a text ends depends on its last token, so what is paired must not depend on where texts end."""
     target = target_model()
     ends = frozenset(range(6))
-    texts = []
-    for i in range(500):
-        new, rounds = decode(target, [Request(PROMPT, 40, RandomStream(9, i), ends)], ONE, draft_model(), FixedLength(3))
-        texts.append(Text((*PROMPT, *new[0]), len(PROMPT), tuple(rounds[0])))
+    requests = [Request(PROMPT, 40, RandomStream(9, i), ends) for i in range(500)]
+    new, rounds = decode(target, requests, ONE, draft_model(), FixedLength(3))
+    texts = [Text((*PROMPT, *row), len(PROMPT), tuple(r)) for row, r in zip(new, rounds, strict=True)]
     assert sum(text.tokens[-1] in ends for text in texts) > 300
     found = report(texts, target, None, ONE)
     assert found.p is not None

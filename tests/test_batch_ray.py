@@ -36,6 +36,16 @@ COUNT = 40
 TABLE = {"seconds": {"1": 1.0, "9": 1.2}, "per_token": {}, "context": 64}
 
 
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster for the tests that leave it alive: joining one takes a second, starting one many."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    yield nodes.address
+    nodes.shutdown()
+
+
 def jobs(taken: list[int] | None = None) -> Iterator[Job]:
     for i in range(COUNT):
         if taken is not None:
@@ -96,7 +106,7 @@ def test_the_end_of_the_cluster_ends_the_run_with_the_reason(
 
 
 def test_the_command_goes_on_with_ray_where_one_process_stopped(
-    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    address: str, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"the fox {i}"}) + "\n" for i in range(12)))
@@ -105,18 +115,18 @@ def test_the_command_goes_on_with_ray_where_one_process_stopped(
     assert run(command) == 0
     whole = output.read_text().splitlines(keepends=True)
     output.write_text("".join(whole[:5]) + whole[5][:20])
-    assert run([*command, "--ray", "--actors", "1", "--json"]) == 0
+    assert run([*command, "--ray", address, "--actors", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["before"] == 5
     strip = [{k: v for k, v in json.loads(line).items() if k != "stats"} for line in whole]
     again = [{k: v for k, v in json.loads(line).items() if k != "stats"} for line in output.read_text().splitlines()]
     assert sorted(again, key=lambda one: one["index"]) == sorted(strip, key=lambda one: one["index"])
 
 
-def test_audited_texts_are_those_of_one_process_in_the_same_order(target_folder: Path) -> None:
+def test_audited_texts_are_those_of_one_process_in_the_same_order(address: str, target_folder: Path) -> None:
     sampling, draft = SamplingSettings(temperature=1.0, top_p=0.9), "self:temperature=1.5"
     target = load(target_folder, dtype="float64")
     setup = Setup(str(target_folder), (draft,), 3, batch_size=8, dtype="float64", device="cpu", rounds=True)
-    got = list(spread_texts(Cluster(None, 1), setup, target, sampling, 400, seed=5, done=8))
+    got = list(spread_texts(Cluster(address, 1), setup, target, sampling, 400, seed=5, done=8))
     want = list(own_texts(target, make_named(draft, target), sampling, 400, 3, seed=5, done=8))
     assert [one.tokens for one in got] == [one.tokens for one in want]
     counts = [[[(len(r.tokens), r.drafted, r.accepted) for r in one.rounds] for one in texts] for texts in (got, want)]
@@ -124,14 +134,14 @@ def test_audited_texts_are_those_of_one_process_in_the_same_order(target_folder:
 
 
 def test_tasks_are_answered_as_by_one_process(
-    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    address: str, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "asked.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"the fox {i}"}) + "\n" for i in range(3)))
     models = ["--target", str(target_folder), "--dtype", "float64", "--draft", "suffix", "--num-draft-tokens", "2"]
     command = ["bench", "tasks", "--task", f"jsonl:{source}", "--temperature", "1", "--max-new-tokens", "8", *models]
     logs = [tmp_path / "here.jsonl", tmp_path / "ray.jsonl"]
-    for log, options in zip(logs, ([], ["--ray", "--actors", "1"]), strict=True):
+    for log, options in zip(logs, ([], ["--ray", address, "--actors", "1"]), strict=True):
         assert run([*command, "--metric", "none", "--log", str(log), "--json", *options]) == 0
     answers: list[dict[Any, Any]] = [{}, {}]
     for log, found in zip(logs, answers, strict=True):
@@ -143,13 +153,13 @@ def test_tasks_are_answered_as_by_one_process(
 
 
 def test_drafts_are_tuned_on_the_texts_of_one_process(
-    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    address: str, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "p.txt"
     prompts.write_text("the fox\nthe dog\na fox\n")
     command = ["tune", str(target_folder), "--dtype", "float64", "--prompts", str(prompts), "--max-new-tokens", "40"]
     found = []
-    for options in ([], ["--ray", "--actors", "1"]):
+    for options in ([], ["--ray", address, "--actors", "1"]):
         assert run([*command, "--temperature", "1", "--top-p", "0.9", "--seed", "3", "--json", *options]) == 0
         candidates = json.loads(capsys.readouterr().out)["candidates"]
         found.append([(one["name"], one["alpha"], one["coverage"]) for one in candidates])
@@ -157,10 +167,10 @@ def test_drafts_are_tuned_on_the_texts_of_one_process(
     assert all(0 < alpha < 1 for _, alpha, _ in found[0])
 
 
-def test_errors_of_an_actor_are_one_line_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_an_actor_are_one_line_here(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n')
-    command = ["batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--ray", "--actors", "1"]
+    command = ["batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--ray", address, "--actors", "1"]
     assert run([*command, "--target", str(tmp_path / "nowhere")]) == 1
     err = capsys.readouterr().err
     assert "nowhere" in err

@@ -90,6 +90,15 @@ def test_what_can_not_be_cut_is_refused_with_one_line(draft_folder: Path, cache:
         cut_head(made, 5, "tiny")
 
 
+@pytest.mark.parametrize("engine", ["transformers", "openvino"])
+def test_a_cut_model_is_no_target_and_one_with_all_its_rows_is(engine: str, draft_folder: Path, cache: Path) -> None:
+    cut = outrider.load(draft_folder, dtype="float32", engine=engine, num_tokens=LEFT)
+    with pytest.raises(ParameterError, match=f"is a draft of {LEFT} tokens and can't be a target: .* leave num_tokens out"):
+        outrider.generate(cut, PROMPT, max_new_tokens=2)
+    every = outrider.load(draft_folder, dtype="float32", engine=engine, num_tokens=cut.vocab_size)
+    assert len(outrider.generate(every, PROMPT, max_new_tokens=2, ignore_eos=True).tokens) == 2
+
+
 def test_encoder_decoders_are_not_cut(tmp_path: Path) -> None:
     from tests.conftest import save_encoder_decoder
 

@@ -40,6 +40,13 @@ def student() -> TransformersModel:
     return TransformersModel(made, name="student")
 
 
+def shortened() -> TransformersModel:
+    """The first rows of its head are left."""
+    made = module("Llama", 2)
+    cut_head(made, len(FEW), "shortened")
+    return TransformersModel(made, name="shortened")
+
+
 def head(folder: Path) -> HeadDrafter:
     return HeadDrafter(write_head(folder, "autoregressive", tokens=FEW), step_seconds=0.05)
 
@@ -48,6 +55,7 @@ DRAFTS: dict[str, Callable[[Path], ModelDrafter]] = {
     "head": head,
     "blocks": lambda folder: HeadDrafter(write_head(folder, "blockwise", tokens=FEW), step_seconds=0.05),
     "student": lambda folder: ModelDrafter(student(), step_seconds=0.05),
+    "shortened": lambda folder: ModelDrafter(shortened(), step_seconds=0.05),
 }
 
 

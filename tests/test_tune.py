@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from outrider import theory
+from outrider import forced, theory
 from outrider.cli.main import run as run_cli
 from outrider.costs import Costs, DraftSeconds
 from outrider.decode import Request, decode
@@ -39,7 +39,8 @@ def written(target: TableModel, sampling: SamplingSettings, tokens: int, seed: i
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_laws_along_a_text_are_those_that_decoding_meets(name: str) -> None:
+def test_laws_along_a_text_are_those_that_decoding_meets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forced, "MOST", 32)
     target, sampling = table(1, V), SETTINGS[name]
     text = written(target, ONE, 70)
     laws = torch.cat(list(target_laws_along(target, text, 2, sampling)))
@@ -55,16 +56,20 @@ def test_laws_along_a_text_are_those_that_decoding_meets(name: str) -> None:
 def test_logits_along_a_text_start_where_they_should() -> None:
     target = table(1, V)
     text = written(target, ONE, 5)
-    every = torch.cat(list(logits_along(target, text, 1)))
+    (every,) = logits_along(target, text, 1)
     assert torch.equal(torch.cat(list(logits_along(target, text, 4))), every[3:])
+    parts = list(logits_along(target, text, 1, chunk=3))
+    assert [len(part) for part in parts] == [3] * (len(every) // 3) + ([len(every) % 3] if len(every) % 3 else [])
+    assert torch.equal(torch.cat(parts), every)
 
 
 @pytest.mark.parametrize(
     "drafter", [ModelDrafter(table(2, V), step_seconds=0.0), PromptLookupDrafter()], ids=["model", "copy"]
 )
-def test_betas_are_those_that_the_rounds_report(drafter: Drafter) -> None:
+def test_betas_are_those_that_the_rounds_report(drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.round import Extras
 
+    monkeypatch.setattr(forced, "MOST", 32)
     target = table(1, V)
     new, rounds = decode(target, [Request((0, 1), 60, RandomStream(1))], ONE, drafter, FixedLength(1), Extras(betas=True))
     along = betas_along(drafter, target, [0, 1, *new[0]], 2, ONE)

@@ -26,20 +26,30 @@ from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
 from outrider.theory import acceptance_probability
 
-CHUNK = 32
+LEAST, MOST = 32, 512  # positions in a chunk
+NUMBERS = 1 << 20  # in a chunk, if these are more than `LEAST` positions
 
 
-def logits_along(model: LanguageModel, tokens: Many[int], start: int, source: Source | None = None) -> Iterator[Tensor]:
-    """The logits that predict tokens[start], tokens[start + 1], …, `CHUNK` at a time. start ≥ 1. → [n, V] each
+def positions_in_chunk(vocab_size: int) -> int:
+    """How many laws over so many tokens are held at once."""
+    return min(max(LEAST, NUMBERS // vocab_size), MOST)
 
-    source: what the encoder of an encoder-decoder reads. They may be overwritten when the next chunk is asked for.
+
+def logits_along(
+    model: LanguageModel, tokens: Many[int], start: int, source: Source | None = None, chunk: int | None = None
+) -> Iterator[Tensor]:
+    """The logits that predict tokens[start], tokens[start + 1], …, `chunk` positions at a time. start ≥ 1. → [n, V] each
+
+    source: what the encoder of an encoder-decoder reads. chunk: None for as many as `positions_in_chunk` has for this model.
+    They may be overwritten when the next chunk is asked for.
     """
+    wide = chunk or positions_in_chunk(model.vocab_size)
     known = known_tokens(list(tokens), model.vocab_size)
     sequence = open_sequence(model, source, len(known))
     try:
         prefill(model, [sequence], [known[: start - 1]])
-        for first in range(start, len(known), CHUNK):
-            padded, lengths = pad_rows([known[first - 1 : min(first + CHUNK, len(known)) - 1]], model.device)
+        for first in range(start, len(known), wide):
+            padded, lengths = pad_rows([known[first - 1 : min(first + wide, len(known)) - 1]], model.device)
             logits = model.score([sequence], padded, lengths, "all")
             assert logits is not None
             yield logits[0]
@@ -97,8 +107,9 @@ def draft_laws_along(
 ) -> Iterator[Tensor]:
     """The law of the first token that the drafter would propose before each new token; NaN where it proposes none.
 
-    `drafter` must be bound to `target`. → [n, V] each, chunks as in `logits_along`
+    `drafter` must be bound to `target`. → [n, V] each, chunks as in the target's `logits_along`
     """
+    wide = positions_in_chunk(target.vocab_size)
     if isinstance(drafter, ModelDrafter):
         model = drafter.reader()
         row = DraftRow(list(tokens), prompt_length, RandomStream(0), TableSequence(), source=source)
@@ -108,18 +119,20 @@ def draft_laws_along(
         known = (
             tokens[: limit + 1] if limit >= prompt_length else []
         )  # the law after the last token that its context holds is its last
-        logits = logits_along(model, [*reading[:before], *known], before + prompt_length, source) if known else ()
+        read = [*reading[:before], *known]
+        logits = logits_along(model, read, before + prompt_length, source, wide) if known else ()
         chunks = (fit_vocabulary(part, target.vocab_size) for part in logits)
         yield from _filled(
             standardized_along(chunks, tokens, prompt_length, prompt_length, drafter.sampling or sampling),
             len(tokens) - prompt_length,
+            wide,
             target,
         )
         return
     with _walk(drafter, target, tokens, prompt_length, sampling, source) as (row, context):
-        for first in range(prompt_length, len(tokens), CHUNK):
+        for first in range(prompt_length, len(tokens), wide):
             laws = []
-            for token in tokens[first : first + CHUNK]:
+            for token in tokens[first : first + wide]:
                 laws.append(_law(_propose(drafter, row, context, 1), context))
                 _go_on(drafter, row, token)
             yield torch.stack(laws)
@@ -146,10 +159,10 @@ def point_drafts_along(
     return drafts
 
 
-def _filled(laws: Iterator[Tensor], count: int, target: LanguageModel) -> Iterator[Tensor]:
+def _filled(laws: Iterator[Tensor], count: int, wide: int, target: LanguageModel) -> Iterator[Tensor]:
     """Laws of `count` positions in chunks; NaN from where there are none on."""
-    for done in range(0, count, CHUNK):
-        wanted = min(CHUNK, count - done)
+    for done in range(0, count, wide):
+        wanted = min(wide, count - done)
         law = next(laws, torch.zeros(0, target.vocab_size, device=target.device))
         yield torch.nn.functional.pad(law, (0, 0, 0, wanted - len(law)), value=torch.nan)
 

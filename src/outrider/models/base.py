@@ -129,11 +129,11 @@ def refuse_encoder(target: LanguageModel, what: str) -> None:
 
 
 def refuse_draft_only(target: LanguageModel) -> None:
-    """Raise if the model is a student of few tokens: as a target it would say no others."""
+    """Raise if the model's head has rows for some tokens alone: as a target it would say no others."""
     if has_few_tokens(target):
         raise ParameterError(
-            f"{target.name} is a draft of {len(target.draft_tokens)} tokens and can't be a target: name the one it was "
-            "trained for"
+            f"{target.name} is a draft of {len(target.draft_tokens)} tokens and can't be a target: name the model that a "
+            "student was trained for, and leave num_tokens out"
         )
 
 

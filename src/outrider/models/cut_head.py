@@ -45,10 +45,12 @@ def draft_tokens(config: Any, name: str) -> Tensor | None:
 
 
 def tokens_of_rows(module: Any, name: str) -> Tensor | None:
-    """What the rows of a head stand for, if it was cut to those that the configuration lists; None for any other head."""
+    """What the rows of a head stand for, if it was cut; None if it has one for every token. → int64 [T], ascending"""
     listed = draft_tokens(module.config, name)
     rows = getattr(module.get_output_embeddings(), "out_features", None)
-    return listed if listed is not None and rows == len(listed) else None
+    if rows is None or rows >= int(module.config.get_text_config().vocab_size):
+        return None
+    return listed if listed is not None and rows == len(listed) else torch.arange(rows)
 
 
 def spread(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:

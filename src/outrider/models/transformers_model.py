@@ -19,7 +19,6 @@ from outrider.models.base import (
     WhichLogits,
     check_copy,
     check_layers,
-    fit_vocabulary,
 )
 from outrider.models.beside import score_beside, take_alternative
 from outrider.models.block_attention import BLOCKS, columns_of
@@ -47,7 +46,7 @@ NARROW = 8  # up to this many columns the head is applied to all: choosing one w
 class TransformersModel(RecordableModel):
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
 
-    draft_tokens: those that a student of few tokens drafts, whose head has rows for these only; None for others.
+    draft_tokens: those that a head has rows for, if it was cut: such a model can only draft. None for others.
 
     Refuses models that can't roll back, by name and reason. Not safe for concurrent use by several threads.
     """
@@ -299,9 +298,7 @@ class TransformersModel(RecordableModel):
 
     def over_vocabulary(self, out: Tensor) -> Tensor:
         """What the head gives; -inf for tokens without a row, if it was cut. [.., T] → [.., V]"""
-        if self.draft_tokens is not None:
-            return spread(out, self.draft_tokens, self._vocab_size)
-        return fit_vocabulary(out, self._vocab_size) if out.shape[-1] < self._vocab_size else out
+        return out if self.draft_tokens is None else spread(out, self.draft_tokens, self._vocab_size)
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None, at: Tensor | None = None

@@ -81,6 +81,9 @@ class OpenVinoModel:
         self._saved = saved
         self._about = saved.about
         self._num_tokens = num_tokens
+        self.draft_tokens = None
+        if num_tokens is not None and num_tokens < saved.about.vocab_size:
+            self.draft_tokens = torch.arange(num_tokens)
         self._steady = SteadyWidth()
         self.tokenizer = saved.tokenizer
         self.threads = threads or torch.get_num_threads()
@@ -178,6 +181,13 @@ class OpenVinoModel:
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
+        out = self.score_few(sequences, tokens, lengths, logits)
+        return None if out is None else fit_vocabulary(out, self.vocab_size)
+
+    def score_few(
+        self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+    ) -> Tensor | None:
+        """See `FewTokens`."""
         new = new_tokens(sequences, tokens, lengths, self.vocab_size)
         rows = owned_sequences(self, PagedSequence, sequences, lengths, tokens.shape[1])
         if logits == "none":
@@ -197,7 +207,7 @@ class OpenVinoModel:
             for row in rows:
                 self._publish(row)
             return None
-        return fit_vocabulary(in_rows(out, counts if logits == "all" else [1] * len(rows)), self.vocab_size)
+        return in_rows(out, counts if logits == "all" else [1] * len(rows))
 
     def _widths(self, rows: list[PagedSequence], counts: list[int], logits: WhichLogits) -> list[int]:
         """How many tokens wide each row of a pass is made: what is to be filled in goes to the shortest row."""
