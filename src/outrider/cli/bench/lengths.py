@@ -56,7 +56,7 @@ def lengths(
     refuse_encoder(model, "bench lengths")
     drafters = [models.load_one_draft(spec, model) for spec in models.draft]
     costs = measured_costs(model)
-    every = human_eval(0, 81)[:: 82 // problems][:problems] if problems else []
+    every = human_eval(1, 82)[:: 82 // problems][:problems] if problems else []  # the first is among the kinds
     tasks = [*kinds(model.tokenizer), *every]
     for drafter in drafters:
         check_replayed(model, drafter, temperature)
