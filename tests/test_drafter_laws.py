@@ -89,10 +89,11 @@ LENGTHS: dict[str, DraftLength] = {"fixed": FixedLength(3), "adaptive": Adaptive
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_follows_the_targets_law(name: str, length: str, setting: str) -> None:
     target = table(1, V)
-    tokens, rounds = run(target, DRAFTERS[name](), SETTINGS[setting], LENGTHS[length], samples=SAMPLES // 2)
+    samples = SAMPLES // 20 if setting == "greedy" else SAMPLES // 2  # of one text, every token of which has to be right
+    tokens, rounds = run(target, DRAFTERS[name](), SETTINGS[setting], LENGTHS[length], samples=samples)
     assert p_value(tokens, target, SETTINGS[setting]) > ALARM
     if length == "fixed":
-        assert sum(record.drafted for record in rounds) > SAMPLES / 10
+        assert sum(record.drafted for record in rounds) > samples / 5
 
 
 @pytest.mark.parametrize("length", LENGTHS)
