@@ -72,7 +72,8 @@ class PagedSequence:
 class OpenVinoModel:
     """A converted model, opened from its folder. Not safe for concurrent use by several threads.
 
-    The logits that `score` returns are overwritten by the next call. num_tokens: rows left of the head (`cut_head`).
+    The logits that `score` returns are overwritten by the next call. num_tokens: rows left of the head (`cut_head`);
+    draft_tokens: what they stand for, None if it has them all.
     """
 
     flat = True
