@@ -23,11 +23,11 @@ from torch import Tensor
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.models.cache_folder import cache_folder
 from outrider.models.graph_text import UnwritableError, graph_text
-from outrider.models.kernels.rows import fuse_rotations
+from outrider.models.kernels.fusing import fuse
 from outrider.models.model_code import ReachedCode
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 6  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 7  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _jit: Any = torch._C
@@ -170,7 +170,7 @@ def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording
     try:
         with _quiet(), torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
             graph = make().graph
-            fuse_rotations(graph)
+            fuse(graph)
             text = graph_text(graph)
         if not agrees(Recording(model, text)):
             return _REFUSED + "its recorded passes give other bits", True

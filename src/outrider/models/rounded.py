@@ -17,7 +17,7 @@ from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight, su
 from outrider.models.kernels.attention import use_kernel_attention
 from outrider.models.kernels.build import Kernels, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
-from outrider.models.kernels.rows import replace_norms
+from outrider.models.kernels.rows import replace_rows
 from outrider.models.packed_linear import OpaqueLinear, plain_weight, replace_linears
 from outrider.models.steady_attention import use_steady_attention
 
@@ -89,10 +89,10 @@ def round_to_int4(module: Any) -> int:
 
 
 def round_linears(module: nn.Module) -> int:
-    """Replace the linear layers alone, in 8 bits, and the norms; → how many linear layers."""
+    """Replace the linear layers alone, in 8 bits, and what stands between them; → how many linear layers."""
     ours = kernels()
     if ours is not None:
-        replace_norms(module, ours)
+        replace_rows(module, ours)
     return replace_linears(module, _int8_maker())
 
 
@@ -111,7 +111,7 @@ def _int8_maker() -> Callable[[Tensor, Tensor | None], OpaqueLinear]:
 def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
     ours = kernels()
     if ours is not None:
-        replace_norms(module, ours)
+        replace_rows(module, ours)
     if (ours is None or not use_kernel_attention(module)) and not use_block_attention(module):
         use_steady_attention(module)
     with torch.inference_mode():

@@ -13,47 +13,23 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 
-using torch::stable::Tensor;
+#include "rows.h"
 
 namespace {
 
-constexpr int64_t LANE = 8;            // numbers that are computed at once
 constexpr int64_t CHUNK = 256;         // columns
 constexpr int64_t MOST_ROWS = 3;       // at once
 constexpr int64_t KEYS = 4;            // at once
 constexpr int64_t PARALLEL = 1 << 16;  // products from which several threads share them
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-// e^x for x <= 0, to about one unit of the last place; 0 for less than -87. Of NaN: NaN.
-__m256 exponential(__m256 x) {
-  const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LT_OQ);
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), x);
-  r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), r);
-  __m256 sum = _mm256_set1_ps(1.9875691500e-4f);
-  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.0f, 1.0f}) {
-    sum = _mm256_fmadd_ps(sum, r, _mm256_set1_ps(next));
-  }
-  const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-  return _mm256_andnot_ps(small, _mm256_mul_ps(sum, _mm256_castsi256_ps(power)));
-}
-
-float exponential(float x) { return _mm256_cvtss_f32(exponential(_mm256_set1_ps(x))); }
-
-// The same with its last dimension in one piece.
-Tensor in_one_piece(const Tensor& x) {
-  const int64_t last = x.dim() - 1;
-  return x.stride(last) == 1 || x.size(last) == 1 ? x : torch::stable::contiguous(x);
-}
 
 // [batch, heads, tokens, size], the last dimension in one piece.
 struct Part {
@@ -200,33 +176,23 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
   for (; d < pass.size; d += LANE) add_values<M, 1>(scores, values + d, pass.values.token, count, pass.size, out + d);
 }
 
-// query [B, heads, N, size], key and value [B, groups, L, size], seen bool [B or 1, 1, N, L] or none -> [B, N, heads, size]
-Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen, double scale) {
-  for (Tensor* each : {&query, &key, &value}) {
-    STD_TORCH_CHECK(each->dim() == 4 && each->scalar_type() == torch::headeronly::ScalarType::Float, "attention is of float32");
-    STD_TORCH_CHECK(each->size(3) == query.size(3) && each->size(0) == query.size(0), "queries, keys and values have other sizes");
-    *each = in_one_piece(*each);
-  }
-  const int64_t batch = query.size(0), heads = query.size(1), tokens = query.size(2), size = query.size(3);
-  const int64_t groups = key.size(1), columns = key.size(2);
-  STD_TORCH_CHECK(groups > 0 && heads % groups == 0 && value.size(1) == groups && value.size(2) == columns && size % LANE == 0,
-                  "heads can't share these keys");
-  Pass pass{Part(query), Part(key), Part(value), nullptr, 0, 0, groups, heads / groups, tokens, columns, size,
-            static_cast<float>(scale)};
-  Tensor mask = query;
-  if (seen.has_value()) {
-    STD_TORCH_CHECK(seen->dim() == 4, "what is seen must be bool [B, 1, N, L]");
-    mask = in_one_piece(*seen);
-    STD_TORCH_CHECK( mask.scalar_type() == torch::headeronly::ScalarType::Bool && mask.size(1) == 1 &&
-                        (mask.size(0) == batch || mask.size(0) == 1) && mask.size(2) == tokens && mask.size(3) == columns,
-                    "what is seen must be bool [B, 1, N, L]");
-    pass.seen = static_cast<const bool*>(mask.data_ptr());
-    pass.seen_batch = mask.size(0) == 1 ? 0 : mask.stride(0);
-    pass.seen_token = mask.stride(2);
-  }
-  const int64_t shape[] = {batch, tokens, heads, size};
-  Tensor out = torch::stable::new_empty(query, {shape, 4});
-  float* to = static_cast<float*>(out.data_ptr());
+// What the rows see, bool [B or 1, 1, N, L] or none; kept alive by what is returned.
+std::optional<Tensor> look_at(const std::optional<Tensor>& seen, int64_t batch, Pass* pass) {
+  if (!seen.has_value()) return std::nullopt;
+  STD_TORCH_CHECK(seen->dim() == 4, "what is seen must be bool [B, 1, N, L]");
+  const Tensor mask = in_one_piece(*seen);
+  STD_TORCH_CHECK(mask.scalar_type() == torch::headeronly::ScalarType::Bool && mask.size(1) == 1 &&
+                      (mask.size(0) == batch || mask.size(0) == 1) && mask.size(2) == pass->tokens && mask.size(3) == pass->columns,
+                  "what is seen must be bool [B, 1, N, L]");
+  pass->seen = static_cast<const bool*>(mask.data_ptr());
+  pass->seen_batch = mask.size(0) == 1 ? 0 : mask.stride(0);
+  pass->seen_token = mask.stride(2);
+  return mask;
+}
+
+// Writes [batch, tokens, heads, size].
+void attend_all(const Pass& pass, int64_t batch, float* to) {
+  const int64_t tokens = pass.tokens, columns = pass.columns, size = pass.size, groups = pass.groups, heads = groups * pass.times;
   const int64_t rows = pass.rows(), chunks = (columns + CHUNK - 1) / CHUNK, tasks = batch * groups * chunks;
   const std::unique_ptr<float[]> room(new float[tasks * rows * (size + 2)]);
   auto found_of = [&](int64_t task) {
@@ -275,12 +241,104 @@ Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen
     torch::stable::parallel_for(0, tasks, 1, some_chunks);
     if (batch * heads * tokens * size * chunks >= PARALLEL) {
       torch::stable::parallel_for(0, batch * groups * rows, 16, put_together);
-      return out;
+      return;
     }
   } else {
     some_chunks(0, tasks);
   }
   put_together(0, batch * groups * rows);
+}
+
+// query [B, heads, N, size], key and value [B, groups, L, size], seen bool [B or 1, 1, N, L] or none -> [B, N, heads, size]
+Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen, double scale) {
+  for (Tensor* each : {&query, &key, &value}) {
+    STD_TORCH_CHECK(each->dim() == 4 && is_float(*each), "attention is of float32");
+    STD_TORCH_CHECK(each->size(3) == query.size(3) && each->size(0) == query.size(0), "queries, keys and values have other sizes");
+    *each = in_one_piece(*each);
+  }
+  const int64_t batch = query.size(0), heads = query.size(1), tokens = query.size(2), size = query.size(3);
+  const int64_t groups = key.size(1), columns = key.size(2);
+  STD_TORCH_CHECK(groups > 0 && heads % groups == 0 && value.size(1) == groups && value.size(2) == columns && size % LANE == 0,
+                  "heads can't share these keys");
+  Pass pass{Part(query), Part(key), Part(value), nullptr, 0, 0, groups, heads / groups, tokens, columns, size,
+            static_cast<float>(scale)};
+  const std::optional<Tensor> mask = look_at(seen, batch, &pass);
+  const int64_t shape[] = {batch, tokens, heads, size};
+  Tensor out = torch::stable::new_empty(query, {shape, 4});
+  attend_all(pass, batch, static_cast<float*>(out.data_ptr()));
+  return out;
+}
+
+// What becomes of a query or a key, [size]: it is normalised, if there is a norm, and its first `turned` numbers are rotated.
+struct Turn {
+  std::optional<Norm> norm;
+  int64_t size, turned;
+
+  void operator()(const float* row, const float* cosines, const float* sines, float* room, float* out) const {
+    if (norm.has_value()) {
+      norm->of_row(row, size, room);
+      row = room;
+    }
+    rotate_row(row, cosines, sines, turned, out);
+    std::copy(row + turned, row + size, out + turned);
+  }
+};
+
+// The same of new tokens, whose keys and values are kept first. packed [B, N, (heads + 2 * groups) * size]: queries, keys and
+// values of each token; queries and keys are normalised by what is given of [size], and rotated by cos and sin [B or 1, 1, N, up
+// to size]. keys and values [B, groups, C, size] in float32, of which the first `columns` are read. at int64 [B, N]: in which columns the tokens
+// are kept. -> [B, N, heads * size]
+Tensor attend_new(Tensor packed, int64_t heads, std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps,
+                  double more, Tensor cos, Tensor sin, Tensor keys, Tensor values, Tensor at, std::optional<Tensor> seen,
+                  int64_t columns, double scale) {
+  STD_TORCH_CHECK(packed.dim() == 3 && keys.dim() == 4 && values.dim() == 4 && at.dim() == 2, "attention is of other dimensions");
+  STD_TORCH_CHECK(is_float(packed) && is_float(keys) && is_float(values), "attention is of float32");
+  STD_TORCH_CHECK(at.scalar_type() == torch::headeronly::ScalarType::Long, "columns are int64");
+  const int64_t batch = packed.size(0), tokens = packed.size(1);
+  const int64_t groups = keys.size(1), capacity = keys.size(2), size = keys.size(3);
+  STD_TORCH_CHECK(groups > 0 && heads % groups == 0 && size % LANE == 0 && packed.size(2) == (heads + 2 * groups) * size,
+                  "heads can't share these keys");
+  STD_TORCH_CHECK(keys.size(0) == batch && values.size(0) == batch && at.size(0) == batch && at.size(1) == tokens &&
+                      values.size(1) == groups && values.size(2) == capacity && values.size(3) == size &&
+                      keys.stride(3) == 1 && values.stride(3) == 1 && 0 <= columns && columns <= capacity,
+                  "keys and values are kept in other sizes");
+  const Tensor x = in_one_piece(packed);
+  const int64_t turned = cos.size(cos.dim() - 1);
+  STD_TORCH_CHECK(turned <= size && turned % 2 == 0, "more is rotated than there is, or an odd number");
+  const Angles cosines = angles_of(cos, batch, tokens, turned), sines = angles_of(sin, batch, tokens, turned);
+  Turn turn_query{std::nullopt, size, turned}, turn_key{std::nullopt, size, turned};
+  if (query_norm.has_value()) turn_query.norm = norm_of(*query_norm, size, eps, more);
+  if (key_norm.has_value()) turn_key.norm = norm_of(*key_norm, size, eps, more);
+  std::vector<float> room(size);
+  const int64_t shape[] = {batch, heads, tokens, size};
+  Tensor query = torch::stable::new_empty(packed, {shape, 4});
+  const float* from = floats(x);
+  const int64_t* column = static_cast<const int64_t*>(at.data_ptr());
+  float *rotated = static_cast<float*>(query.data_ptr()), *kept_keys = static_cast<float*>(keys.data_ptr());
+  float* kept_values = static_cast<float*>(values.data_ptr());
+  for (int64_t b = 0; b < batch; b++) {
+    for (int64_t n = 0; n < tokens; n++) {
+      const float* row = from + b * x.stride(0) + n * x.stride(1);
+      const float *c = cosines.of(b, n), *s = sines.of(b, n);
+      const int64_t to = column[b * at.stride(0) + n * at.stride(1)];
+      STD_TORCH_CHECK(0 <= to && to < capacity, "a column lies outside of what is kept");
+      for (int64_t h = 0; h < heads; h++, row += size) {
+        turn_query(row, c, s, room.data(), rotated + ((b * heads + h) * tokens + n) * size);
+      }
+      for (int64_t g = 0; g < groups; g++, row += size) {
+        turn_key(row, c, s, room.data(), kept_keys + b * keys.stride(0) + g * keys.stride(1) + to * keys.stride(2));
+      }
+      for (int64_t g = 0; g < groups; g++, row += size) {
+        std::memcpy(kept_values + b * values.stride(0) + g * values.stride(1) + to * values.stride(2), row, size * sizeof(float));
+      }
+    }
+  }
+  Pass pass{Part(query), Part(keys), Part(values), nullptr, 0, 0, groups, heads / groups, tokens, columns, size,
+            static_cast<float>(scale)};
+  const std::optional<Tensor> mask = look_at(seen, batch, &pass);
+  const int64_t flat[] = {batch, tokens, heads * size};
+  Tensor out = torch::stable::new_empty(packed, {flat, 3});
+  attend_all(pass, batch, static_cast<float*>(out.data_ptr()));
   return out;
 }
 
@@ -288,6 +346,10 @@ Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("attend(Tensor query, Tensor key, Tensor value, Tensor? seen, float scale) -> Tensor");
+  library.def("attend_new(Tensor packed, int heads, Tensor? query_norm, Tensor? key_norm, float eps, float more, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor at, Tensor? seen, int columns, float scale) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) { library.impl("attend", TORCH_BOX(&attend)); }
+STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
+  library.impl("attend", TORCH_BOX(&attend));
+  library.impl("attend_new", TORCH_BOX(&attend_new));
+}

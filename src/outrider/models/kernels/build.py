@@ -25,6 +25,7 @@ from outrider.errors import CacheFolderError, in_one_line
 from outrider.models.cache_folder import build_once
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("rounded_linear.cpp", "rows.cpp", "attention.cpp"))
+HEADER = Path(__file__).with_name("rows.h")
 LIBRARY = "kernels.so"
 COMPILERS = ("c++", "g++", "clang++")
 LEVELS = {
@@ -45,7 +46,8 @@ class UnbuiltError(Exception):
 
 
 class Kernels:
-    """Operations of torch: `linear_int8`, `linear_int4`, `pack_int8`, `pack_int4`, `rms_norm`, `rotate`, `attend`.
+    """Operations of torch: `linear_int8`, `linear_int4`, `pack_int8`, `pack_int4`, `rms_norm`, `silu`, `rotate`, `attend`;
+    `fused_int8`, `fused_int4` and `attend_new` are several of these in one (`fusing`).
 
     What they are given and return: see their sources.
 
@@ -60,7 +62,8 @@ class Kernels:
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
             for name in ("linear_int8", "linear_int4"):
                 torch.library.register_fake(f"{namespace(level)}::{name}", _shape)
-            torch.library.register_fake(f"{namespace(level)}::rms_norm", _same)
+            for name in ("rms_norm", "silu"):
+                torch.library.register_fake(f"{namespace(level)}::{name}", _same)
             torch.library.register_fake(f"{namespace(level)}::attend", _attended)
         self._try()
 
@@ -147,7 +150,7 @@ def build(level: str) -> Kernels:
     """Those of a level, from the cache folder or compiled now. Raises `UnbuiltError`."""
     command = (*_OPTIONS, *(f"-m{_SWITCHES.get(name, name)}" for name in LEVELS[level]))
     system = (torch.__version__, *platform.libc_ver())  # what a library that was built here needs elsewhere, too
-    parts = (*(source.read_bytes() for source in SOURCES), repr((command, system)).encode())
+    parts = (*(source.read_bytes() for source in (HEADER, *SOURCES)), repr((command, system)).encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     name = f"kernels/{level}-{digest}"
     try:

@@ -8,6 +8,9 @@
 // in the lower halves) of 16 outputs each, so that an instruction multiplies 4 columns of 16 outputs with 4 activations of
 // a row. Up to 8 rows use a line while it is in a register: at the memory's pace they cost as much as one.
 //
+// `fused_int8` and `fused_int4` do what stands before and behind a layer, too: a norm or a gate, and adding what goes past it.
+// They give the bits of these operations, called one by one.
+//
 // `pack_int8` and `pack_int4` make that layout. They are operations of torch, callable by its interpreter (TorchScript), and
 // compiled against the part of torch's headers whose binary interface is stable.
 
@@ -23,11 +26,8 @@
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 
-using torch::stable::Tensor;
+#include "rows.h"
 
 namespace {
 
@@ -38,6 +38,7 @@ constexpr int64_t GROUP_LINES = 5;   // 4 of weights, then 16 scales and 16 leas
 constexpr int64_t MOST_COLUMNS = 130000;  // in 8 bits: 255 * 127 of each, in 32
 constexpr int64_t AHEAD = 2048;      // bytes that are fetched in advance
 constexpr int64_t PARALLEL = 1 << 15;  // activations from which several threads round them
+constexpr int64_t SHARE = 1 << 12;   // activations that a thread gates at least
 constexpr float LARGEST = 127.0f;    // of a rounded activation
 constexpr float FOUND = 1e-4f;       // squared error of a group over its squared range: it was in 4 bits before
 constexpr float ZERO = 128.0f;       // added before rounding, as torch's kernels do: the same ties
@@ -113,10 +114,10 @@ int32_t four_at(const int8_t* values) {
   return found;
 }
 
-// Where a block's results go: [rows, outputs], `lanes` of them in this block.
+// Where a block's results go: [rows, outputs], `lanes` of them in this block. added: what they are added to, in the same places.
 struct Out {
   float* at;
-  const float* bias;
+  const float *bias, *added;
   int64_t stride, lanes;
 };
 
@@ -131,6 +132,7 @@ void store(const __m512 (&sums)[M], const float* scales, const Out& out) {
   for (int m = 0; m < M; m++) {
     __m512 result = _mm512_mul_ps(sums[m], _mm512_set1_ps(scales[m]));
     if (out.bias != nullptr) result = _mm512_add_ps(result, _mm512_maskz_loadu_ps(mask, out.bias));
+    if (out.added != nullptr) result = _mm512_add_ps(result, _mm512_maskz_loadu_ps(mask, out.added + m * out.stride));
     _mm512_mask_storeu_ps(out.at + m * out.stride, mask, result);
   }
 }
@@ -198,8 +200,10 @@ constexpr int32_t MOVED = 64;
 
 void store(const float (&sums)[8], int half, const Out& out, int64_t m) {
   for (int64_t i = 0; i < 8 && half * 8 + i < out.lanes; i++) {
-    const int64_t n = half * 8 + i;
-    out.at[m * out.stride + n] = out.bias == nullptr ? sums[i] : sums[i] + out.bias[n];
+    const int64_t n = half * 8 + i, at = m * out.stride + n;
+    float result = out.bias == nullptr ? sums[i] : sums[i] + out.bias[n];
+    if (out.added != nullptr) result += out.added[at];
+    out.at[at] = result;
   }
 }
 
@@ -319,25 +323,80 @@ Tensor room_for(const Tensor& x, int64_t outputs) {
 
 bool is(const Tensor& x, torch::headeronly::ScalarType type) { return x.scalar_type() == type && x.is_contiguous(); }
 
+// Activations [rows, columns] in float32, as they are rounded.
+struct Given {
+  Tensor shape;  // [.., any]
+  const float* at;
+  int64_t rows, columns;
+};
+
+Given plain(const Tensor& given) {
+  STD_TORCH_CHECK(is_float(given) && given.dim() > 0, "activations must be float32 [.., columns]");
+  const Tensor x = whole(given);
+  const int64_t columns = x.size(x.dim() - 1);
+  return {x, floats(x), columns == 0 ? 0 : x.numel() / columns, columns};
+}
+
+// What a layer reads behind a norm, or a gate: then x is [.., 2 * columns], the gate first. Kept by each thread, so that a call
+// allocates nothing.
+Given prepared(const Tensor& x, const std::optional<Tensor>& weight, double eps, double more, bool gated) {
+  Given given = plain(x);
+  if (!weight.has_value() && !gated) return given;
+  static thread_local std::vector<float> kept;
+  const float* from = given.at;
+  const int64_t rows = given.rows;
+  if (gated) {
+    STD_TORCH_CHECK(!weight.has_value() && given.columns % 2 == 0, "a gate and what it is for are as wide, without a norm");
+    const int64_t columns = given.columns /= 2;
+    kept.resize(rows * columns);
+    float* to = kept.data();
+    torch::stable::parallel_for(0, rows * columns, SHARE, [=](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const int64_t m = begin / columns, k = begin % columns, count = std::min(columns - k, end - begin);
+        const float* row = from + 2 * m * columns + k;
+        gated_row(row, row + columns, count, to + begin);
+        begin += count;
+      }
+    });
+  } else {
+    const int64_t columns = given.columns;
+    const Norm norm = norm_of(*weight, columns, eps, more);
+    kept.resize(rows * columns);
+    float* to = kept.data();
+    auto some = [=](int64_t begin, int64_t end) {
+      for (int64_t m = begin; m < end; m++) norm.of_row(from + m * columns, columns, to + m * columns);
+    };
+    if (rows > 1 && rows * columns >= PARALLEL) {
+      torch::stable::parallel_for(0, rows, 1, some);
+    } else {
+      some(0, rows);
+    }
+  }
+  given.at = kept.data();
+  return given;
+}
+
 template <class F>
-Tensor multiplied(const Tensor& given, const std::optional<Tensor>& bias, int64_t outputs, int64_t padded, bool by_group,
-                  const F& block) {
+Tensor multiplied(const Given& x, const std::optional<Tensor>& bias, const std::optional<Tensor>& added, int64_t outputs,
+                  int64_t padded, bool by_group, const F& block) {
   using torch::headeronly::ScalarType;
-  STD_TORCH_CHECK(given.scalar_type() == ScalarType::Float && given.dim() > 0, "activations must be float32 [.., columns]");
   STD_TORCH_CHECK(!bias.has_value() || (is(*bias, ScalarType::Float) && bias->numel() == outputs),
                   "a bias must be float32, a number for each output");
-  const Tensor x = given.is_contiguous() ? given : torch::stable::contiguous(given);
-  const int64_t columns = x.size(x.dim() - 1), rows = columns == 0 ? 0 : x.numel() / columns;
-  STD_TORCH_CHECK(columns > 0 && columns <= padded && padded - columns < GROUP, "activations and weights have other columns");
-  Tensor out = room_for(x, outputs);
-  const Rounded& rounded = round_rows(static_cast<const float*>(x.data_ptr()), rows, columns, padded, by_group);
-  const float* more = bias.has_value() ? static_cast<const float*>(bias->data_ptr()) : nullptr;
+  const int64_t rows = x.rows;
+  STD_TORCH_CHECK(x.columns > 0 && x.columns <= padded && padded - x.columns < GROUP, "activations and weights have other columns");
+  STD_TORCH_CHECK(!added.has_value() || (is_float(*added) && added->numel() == rows * outputs),
+                  "what is added must be float32, a number for each result");
+  const std::optional<Tensor> beside = added.has_value() ? std::optional<Tensor>(whole(*added)) : std::nullopt;
+  Tensor out = room_for(x.shape, outputs);
+  const Rounded& rounded = round_rows(x.at, rows, x.columns, padded, by_group);
+  const float* more = bias.has_value() ? floats(*bias) : nullptr;
+  const float* past = beside.has_value() ? floats(*beside) : nullptr;
   float* to = static_cast<float*>(out.data_ptr());
   torch::stable::parallel_for(0, blocks_of(outputs), 4, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; n++) {
       by_rows(rows, [&](auto count, int64_t first) {
-        const int64_t at = n * OUTPUTS;
-        const Out here{to + first * outputs + at, more == nullptr ? nullptr : more + at, outputs, outputs - at};
+        const int64_t at = n * OUTPUTS, from = first * outputs + at;
+        const Out here{to + from, more == nullptr ? nullptr : more + at, past == nullptr ? nullptr : past + from, outputs, outputs - at};
         block(count, n, rounded, first, here);
       });
     }
@@ -345,8 +404,8 @@ Tensor multiplied(const Tensor& given, const std::optional<Tensor>& bias, int64_
   return out;
 }
 
-// x [.., columns], weight as `pack_int8` gives it, scales [outputs, filled up], bias [outputs] or none -> [.., outputs]
-Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t outputs) {
+Tensor by_int8(const Given& x, const Tensor& weight, const Tensor& scales, const std::optional<Tensor>& bias,
+               const std::optional<Tensor>& added, int64_t outputs) {
   using torch::headeronly::ScalarType;
   STD_TORCH_CHECK(is(weight, ScalarType::Byte) && weight.dim() == 3 && weight.size(0) == blocks_of(outputs) && weight.size(2) == LINE,
                   "the weight is not one of so many outputs");
@@ -354,24 +413,45 @@ Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor>
                   "scales must be float32, a number for each output of every block");
   const int64_t lines = weight.size(1);
   const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
-  const float* by_output = static_cast<const float*>(scales.data_ptr());
-  return multiplied(x, bias, outputs, lines * 4, false,
+  const float* by_output = floats(scales);
+  return multiplied(x, bias, added, outputs, lines * 4, false,
                     [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
                       block_int8<count()>(weights + n * lines * LINE, by_output + n * OUTPUTS, rounded, first, out);
                     });
 }
 
-// x [.., columns], weight as `pack_int4` gives it, bias [outputs] or none -> [.., outputs]
-Tensor linear_int4(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
+Tensor by_int4(const Given& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& added,
+               int64_t outputs) {
   STD_TORCH_CHECK(is(weight, torch::headeronly::ScalarType::Byte) && weight.dim() == 4 && weight.size(0) == blocks_of(outputs) &&
                       weight.size(2) == GROUP_LINES && weight.size(3) == LINE,
                   "the weight is not one of so many outputs");
   const int64_t groups = weight.size(1);
   const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
-  return multiplied(x, bias, outputs, groups * GROUP, true,
+  return multiplied(x, bias, added, outputs, groups * GROUP, true,
                     [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
                       block_int4<count()>(weights + n * groups * GROUP_LINES * LINE, rounded, first, out);
                     });
+}
+
+// x [.., columns], weight as `pack_int8` gives it, scales [outputs, filled up], bias [outputs] or none -> [.., outputs]
+Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t outputs) {
+  return by_int8(plain(x), weight, scales, bias, std::nullopt, outputs);
+}
+
+// x [.., columns], weight as `pack_int4` gives it, bias [outputs] or none -> [.., outputs]
+Tensor linear_int4(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
+  return by_int4(plain(x), weight, bias, std::nullopt, outputs);
+}
+
+// The same of `rms_norm(x, norm, eps, more)`, or of silu(gate) * other for x [.., gate and other] -> added + [.., outputs]
+Tensor fused_int8(Tensor x, std::optional<Tensor> norm, double eps, double more, bool gated, std::optional<Tensor> added,
+                  Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t outputs) {
+  return by_int8(prepared(x, norm, eps, more, gated), weight, scales, bias, added, outputs);
+}
+
+Tensor fused_int4(Tensor x, std::optional<Tensor> norm, double eps, double more, bool gated, std::optional<Tensor> added,
+                  Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
+  return by_int4(prepared(x, norm, eps, more, gated), weight, bias, added, outputs);
 }
 
 // values [outputs, columns] int8 -> [blocks, lines, 64] uint8, MOVED
@@ -501,6 +581,8 @@ std::tuple<Tensor, Tensor> pack_int4(Tensor weights) {
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor? bias, int outputs) -> Tensor");
   library.def("linear_int4(Tensor x, Tensor weight, Tensor? bias, int outputs) -> Tensor");
+  library.def("fused_int8(Tensor x, Tensor? norm, float eps, float more, bool gated, Tensor? added, Tensor weight, Tensor scales, Tensor? bias, int outputs) -> Tensor");
+  library.def("fused_int4(Tensor x, Tensor? norm, float eps, float more, bool gated, Tensor? added, Tensor weight, Tensor? bias, int outputs) -> Tensor");
   library.def("pack_int8(Tensor values) -> Tensor");
   library.def("pack_int4(Tensor weights) -> (Tensor, Tensor)");
 }
@@ -508,6 +590,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
 STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("linear_int8", TORCH_BOX(&linear_int8));
   library.impl("linear_int4", TORCH_BOX(&linear_int4));
+  library.impl("fused_int8", TORCH_BOX(&fused_int8));
+  library.impl("fused_int4", TORCH_BOX(&fused_int4));
   library.impl("pack_int8", TORCH_BOX(&pack_int8));
   library.impl("pack_int4", TORCH_BOX(&pack_int4));
 }

@@ -1,24 +1,18 @@
 """What a model does to each token between its linear layers, by one call of ours in place of several of torch.
 
-Norms are replaced as modules, so that every pass has the same ones. Turning queries and keys to their positions is replaced
-in recorded passes (`recording`), where it stands as single operations: ours gives the bits of these.
+Norms and SiLU are replaced as modules, so that every pass has the same ones; `fusing` finds them in recorded passes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.models.kernels.build import Kernels, namespace
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+from outrider.models.kernels.build import Kernels
 
 NEAR = 1e-5  # relative, of a norm by ours and as it was
-_END = 2**63 - 1
-_aten = torch.ops.aten
 
 
 class RmsNorm(nn.Module):
@@ -38,21 +32,43 @@ class RmsNorm(nn.Module):
         return f"{len(self.weight)}, eps={self.eps}, more={self.more}"
 
 
+class Silu(nn.Module):
+    """x → x / (1 + e^−x), in x's type; ours in float32 on a CPU."""
+
+    def __init__(self, ours: Kernels) -> None:
+        super().__init__()
+        self._silu: Any = ours.ops.silu
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32 or x.device.type != "cpu":
+            return nn.functional.silu(x)
+        out: Tensor = self._silu(x)
+        return out
+
+
 @torch.inference_mode()
-def replace_norms(module: nn.Module, ours: Kernels) -> int:
-    """Replace the norms of a float32 module on a CPU that turn out to be of this kind; → how many."""
+def replace_rows(module: nn.Module, ours: Kernels) -> int:
+    """Replace the SiLUs of a module, and of float32 on a CPU the norms that turn out to be of this kind; → how many."""
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            found = _like(child, ours)
+            found = Silu(ours) if _is_silu(child) else _like(child, ours)
             if found is not None:
                 setattr(parent, name, found)
                 count += 1
     return count
 
 
+def _is_silu(child: nn.Module) -> bool:
+    """torch's, or that of transformers."""
+    if not type(child).__name__.startswith("SiLU") or any(True for _ in child.parameters()):
+        return False
+    x = torch.linspace(-30.0, 30.0, 61, dtype=torch.float32, device="cpu")
+    return not getattr(child, "inplace", False) and torch.equal(child(x.clone()), nn.functional.silu(x))
+
+
 def _like(norm: nn.Module, ours: Kernels) -> RmsNorm | None:
-    """One that gives what this module gives; None if it is something else."""
+    """A norm that gives what this module gives; None if it is something else."""
     weight = getattr(norm, "weight", None)
     eps = next(
         (value for name in ("variance_epsilon", "eps") if isinstance(value := getattr(norm, name, None), float)), None
@@ -71,66 +87,3 @@ def _like(norm: nn.Module, ours: Kernels) -> RmsNorm | None:
         if want.shape == x.shape and float((found(x) - want).abs().max()) <= NEAR * float(want.abs().max()):
             return found
     return None
-
-
-def fuse_rotations(graph: GraphModule) -> int:
-    """Replace what turns queries and keys in a traced pass that has our operations already; → how many."""
-    level = next((found for node in graph.graph.nodes if (found := _ours(node)) is not None), None)
-    if level is None:
-        return 0
-    rotate = getattr(torch.ops, level).rotate.default
-    count = 0
-    for node in list(graph.graph.nodes):
-        parts = _rotated(node)
-        if parts is not None:
-            with graph.graph.inserting_before(node):
-                made = graph.graph.call_function(rotate, parts)
-            made.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(made)
-            count += 1
-    graph.graph.eliminate_dead_code()
-    return count
-
-
-def _ours(node: Node) -> str | None:
-    """The namespace of one of our operations."""
-    space = getattr(node.target, "namespace", "") if node.op == "call_function" else ""
-    return space if space.startswith(namespace("")) else None
-
-
-def _rotated(node: Node) -> tuple[Node, Node, Node] | None:
-    """x, cos and sin of x · cos + cat(−x[.., half:], x[.., :half]) · sin."""
-    if node.target is not _aten.add.Tensor or node.kwargs or len(node.args) != 2:
-        return None
-    first, second = node.args
-    for plain, turned in ((first, second), (second, first)):
-        x, cos = _of(plain, _aten.mul.Tensor)
-        both, sin = _of(turned, _aten.mul.Tensor)
-        parts, last = _of(both, _aten.cat.default)
-        if last not in (-1, 3) or not isinstance(parts, list | tuple) or len(parts) != 2:
-            continue
-        (upper,) = _of(parts[0], _aten.neg.default, 1)
-        value = x.meta["val"]
-        size = value.shape[-1]
-        if value.dim() != 4 or value.dtype is not torch.float32 or not isinstance(size, int) or size % 2:
-            continue
-        if _of(upper, _aten.slice.Tensor, 4) == (x, 3, size // 2, _END) and _of(parts[1], _aten.slice.Tensor, 4) == (
-            x,
-            3,
-            0,
-            size // 2,
-        ):
-            return (x, cos, sin) if _angles(value, cos) and _angles(value, sin) else None
-    return None
-
-
-def _of(node: Any, target: Any, count: int = 2) -> tuple[Any, ...]:
-    """The arguments of a call of this operation; Nones for anything else."""
-    found = getattr(node, "target", None) is target and not node.kwargs and len(node.args) == count
-    return tuple(node.args) if found else (None,) * count
-
-
-def _angles(value: Tensor, node: Any) -> bool:
-    """Whether this is [1 or B, 1, N, size] in float32."""
-    of = node.meta["val"]
-    return bool(of.dim() == 4 and of.dtype is torch.float32 and of.shape[1] == 1 and of.shape[3] == value.shape[3])

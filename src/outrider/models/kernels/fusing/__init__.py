@@ -1,0 +1,74 @@
+"""Fewer operations in a traced pass: what stands side by side becomes one operation of ours.
+
+A call takes some microseconds, as long as the work of most operations on a few tokens. Each of these gives the bits of those
+it replaces, so a recorded pass stays the ordinary one (`recording` compares them). Five are left of a layer of Llama's kind:
+
+    attend_new      rotations of queries and keys, keeping keys and values, attention
+    fused_int4/8    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
+
+Only passes that have our operations already are changed; what is not found in this very shape stays as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from outrider.models.kernels.build import namespace
+from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
+from outrider.models.kernels.fusing.layers import fuse_layers
+from outrider.models.kernels.fusing.parts import alone, aten, given_to, replace
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+_VIEWS = (aten.unsqueeze.default, aten.expand.default, aten.select.int, aten.slice.Tensor)
+
+
+def fuse(graph: GraphModule) -> None:
+    """Change a traced pass in place."""
+    level = next((found for node in graph.graph.nodes if (found := _ours(node)) is not None), None)
+    if level is None:
+        return
+    ops = getattr(torch.ops, level)
+    for change in (_simplify, _share_views, fuse_rotations, fuse_attention, fuse_layers):
+        change(graph, ops)
+        graph.graph.eliminate_dead_code()
+
+
+def _ours(node: Node) -> str | None:
+    """The namespace of one of our operations."""
+    space = getattr(node.target, "namespace", "") if node.op == "call_function" else ""
+    return space if space.startswith(namespace("")) else None
+
+
+def _simplify(graph: GraphModule, ops: Any) -> None:
+    """Less of what computes nothing: names for the same, copies of what nothing changes, halves that are views."""
+    linear = (ops.linear_int4.default, ops.linear_int8.default)
+    for node in list(graph.graph.nodes):
+        (same,) = given_to(node, aten.alias.default, 1)
+        (copied,) = given_to(node, aten.clone.default, 1)
+        pieces, which = given_to(node, operator.getitem)
+        x, size, dim = given_to(pieces, aten.split.Tensor, 3)
+        if same is not None:
+            node.replace_all_uses_with(same)
+        elif copied is not None and copied.target in linear and alone(copied):
+            node.replace_all_uses_with(copied)
+        elif isinstance(size, int):
+            dim %= x.meta["val"].dim()
+            replace(graph, node, aten.slice.Tensor, (x, dim, which * size, (which + 1) * size))
+
+
+def _share_views(graph: GraphModule, ops: Any) -> None:
+    """One view where a pass makes the same of the same several times."""
+    del ops
+    made: dict[object, Node] = {}
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and node.target in _VIEWS and not node.kwargs:
+            key = (node.target, *(tuple(arg) if isinstance(arg, list) else arg for arg in node.args))
+            first = made.setdefault(key, node)
+            if first is not node:
+                node.replace_all_uses_with(first)

@@ -1,0 +1,144 @@
+// What is computed of one row, by the operation of its own and inside of larger ones: the same bits in both.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+namespace {
+
+using torch::stable::Tensor;
+
+constexpr int64_t LANE = 8;  // numbers that are computed at once
+constexpr int64_t SUMS = 16;  // side by side, on any processor
+
+inline bool is_float(const Tensor& x) { return x.scalar_type() == torch::headeronly::ScalarType::Float; }
+
+inline const float* floats(const Tensor& x) { return static_cast<const float*>(x.data_ptr()); }
+
+// The same in one piece.
+inline Tensor whole(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+
+// The same with its last dimension in one piece.
+inline Tensor in_one_piece(const Tensor& x) {
+  const int64_t last = x.dim() - 1;
+  return x.stride(last) == 1 || x.size(last) == 1 ? x : torch::stable::contiguous(x);
+}
+
+// e^x for x <= 0, to about one unit of the last place; 0 for less than -87. Of NaN: NaN.
+inline __m256 exponential(__m256 x) {
+  const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LT_OQ);
+  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), x);
+  r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), r);
+  __m256 sum = _mm256_set1_ps(1.9875691500e-4f);
+  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.0f, 1.0f}) {
+    sum = _mm256_fmadd_ps(sum, r, _mm256_set1_ps(next));
+  }
+  const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_andnot_ps(small, _mm256_mul_ps(sum, _mm256_castsi256_ps(power)));
+}
+
+inline float exponential(float x) { return _mm256_cvtss_f32(exponential(_mm256_set1_ps(x))); }
+
+// x / (1 + e^-x)
+inline __m256 silu_of(__m256 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
+  const __m256 small = exponential(_mm256_or_ps(x, sign));  // of -|x|
+  const __m256 above = _mm256_blendv_ps(one, small, x);     // blends where x is negative
+  return _mm256_mul_ps(x, _mm256_div_ps(above, _mm256_add_ps(one, small)));
+}
+
+// The first `count` numbers, and zeros.
+inline __m256 some_of(const float* x, int64_t count) {
+  float lanes[LANE] = {};
+  std::copy(x, x + count, lanes);
+  return _mm256_loadu_ps(lanes);
+}
+
+inline void store_some(__m256 x, int64_t count, float* out) {
+  float lanes[LANE];
+  _mm256_storeu_ps(lanes, x);
+  std::copy(lanes, lanes + count, out);
+}
+
+inline void silu_row(const float* x, int64_t count, float* out) {
+  int64_t k = 0;
+  for (; k + LANE <= count; k += LANE) _mm256_storeu_ps(out + k, silu_of(_mm256_loadu_ps(x + k)));
+  if (k < count) store_some(silu_of(some_of(x + k, count - k)), count - k, out + k);
+}
+
+// silu(gate) * x
+inline void gated_row(const float* gate, const float* x, int64_t count, float* out) {
+  int64_t k = 0;
+  for (; k + LANE <= count; k += LANE) {
+    _mm256_storeu_ps(out + k, _mm256_mul_ps(silu_of(_mm256_loadu_ps(gate + k)), _mm256_loadu_ps(x + k)));
+  }
+  const int64_t rest = count - k;
+  if (rest > 0) store_some(_mm256_mul_ps(silu_of(some_of(gate + k, rest)), some_of(x + k, rest)), rest, out + k);
+}
+
+inline float sum_of_squares(const float* x, int64_t count) {
+  float lanes[SUMS] = {};
+  int64_t k = 0;
+  for (; k + SUMS <= count; k += SUMS) {
+    for (int64_t i = 0; i < SUMS; i++) lanes[i] += x[k + i] * x[k + i];
+  }
+  for (int64_t i = 0; k + i < count; i++) lanes[i] += x[k + i] * x[k + i];
+  for (int64_t half = SUMS / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+// x / sqrt(mean(x^2) + small) * (weight + added)
+struct Norm {
+  const float* weight;
+  float small, added;
+
+  void of_row(const float* row, int64_t size, float* out) const {
+    const float scale = 1.0f / std::sqrt(sum_of_squares(row, size) / static_cast<float>(size) + small);
+    for (int64_t k = 0; k < size; k++) out[k] = row[k] * scale * (weight[k] + added);
+  }
+};
+
+inline Norm norm_of(const Tensor& weight, int64_t size, double eps, double more) {
+  STD_TORCH_CHECK(is_float(weight) && weight.is_contiguous(), "a norm is of float32");
+  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == size && size > 0, "a norm is of rows as long as its weight");
+  return {floats(weight), static_cast<float>(eps), static_cast<float>(more)};
+}
+
+// x * cos + turned(x) * sin, turned(x) being its upper half with the other sign, then its lower half.
+inline void rotate_row(const float* row, const float* cosines, const float* sines, int64_t size, float* out) {
+  const int64_t half = size / 2;
+  for (int64_t k = 0; k < half; k++) {
+    out[k] = row[k] * cosines[k] + -row[k + half] * sines[k];
+    out[k + half] = row[k + half] * cosines[k + half] + row[k] * sines[k + half];
+  }
+}
+
+// Cosines or sines, [batch or 1, 1, tokens, size].
+struct Angles {
+  const float* at;
+  int64_t batch, token;
+
+  const float* of(int64_t b, int64_t n) const { return at + b * batch + n * token; }
+};
+
+inline Angles angles_of(const Tensor& x, int64_t batch, int64_t tokens, int64_t size) {
+  STD_TORCH_CHECK(x.dim() == 4 && is_float(x), "angles are of float32 and have 4 dimensions");
+  STD_TORCH_CHECK((x.size(0) == batch || x.size(0) == 1) && x.size(1) == 1 && x.size(2) == tokens && x.size(3) == size &&
+                      (x.stride(3) == 1 || size == 1),
+                  "angles have other sizes than what is rotated");
+  return {floats(x), x.size(0) == 1 ? 0 : x.stride(0), x.stride(2)};
+}
+
+}  // namespace
