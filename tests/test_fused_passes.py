@@ -227,6 +227,27 @@ def test_only_such_operations_become_a_rotation() -> None:
             assert torch.equal(graph(x, cos, sin), function(x, cos, sin))
 
 
+def test_what_computes_nothing_is_left_out() -> None:
+    ours = kernels()
+    assert ours is not None
+    layer = Int8Kernel(torch.randn(8, 8), None, ours)
+
+    def function(x: Tensor) -> Tensor:
+        z: Tensor = layer(torch.ops.aten.alias.default(x.transpose(1, 2).transpose(1, 2)))
+        first, second = z.clone().chunk(2, -1)
+        return first.unsqueeze(1) * second.unsqueeze(1) + first.unsqueeze(1).transpose(1, 2).transpose(2, 3)
+
+    x = torch.randn(1, 4, 8)
+    with torch.no_grad():
+        graph = make_fx(function)(x)
+        fuse(graph)
+        graph.recompile()
+        found = calls(graph)
+        assert (found["transpose.int"], found["unsqueeze.default"], found["slice.Tensor"]) == (2, 2, 2)
+        assert not found["alias.default"] + found["clone.default"] + found["split.Tensor"] + found["getitem"]
+        assert torch.equal(graph(x), function(x))
+
+
 def test_only_such_operations_become_part_of_a_layer() -> None:
     ours = kernels()
     assert ours is not None

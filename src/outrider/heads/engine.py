@@ -29,7 +29,7 @@ from outrider.models.kernels import attention as kernel_attention
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.recording import Recording
-from outrider.models.rounded import can_round
+from outrider.models.rounded import can_round, rounded_by
 from outrider.models.shared_keys import together
 from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotModel, SlotSequence
@@ -96,7 +96,7 @@ class HeadModel(SlotModel[HeadSequence]):
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
         beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
-        weights = "int8" if self.rounded else self.dtype
+        weights = f"int8 by {rounded_by()}" if self.rounded else self.dtype
         how = "" if self.recorded is None else " recorded"
         return f"draft head{how} after a pass of {beside}, then of its own, {weights} {json.dumps(asdict(self.config))}"
 

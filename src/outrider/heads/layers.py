@@ -75,6 +75,7 @@ class Layer(nn.Module):
         self.gate = nn.Linear(config.width, config.intermediate_size, bias=False)
         self.up = nn.Linear(config.width, config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.width, bias=False)
+        self.activation = nn.SiLU()  # a module, so that a rounded head can have another (`models.kernels.rows`)
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """X [R, N, width], positions int64 [R, N] → [R, N, width]"""
@@ -85,7 +86,7 @@ class Layer(nn.Module):
         mixed = attend(queries, keys, _split(self.value(normed), self.config.num_kv_heads))
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         normed = self.network_norm(x)
-        out: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        out: Tensor = x + self.down(self.activation(self.gate(normed)) * self.up(normed))
         return out
 
 

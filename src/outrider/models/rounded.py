@@ -51,6 +51,12 @@ def can_round(bits: int = 8) -> bool:
     return kernels() is not None or (bits == 8 and largest_weight() is not None)
 
 
+def rounded_by() -> str:
+    """Which kernels rounded models run on here: what passes cost depends on it."""
+    ours = kernels()
+    return "torch's kernels" if ours is None else f"our kernels {ours.digest}"
+
+
 def rounding_of(layers: Iterable[nn.Module]) -> str | None:
     """What most of the weights of these layers were rounded to, "int8" or "int4"; None if none were."""
     counts: dict[str, int] = {}

@@ -34,7 +34,7 @@ from outrider.models.probe import probe, reads_alternatives
 from outrider.models.recordable import RecordableModel
 from outrider.models.recorded import RecordedPasses, record_passes
 from outrider.models.rollback import refuse_without_rollback
-from outrider.models.rounded import Int8Embedding, rounding_of
+from outrider.models.rounded import Int8Embedding, rounded_by, rounding_of
 from outrider.models.shared_keys import forget_masks
 from outrider.models.slot_cache import Placement, StateLayer
 from outrider.models.slots import SlotSequence
@@ -128,6 +128,7 @@ class TransformersModel(RecordableModel):
         how = "" if self.compiled is None else f" {self.compiled.widths}"
         how += "" if self.recorded is None else " recorded"
         how += "" if self.draft_tokens is None else f" {len(self.draft_tokens)} rows"
+        how += f" by {rounded_by()}" if self.rounded else ""
         attention = self.module.config._attn_implementation
         return f"{self.dtype_name}{how} {attention} {self.module.config.to_json_string()}"
 

@@ -51,11 +51,12 @@ class Kernels:
 
     What they are given and return: see their sources.
 
-    largest: what a weight in 8 bits is at most, 127 or 64.
+    largest: what a weight in 8 bits is at most, 127 or 64. digest: of their sources and how they are compiled.
     """
 
     def __init__(self, level: str, library: Path) -> None:
         self.level = level
+        self.digest = library.parent.name.rpartition("-")[2]
         self.largest = 64 if level == "avx2" else 127
         self.ops: Any = getattr(torch.ops, namespace(level))
         if not hasattr(self.ops, "linear_int4"):  # torch ends the process if an operation is defined twice

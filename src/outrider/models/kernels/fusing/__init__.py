@@ -46,15 +46,19 @@ def _ours(node: Node) -> str | None:
 
 
 def _simplify(graph: GraphModule, ops: Any) -> None:
-    """Less of what computes nothing: names for the same, copies of what nothing changes, halves that are views."""
+    """Less of what computes nothing: names for the same, copies of what nothing changes, there and back, halves."""
     linear = (ops.linear_int4.default, ops.linear_int8.default)
     for node in list(graph.graph.nodes):
         (same,) = given_to(node, aten.alias.default, 1)
         (copied,) = given_to(node, aten.clone.default, 1)
         pieces, which = given_to(node, operator.getitem)
         x, size, dim = given_to(pieces, aten.split.Tensor, 3)
+        inner, *there = given_to(node, aten.transpose.int, 3)
+        before, *back = given_to(inner, aten.transpose.int, 3)
         if same is not None:
             node.replace_all_uses_with(same)
+        elif before is not None and there == back:
+            node.replace_all_uses_with(before)
         elif copied is not None and copied.target in linear and alone(copied):
             node.replace_all_uses_with(copied)
         elif isinstance(size, int):

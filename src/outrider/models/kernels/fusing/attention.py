@@ -35,8 +35,9 @@ def _rotated(node: Node) -> tuple[Node, Node, Node] | None:
         size = value.shape[-1]
         if value.dim() != 4 or value.dtype is not torch.float32 or not isinstance(size, int) or size % 2:
             continue
-        halves = given_to(upper, aten.slice.Tensor, 4), given_to(parts[1], aten.slice.Tensor, 4)
-        if halves == ((x, 3, size // 2, END), (x, 3, 0, size // 2)):
+        *second, end = given_to(upper, aten.slice.Tensor, 4)
+        first = given_to(parts[1], aten.slice.Tensor, 4)
+        if second == [x, 3, size // 2] and isinstance(end, int) and end >= size and first == (x, 3, 0, size // 2):
             return (x, cos, sin) if _angles(value, cos) and _angles(value, sin) else None
     return None
 
@@ -70,13 +71,13 @@ def _new_attention(node: Node, ops: Any) -> tuple[Any, ...] | None:
     if query is None:
         return None
     keys, values = _kept(read_keys), _kept(read_values)
-    if keys is None or values is None or (keys.at, keys.columns) != (values.at, values.columns):
+    if keys is None or values is None or not keys.across or (keys.at, keys.columns) != (values.at, values.columns):
         return None
     turned = _turned(query, ops), _turned(keys.new, ops)
     if turned[0] is None or turned[1] is None or turned[0].angles != turned[1].angles:
         return None
     norms = _norms(turned[0].norm, turned[1].norm)
-    parts = [*(_heads(part.x, part.across) for part in turned if part is not None), _heads(values.new, across=True)]
+    parts = [*(_heads(part.x, part.across) for part in turned if part is not None), _heads(values.new, values.across)]
     if norms is None or any(part is None for part in parts):
         return None
     packed, begins, ends = zip(*(part for part in parts if part is not None), strict=True)
@@ -132,11 +133,14 @@ def _norms(of_queries: tuple[Any, ...], of_keys: tuple[Any, ...]) -> tuple[Any, 
 
 
 class _Kept(NamedTuple):
-    """Keys or values that a pass keeps. held [R, groups, C, size], at [R, N], new [R, groups, N, size]; columns: read."""
+    """Keys or values that a pass keeps. held [R, groups, C, size], at [R, N], new [R, groups, N, size] if across, else
+    [R, N, groups, size]; columns: read.
+    """
 
     held: Node
     at: Node
     new: Node
+    across: bool
     columns: object
 
 
@@ -152,21 +156,24 @@ def _kept(read: Any) -> _Kept | None:
     held, where, at, new = given_to(stored, aten.index_copy_.default, 4)
     if held is not None:  # of one row
         at, *first = given_to(at, aten.select.int, 3)
+        across = True
         fits = where == 2 and first == [0, 0]
     else:
         held, where, new = given_to(stored, aten.index_put_.default, 3)
         each, all_heads, at = where if isinstance(where, list | tuple) and len(where) == 3 else (None, 0, None)
         rows, last = given_to(each, aten.unsqueeze.default)
-        new, *turned = given_to(new, aten.transpose.int, 3)
+        inner, *turned = given_to(new, aten.transpose.int, 3)
+        across = turned == [1, 2]
+        new = inner if across else new
         count = rows.args[0] if isinstance(rows, Node) and rows.target is aten.arange.default else None
         same = isinstance(held, Node) and isinstance(count, Node) and same_size(count.meta["val"], held.meta["val"].shape[0])
-        fits = all_heads is None and last == -1 and turned == [1, 2] and same
+        fits = all_heads is None and last == -1 and same
     if not fits or not isinstance(at, Node) or not isinstance(new, Node) or held.op != "placeholder" or not alone(held):
         return None
     types = [held.meta["val"].dtype, new.meta["val"].dtype, at.meta["val"].dtype]
     if types != [torch.float32, torch.float32, torch.int64] or at.meta["val"].dim() != 2:
         return None
-    return _Kept(held, at, new, columns)
+    return _Kept(held, at, new, across, columns)
 
 
 def _heads(node: Any, across: bool) -> tuple[Node, int, int] | None:
