@@ -71,6 +71,7 @@ def _ngram(table: str | None = None, order: int | None = None) -> NgramDrafter:
 
 
 AUTO = "auto"
+_NOTHING = ("none", "no", "off", "false")
 NAMED = {
     "prompt-lookup": Named(PromptLookupDrafter, {"max_ngram": int, "min_ngram": int}),
     "suffix": Named(SuffixDrafter, {"memory": _yes_or_no, "store": str, "min_match": int}),
@@ -119,6 +120,8 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
     if is_named(spec):
         return make_named(spec, target)
     name, text = split_model(spec)
+    if name.lower() in _NOTHING and not Path(name).exists():
+        raise ParameterError(f"draft {name!r} is no drafter: leave --draft out, and give --plain where nothing is to be drafted")
     meant = get_close_matches(name.partition(":")[0], [AUTO, *NAMED], 1, 0.75)
     if meant and not Path(name).expanduser().exists():
         raise ParameterError(
