@@ -23,6 +23,7 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
@@ -123,7 +124,7 @@ struct Out {
 
 #if defined(__AVX512VNNI__)
 
-constexpr int64_t MOST_ROWS = 8;
+constexpr int MOST_ROWS_INT8 = 8, MOST_ROWS_INT4 = 8;
 constexpr int32_t MOVED = 128;  // added to weights in 8 bits, so that they are unsigned
 
 template <int M>
@@ -195,7 +196,7 @@ void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Ou
 
 // Products of two columns are added in 16 bits. A pair fits if weights "in 8 bits" go to 64: 2 * 128 * 127 = 32,512. In 4 bits a
 // group of columns does: 8 * 2 * 15 * 127 = 30,480.
-constexpr int64_t MOST_ROWS = 4;
+constexpr int MOST_ROWS_INT8 = 5, MOST_ROWS_INT4 = 8;
 constexpr int32_t MOVED = 64;
 
 void store(const float (&sums)[8], int half, const Out& out, int64_t m) {
@@ -237,54 +238,66 @@ void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded
   }
 }
 
+// The products of 4 columns of 16 outputs with M rows.
+template <int M, bool FIRST>
+inline __attribute__((always_inline)) void add_columns(__m256i left, __m256i right, const int8_t* from, int64_t columns,
+                                                       __m256i (&sums)[M][2]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++) {
+    const __m256i four = _mm256_set1_epi32(four_at(from + m * columns));
+    const __m256i products[2] = {_mm256_maddubs_epi16(left, four), _mm256_maddubs_epi16(right, four)};
+    sums[m][0] = FIRST ? products[0] : _mm256_add_epi16(sums[m][0], products[0]);
+    sums[m][1] = FIRST ? products[1] : _mm256_add_epi16(sums[m][1], products[1]);
+  }
+}
+
+// Of a line: it is read twice, since the sums of many rows leave no register for it.
+template <int M, bool FIRST>
+inline __attribute__((always_inline)) void add_line(const uint8_t* line, const int8_t* from, int64_t columns, __m256i (&sums)[M][2]) {
+  const __m256i low = _mm256_set1_epi8(15);
+  const __m256i* both = reinterpret_cast<const __m256i*>(line);
+  _mm_prefetch(reinterpret_cast<const char*>(line + AHEAD), _MM_HINT_T0);
+  add_columns<M, FIRST>(_mm256_and_si256(_mm256_loadu_si256(both), low), _mm256_and_si256(_mm256_loadu_si256(both + 1), low), from,
+                        columns, sums);
+  add_columns<M, false>(_mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(both), 4), low),
+                        _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(both + 1), 4), low), from + 4, columns, sums);
+}
+
+// What groups give is kept in memory, so that the sums of a group of columns have the registers: eight rows use a line.
 template <int M>
 void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Out& out) {
   const int64_t groups = x.columns / GROUP;
   const int8_t* values = x.row(first);
   const float* group_sums = x.group_sums.data() + first * groups;
-  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  __m256 products[M][2];
-  for (int m = 0; m < M; m++) products[m][0] = products[m][1] = _mm256_setzero_ps();
+  const __m256i ones = _mm256_set1_epi16(1);
+  alignas(32) float products[M][OUTPUTS] = {};
   for (int64_t g = 0; g < groups; g++, weight += LINE) {
     __m256i sums[M][2];
-    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm256_setzero_si256();
     const int8_t* from = values + g * GROUP;
+    add_line<M, true>(weight, from, x.columns, sums);
+    weight += LINE;
 #pragma GCC unroll 1
-    for (int line = 0; line < GROUP_LINES - 1; line++, weight += LINE, from += 8) {
-      const __m256i both[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)),
-                               _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32))};
-      _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
-      const __m256i lower[2] = {_mm256_and_si256(both[0], low), _mm256_and_si256(both[1], low)};
-#pragma GCC unroll 4
-      for (int m = 0; m < M; m++) {
-        const __m256i four = _mm256_set1_epi32(four_at(from + m * x.columns));
-        sums[m][0] = _mm256_add_epi16(sums[m][0], _mm256_maddubs_epi16(lower[0], four));
-        sums[m][1] = _mm256_add_epi16(sums[m][1], _mm256_maddubs_epi16(lower[1], four));
-      }
-      const __m256i upper[2] = {_mm256_and_si256(_mm256_srli_epi16(both[0], 4), low),
-                                _mm256_and_si256(_mm256_srli_epi16(both[1], 4), low)};
-#pragma GCC unroll 4
-      for (int m = 0; m < M; m++) {
-        const __m256i four = _mm256_set1_epi32(four_at(from + m * x.columns + 4));
-        sums[m][0] = _mm256_add_epi16(sums[m][0], _mm256_maddubs_epi16(upper[0], four));
-        sums[m][1] = _mm256_add_epi16(sums[m][1], _mm256_maddubs_epi16(upper[1], four));
-      }
+    for (int line = 1; line < GROUP_LINES - 1; line++, weight += LINE) {
+      from += 8;
+      add_line<M, false>(weight, from, x.columns, sums);
     }
     for (int half = 0; half < 2; half++) {
       const uint8_t* halves = weight + half * 16;
       const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
       const __m256 least = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + 32)));
+#pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
+        float* product = products[m] + half * 8;
         const __m256 sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(sums[m][half], ones));
-        products[m][half] = _mm256_fmadd_ps(sum, scale, products[m][half]);
-        products[m][half] = _mm256_fmadd_ps(_mm256_set1_ps(group_sums[m * groups + g]), least, products[m][half]);
+        const __m256 more = _mm256_fmadd_ps(sum, scale, _mm256_load_ps(product));
+        _mm256_store_ps(product, _mm256_fmadd_ps(_mm256_set1_ps(group_sums[m * groups + g]), least, more));
       }
     }
   }
   for (int m = 0; m < M; m++) {
     for (int half = 0; half < 2; half++) {
       float found[8];
-      _mm256_storeu_ps(found, _mm256_mul_ps(products[m][half], _mm256_set1_ps(x.scales[first + m])));
+      _mm256_storeu_ps(found, _mm256_mul_ps(_mm256_load_ps(products[m] + half * 8), _mm256_set1_ps(x.scales[first + m])));
       store(found, half, out, m);
     }
   }
@@ -294,23 +307,23 @@ void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Ou
 #error "needs AVX-512 VNNI, or AVX2 with FMA and F16C"
 #endif
 
-// Calls `block(rows, first row)` until all rows are done; `rows` is known when it is compiled.
-template <class F>
+template <int M, class F>
+void call_with(int64_t rows, int64_t first, const F& block) {
+  if (rows == M) {
+    block(std::integral_constant<int, M>(), first);
+  } else if constexpr (M > 1) {
+    call_with<M - 1>(rows, first, block);
+  }
+}
+
+// Calls `block(rows, first row)` until all rows are done, in parts of about the same size; `rows`, at most MOST, is known when
+// it is compiled.
+template <int MOST, class F>
 void by_rows(int64_t rows, const F& block) {
-  using std::integral_constant;
-  for (int64_t first = 0; first < rows; first += MOST_ROWS) {
-    switch (std::min(rows - first, MOST_ROWS)) {
-      case 1: block(integral_constant<int, 1>(), first); break;
-      case 2: block(integral_constant<int, 2>(), first); break;
-      case 3: block(integral_constant<int, 3>(), first); break;
-      case 4: block(integral_constant<int, 4>(), first); break;
-#if defined(__AVX512VNNI__)
-      case 5: block(integral_constant<int, 5>(), first); break;
-      case 6: block(integral_constant<int, 6>(), first); break;
-      case 7: block(integral_constant<int, 7>(), first); break;
-      case 8: block(integral_constant<int, 8>(), first); break;
-#endif
-    }
+  const int64_t parts = (rows + MOST - 1) / MOST;
+  for (int64_t i = 0; i < parts; i++) {
+    const int64_t first = rows * i / parts, until = rows * (i + 1) / parts;
+    call_with<MOST>(until - first, first, block);
   }
 }
 
@@ -376,7 +389,7 @@ Given prepared(const Tensor& x, const std::optional<Tensor>& weight, double eps,
   return given;
 }
 
-template <class F>
+template <int MOST, class F>
 Tensor multiplied(const Given& x, const std::optional<Tensor>& bias, const std::optional<Tensor>& added, int64_t outputs,
                   int64_t padded, bool by_group, const F& block) {
   using torch::headeronly::ScalarType;
@@ -394,7 +407,7 @@ Tensor multiplied(const Given& x, const std::optional<Tensor>& bias, const std::
   float* to = static_cast<float*>(out.data_ptr());
   torch::stable::parallel_for(0, blocks_of(outputs), 4, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; n++) {
-      by_rows(rows, [&](auto count, int64_t first) {
+      by_rows<MOST>(rows, [&](auto count, int64_t first) {
         const int64_t at = n * OUTPUTS, from = first * outputs + at;
         const Out here{to + from, more == nullptr ? nullptr : more + at, past == nullptr ? nullptr : past + from, outputs, outputs - at};
         block(count, n, rounded, first, here);
@@ -414,7 +427,7 @@ Tensor by_int8(const Given& x, const Tensor& weight, const Tensor& scales, const
   const int64_t lines = weight.size(1);
   const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
   const float* by_output = floats(scales);
-  return multiplied(x, bias, added, outputs, lines * 4, false,
+  return multiplied<MOST_ROWS_INT8>(x, bias, added, outputs, lines * 4, false,
                     [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
                       block_int8<count()>(weights + n * lines * LINE, by_output + n * OUTPUTS, rounded, first, out);
                     });
@@ -427,7 +440,7 @@ Tensor by_int4(const Given& x, const Tensor& weight, const std::optional<Tensor>
                   "the weight is not one of so many outputs");
   const int64_t groups = weight.size(1);
   const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
-  return multiplied(x, bias, added, outputs, groups * GROUP, true,
+  return multiplied<MOST_ROWS_INT4>(x, bias, added, outputs, groups * GROUP, true,
                     [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
                       block_int4<count()>(weights + n * groups * GROUP_LINES * LINE, rounded, first, out);
                     });
