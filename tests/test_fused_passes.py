@@ -371,8 +371,10 @@ def test_only_such_operations_become_an_attention_of_new_tokens(change: str, fou
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3", "Mistral", "Phi3"])
+@pytest.mark.parametrize(
+    ("architecture", "several"),
+    [("Llama", False), ("Llama", True), ("Qwen2", False), ("Qwen3", True), ("Mistral", False), ("Phi3", True)],
+)
 def test_five_operations_are_left_of_a_layer(architecture: str, several: bool) -> None:
     made = module(architecture, dtype=torch.float32)
     round_to_int8(made)
