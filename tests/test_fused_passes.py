@@ -293,6 +293,27 @@ def test_only_such_operations_become_part_of_a_layer() -> None:
             assert torch.equal(graph(x, y), function(x, y)), i
 
 
+def test_a_pass_that_writes_into_its_own_tensors_stays_as_it_is() -> None:
+    """What is read later would be something else."""
+    ours = kernels()
+    assert ours is not None
+    layer = Int8Kernel(torch.randn(8, 8), None, ours)
+
+    def function(x: Tensor) -> Tensor:
+        h = x * 3
+        made: Tensor = layer(ours.ops.rms_norm(h, torch.ones(8), 1e-5, 0.0))
+        h.clamp_(-1.0, 1.0)
+        return h + made
+
+    x = torch.randn(1, 4, 8)
+    with torch.no_grad():
+        graph = make_fx(function)(x)
+        fuse(graph)
+        graph.recompile()
+        assert calls(graph)["linear_int8.default"] == 1
+        assert torch.equal(graph(x), function(x))
+
+
 class KeptPass:
     """Attention of new tokens as `tracing` and transformers write it, and what may be different about it."""
 

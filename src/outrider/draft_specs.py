@@ -121,7 +121,9 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
         return make_named(spec, target)
     name, text = split_model(spec)
     if name.lower() in _NOTHING and not Path(name).exists():
-        raise ParameterError(f"draft {name!r} is no drafter: leave --draft out, and give --plain where nothing is to be drafted")
+        raise ParameterError(
+            f"draft {name!r} is no drafter: leave --draft out, and give --plain where nothing is to be drafted"
+        )
     meant = get_close_matches(name.partition(":")[0], [AUTO, *NAMED], 1, 0.75)
     if meant and not Path(name).expanduser().exists():
         raise ParameterError(

@@ -6,7 +6,9 @@ it replaces, so a recorded pass stays the ordinary one (`recording` compares the
     attend_new      rotations of queries and keys, keeping keys and values, attention
     fused_int4/8    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
 
-Only passes that have our operations already are changed; what is not found in this very shape stays as it is.
+Only passes that have our operations already are changed; what is not found in this very shape stays as it is. One operation
+reads where the last of several did, so a pass that writes into tensors of its own is left alone: what it reads later may be
+something else.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _VIEWS = (aten.unsqueeze.default, aten.expand.default, aten.select.int, aten.sli
 def fuse(graph: GraphModule) -> None:
     """Change a traced pass in place."""
     level = next((found for node in graph.graph.nodes if (found := _ours(node)) is not None), None)
-    if level is None:
+    if level is None or any(_writes(node) for node in graph.graph.nodes):
         return
     ops = getattr(torch.ops, level)
     for change in (_simplify, _share_views, fuse_rotations, fuse_attention, fuse_layers):
@@ -43,6 +45,15 @@ def _ours(node: Node) -> str | None:
     """The namespace of one of our operations."""
     space = getattr(node.target, "namespace", "") if node.op == "call_function" else ""
     return space if space.startswith(namespace("")) else None
+
+
+def _writes(node: Node) -> bool:
+    """Whether it writes into a tensor, other than keys and values into those that are kept."""
+    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    if schema is None or not schema.is_mutable:
+        return False
+    kept = isinstance(node.args[0], Node) and node.args[0].op == "placeholder"
+    return node.target not in (aten.index_copy_.default, aten.index_put_.default) or not kept
 
 
 def _simplify(graph: GraphModule, ops: Any) -> None:
