@@ -7,7 +7,7 @@ it replaces, so a recorded pass stays the ordinary one (`recording` compares the
     fused_int4/8    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
 
 Only passes that have our operations already are changed; what is not found in this very shape stays as it is. One operation
-reads where the last of several did, so a pass that writes into tensors of its own is left alone: what it reads later may be
+reads where the last of several did, so a pass that writes into what is read elsewhere is left alone: by then it may be
 something else.
 """
 
@@ -48,12 +48,20 @@ def _ours(node: Node) -> str | None:
 
 
 def _writes(node: Node) -> bool:
-    """Whether it writes into a tensor, other than keys and values into those that are kept."""
-    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    """Whether it writes into a tensor that is read elsewhere, other than keys and values into those that are kept."""
+    schema = _schema(node)
     if schema is None or not schema.is_mutable:
         return False
-    kept = isinstance(node.args[0], Node) and node.args[0].op == "placeholder"
-    return node.target not in (aten.index_copy_.default, aten.index_put_.default) or not kept
+    into = node.args[0]
+    if isinstance(into, Node) and into.op == "placeholder":
+        return node.target not in (aten.index_copy_.default, aten.index_put_.default)
+    made = _schema(into)
+    own = made is not None and all(one.alias_info is None for one in made.returns)  # not a part of another tensor
+    return not (own and alone(into))
+
+
+def _schema(node: Any) -> Any:
+    return getattr(node.target, "_schema", None) if isinstance(node, Node) and node.op == "call_function" else None
 
 
 def _simplify(graph: GraphModule, ops: Any) -> None:
