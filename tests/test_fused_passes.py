@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from outrider.models import recording
 from outrider.models.kernels.build import Kernels, build, kernels
 from outrider.models.kernels.fusing import fuse
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
@@ -19,7 +22,7 @@ from outrider.models.pass_graph import trace_pass
 from outrider.models.rounded import round_to_int8
 from outrider.models.transformers_model import TransformersModel
 from tests.test_kernels import HERE, rows_of
-from tests.tiny_models import module
+from tests.tiny_models import module, record_now
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
 
@@ -196,6 +199,61 @@ def calls(graph: GraphModule) -> Counter[str]:
 def turned(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+
+
+def test_sums_that_only_look_like_a_rotation_are_no_error() -> None:
+    ours = kernels()
+    assert ours is not None
+    weight = torch.ones(8)
+
+    def normed(x: Tensor) -> Tensor:
+        out: Tensor = ours.ops.rms_norm(x, weight, 1e-5, 0.0)
+        return out
+
+    angles = torch.randn(1, 1, 3, 8)
+    for function in (
+        lambda x: (y := normed(x)) + turned(y) * angles,
+        lambda x: (y := normed(x)) * 2.0 + turned(y) * angles,
+        lambda x: (y := normed(x)) * angles + turned(y) * 2.0,
+        lambda x: (y := normed(x)) * angles[:, :, :1] + turned(y) * angles[:, :, :1],
+        lambda x: (y := normed(x)[:1]) * angles.expand(2, -1, -1, -1) + turned(y) * angles.expand(2, -1, -1, -1),
+        lambda x: normed(x) * x.sum() + torch.cat([-x[..., 4:], x[..., :4]], -1) * x.sum(),
+    ):
+        x = torch.randn(2, 2, 3, 8)
+        with torch.no_grad():
+            graph = make_fx(function)(x)
+            fuse(graph)
+            graph.recompile()
+            assert not calls(graph)["rotate.default"]
+            assert torch.equal(graph(x), function(x))
+
+
+@pytest.mark.parametrize("failing", ["raises", "refused by the operation", "other bits"])
+def test_what_cannot_be_fused_is_recorded_apart(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+
+    def fuse_wrongly(graph: GraphModule) -> None:
+        fuse(graph)
+        if failing == "raises":
+            raise KeyError("val")
+        for node in graph.graph.nodes:
+            if getattr(node.target, "__name__", "") == "fused_int8.default" and node.args[1] is not None:
+                values: dict[str, tuple[int, Any]] = {"refused by the operation": (4, True), "other bits": (3, 0.5)}
+                node.update_arg(*values[failing])
+
+    monkeypatch.setattr(recording, "fuse", fuse_wrongly)
+    made = module("Llama", dtype=torch.float32)
+    round_to_int8(made)
+    model = TransformersModel(made, name="rounded")
+    with caplog.at_level(logging.DEBUG, logger="outrider.models.recording"):
+        record_now(model)
+    assert model.recorded is not None
+    (text,) = [path.read_text() for path in (tmp_path / "recorded").glob("*.txt")]
+    assert "fused" not in text
+    assert "linear_int8" in text
+    assert "its operations stay apart" in caplog.text
 
 
 def test_only_such_operations_become_a_rotation() -> None:

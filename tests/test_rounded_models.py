@@ -44,7 +44,7 @@ def test_the_embedding_table_is_near() -> None:
 
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("way", WITH_TORCHS)
-@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma2", "Gemma3", "OPT", "Qwen3"])
+@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma2", "Gemma3", "Olmo", "OPT", "Qwen3"])
 def test_models_stay_near_and_logits_have_the_same_bits_in_any_pass(architecture: str, way: str) -> None:
     plain = module(architecture, dtype=torch.float32)
     rounded = copy.deepcopy(plain)

@@ -170,13 +170,37 @@ def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording
     try:
         with _quiet(), torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
             graph = make().graph
-            fuse(graph)
             text = graph_text(graph)
+            fused = _fused(graph)
+        if fused not in (None, text) and _fits_fused(lambda: agrees(Recording(model, fused))):
+            return fused, True
         if not agrees(Recording(model, text)):
             return _REFUSED + "its recorded passes give other bits", True
     except Exception as error:  # models raise anything when they are traced; the ordinary pass is always there
         return _REFUSED + _line(error), isinstance(error, _lasting_errors())
     return text, True
+
+
+def _fused(graph: Any) -> str | None:
+    """The text of the same graph with fewer operations; None where they can't be put together."""
+    try:
+        fuse(graph)
+        return graph_text(graph)
+    except Exception as error:  # a graph of a kind that was not foreseen
+        _log.debug("its operations stay apart: %s", _line(error))
+        return None
+
+
+def _fits_fused(agrees: Callable[[], bool]) -> bool:
+    """Whether the recording with fewer operations gives the same bits; if not, the one with all of them may."""
+    try:
+        fits = agrees()
+        reason = "other bits"
+    except RuntimeError as error:  # an operation of ours refuses what it is given
+        fits, reason = False, _line(error)
+    if not fits:
+        _log.debug("its operations stay apart: %s", reason)
+    return fits
 
 
 def _lasting_errors() -> tuple[type[Exception], ...]:

@@ -115,7 +115,7 @@ def _int8_maker() -> Callable[[Tensor, Tensor | None], OpaqueLinear]:
 
 
 def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
-    ours = kernels()
+    ours, first = kernels(), next(module.parameters())
     if ours is not None:
         replace_rows(module, ours)
     if (ours is None or not use_kernel_attention(module)) and not use_block_attention(module):
@@ -129,6 +129,8 @@ def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -
                 setattr(parent, name, Int8Embedding(child.weight, child.weight.dtype))
                 count += 1
     _let_go_of_files(module)
+    if next(module.parameters(), None) is None:  # norms without weights: a model's type and device are its parameters'
+        module.register_parameter("unrounded", nn.Parameter(first.new_empty(0), requires_grad=False))
     return count
 
 

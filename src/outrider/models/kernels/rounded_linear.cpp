@@ -66,6 +66,11 @@ void round_row(const float* x, int64_t columns, int64_t padded, int8_t* values, 
     finite += x[k] * 0.0f;
   }
   *scale = std::max(largest, 1e-30f) / LARGEST + finite;
+  if (!std::isfinite(*scale)) {  // whatever the integers are, the results are no numbers
+    std::memset(values, 0, padded);
+    *sum = 0;
+    return;
+  }
   const float divisor = *scale;
   int32_t total = 0;
 #pragma omp simd reduction(+ : total)

@@ -31,9 +31,11 @@ def _rotated(node: Node) -> tuple[Node, Node, Node] | None:
         if last not in (-1, 3) or not isinstance(parts, list | tuple) or len(parts) != 2:
             continue
         (upper,) = given_to(parts[0], aten.neg.default, 1)
+        if not all(isinstance(node, Node) for node in (x, cos, sin)):
+            continue
         value = x.meta["val"]
-        size = value.shape[-1]
-        if value.dim() != 4 or value.dtype is not torch.float32 or not isinstance(size, int) or size % 2:
+        size = value.shape[-1] if value.dim() == 4 else 0
+        if value.dtype is not torch.float32 or not isinstance(size, int) or size == 0 or size % 2:
             continue
         *second, end = given_to(upper, aten.slice.Tensor, 4)
         first = given_to(parts[1], aten.slice.Tensor, 4)
@@ -45,7 +47,11 @@ def _rotated(node: Node) -> tuple[Node, Node, Node] | None:
 def _angles(value: Tensor, node: Any) -> bool:
     """Whether this is [1 or B, 1, N, size] in float32."""
     of = node.meta["val"]
-    return bool(of.dim() == 4 and of.dtype is torch.float32 and of.shape[1] == 1 and of.shape[3] == value.shape[3])
+    if of.dim() != 4 or of.dtype is not torch.float32:
+        return False
+    rows = same_size(of.shape[0], value.shape[0]) or same_size(of.shape[0], 1)
+    sizes = [same_size(of.shape[i], value.shape[i]) for i in (2, 3)]
+    return rows and all(sizes) and same_size(of.shape[1], 1)
 
 
 def fuse_attention(graph: GraphModule, ops: Any) -> None:
@@ -105,6 +111,8 @@ def _turned(node: Any, ops: Any) -> _Turned | None:
     if isinstance(parts, list | tuple) and len(parts) == 2 and last in (-1, 3):  # the first of their numbers alone
         rotated = parts[0]
         whole, *rest = given_to(parts[1], aten.slice.Tensor, 4)
+        if whole is None:
+            return None
     x, *angles = given_to(rotated, ops.rotate.default, 3)
     if whole is not None and x is not None:
         size = x.meta["val"].shape[3]
