@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import outrider
 from outrider.drafters import HeadDrafter
-from outrider.models import recorded, recording
+from outrider.models import model_code, recorded, recording
 from outrider.models.base import LAST
 from outrider.models.graph_text import graph_text
 from outrider.models.pass_graph import trace_pass
@@ -335,3 +336,18 @@ def test_an_interrupt_puts_it_off_once_more(target_folder: Path, empty: Path, mo
             model.open()
     model.open().close()
     assert model.recorded is not None
+
+
+@pytest.mark.parametrize("file", ["tracing.py", "kernels/fusing/layers.py", "kernels/rows.h", "../heads/layers.py"])
+def test_a_recording_is_found_by_all_of_our_files_that_make_it(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(outrider.models.__file__).parent
+    for part in ("models", "heads"):
+        shutil.copytree(source.parent / part, tmp_path / part, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
+    monkeypatch.setattr(outrider.models, "__file__", str(tmp_path / "models" / "__init__.py"))
+    before = model_code._own_files.__wrapped__()
+    with (tmp_path / "models" / file).open("a") as changed:
+        changed.write("\n")
+    model_code._digest.cache_clear()
+    assert model_code._own_files.__wrapped__() != before
