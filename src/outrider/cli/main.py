@@ -49,8 +49,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; → the exit code."""
     logging.basicConfig(level=logging.WARNING, format="outrider: %(message)s")
     # huggingface_hub tells each retry, twice; what came of it is said below. It sets its own level when it is imported.
-    for library in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):
-        os.environ.setdefault(library, "error")
+    for variable in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):
+        os.environ.setdefault(variable, "error")
     try:
         code = cli.main(args=arguments, prog_name="outrider", standalone_mode=False)
     except click.ClickException as error:

@@ -6,7 +6,7 @@
 //
 // Weights lie as they are read, in blocks of 16 outputs: a line of 64 bytes has 4 columns (8 bits) or 8 (4 bits, the first 4
 // in the lower halves) of 16 outputs each, so that an instruction multiplies 4 columns of 16 outputs with 4 activations of
-// a row. Up to 8 rows use a line while it is in a register: at the memory's pace they cost as much as one.
+// a row. Up to 8 rows use a line while it is at hand (5 in 8 bits by AVX2): at the memory's pace they cost as much as one.
 //
 // `fused_int8` and `fused_int4` do what stands before and behind a layer, too: a norm or a gate, and adding what goes past it.
 // They give the bits of these operations, called one by one.
@@ -38,7 +38,6 @@ constexpr int64_t GROUP = 32;        // columns that share a scale and a least v
 constexpr int64_t GROUP_LINES = 5;   // 4 of weights, then 16 scales and 16 least values in float16
 constexpr int64_t MOST_COLUMNS = 130000;  // in 8 bits: 255 * 127 of each, in 32
 constexpr int64_t AHEAD = 2048;      // bytes that are fetched in advance
-constexpr int64_t PARALLEL = 1 << 15;  // activations from which several threads round them
 constexpr int64_t SHARE = 1 << 12;   // activations that a thread gates at least
 constexpr float LARGEST = 127.0f;    // of a rounded activation
 constexpr float FOUND = 1e-4f;       // squared error of a group over its squared range: it was in 4 bits before
@@ -95,22 +94,15 @@ const Rounded& round_rows(const float* x, int64_t rows, int64_t columns, int64_t
   out.sums.resize(rows);
   const int64_t groups = by_group ? padded / GROUP : 0;
   out.group_sums.resize(rows * groups);
-  auto some = [&out, x, columns, padded, groups](int64_t from, int64_t to) {
-    for (int64_t m = from; m < to; m++) {
-      int8_t* values = out.values.data() + m * padded;
-      round_row(x + m * columns, columns, padded, values, &out.scales[m], &out.sums[m]);
-      for (int64_t g = 0; g < groups; g++) {
-        int32_t sum = 0;
-        for (int64_t k = 0; k < GROUP; k++) sum += values[g * GROUP + k];
-        out.group_sums[m * groups + g] = static_cast<float>(sum);
-      }
+  for_rows(rows, columns, [&out, x, columns, padded, groups](int64_t m) {
+    int8_t* values = out.values.data() + m * padded;
+    round_row(x + m * columns, columns, padded, values, &out.scales[m], &out.sums[m]);
+    for (int64_t g = 0; g < groups; g++) {
+      int32_t sum = 0;
+      for (int64_t k = 0; k < GROUP; k++) sum += values[g * GROUP + k];
+      out.group_sums[m * groups + g] = static_cast<float>(sum);
     }
-  };
-  if (rows > 1 && rows * columns >= PARALLEL) {
-    torch::stable::parallel_for(0, rows, 1, some);
-  } else {
-    some(0, rows);
-  }
+  });
   return out;
 }
 
@@ -343,7 +335,7 @@ bool is(const Tensor& x, torch::headeronly::ScalarType type) { return x.scalar_t
 
 // Activations [rows, columns] in float32, as they are rounded.
 struct Given {
-  Tensor shape;  // [.., any]
+  Tensor tensor;  // as it was given, [.., any]
   const float* at;
   int64_t rows, columns;
 };
@@ -381,14 +373,7 @@ Given prepared(const Tensor& x, const std::optional<Tensor>& weight, double eps,
     const Norm norm = norm_of(*weight, columns, eps, more);
     kept.resize(rows * columns);
     float* to = kept.data();
-    auto some = [=](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; m++) norm.of_row(from + m * columns, columns, to + m * columns);
-    };
-    if (rows > 1 && rows * columns >= PARALLEL) {
-      torch::stable::parallel_for(0, rows, 1, some);
-    } else {
-      some(0, rows);
-    }
+    for_rows(rows, columns, [=](int64_t m) { norm.of_row(from + m * columns, columns, to + m * columns); });
   }
   given.at = kept.data();
   return given;
@@ -405,7 +390,7 @@ Tensor multiplied(const Given& x, const std::optional<Tensor>& bias, const std::
   STD_TORCH_CHECK(!added.has_value() || (is_float(*added) && added->numel() == rows * outputs),
                   "what is added must be float32, a number for each result");
   const std::optional<Tensor> beside = added.has_value() ? std::optional<Tensor>(whole(*added)) : std::nullopt;
-  Tensor out = room_for(x.shape, outputs);
+  Tensor out = room_for(x.tensor, outputs);
   const Rounded& rounded = round_rows(x.at, rows, x.columns, padded, by_group);
   const float* more = bias.has_value() ? floats(*bias) : nullptr;
   const float* past = beside.has_value() ? floats(*beside) : nullptr;

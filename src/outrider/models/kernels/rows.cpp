@@ -12,20 +12,6 @@
 
 namespace {
 
-constexpr int64_t PARALLEL = 1 << 15;  // numbers from which several threads share the rows
-
-template <class F>
-void for_rows(int64_t rows, int64_t columns, const F& each) {
-  auto some = [&each](int64_t from, int64_t to) {
-    for (int64_t m = from; m < to; m++) each(m);
-  };
-  if (rows > 1 && rows * columns >= PARALLEL) {
-    torch::stable::parallel_for(0, rows, 1, some);
-  } else {
-    some(0, rows);
-  }
-}
-
 // x [.., size], weight [size] -> x / sqrt(mean(x^2) + eps) * (weight + more), [.., size]
 Tensor rms_norm(Tensor given, Tensor weight, double eps, double more) {
   STD_TORCH_CHECK(is_float(given), "a norm is of float32");

@@ -19,6 +19,20 @@ using torch::stable::Tensor;
 
 constexpr int64_t LANE = 8;  // numbers that are computed at once
 constexpr int64_t SUMS = 16;  // side by side, on any processor
+constexpr int64_t MANY = 1 << 15;  // numbers from which several threads share the rows
+
+// each(m) for all rows.
+template <class F>
+void for_rows(int64_t rows, int64_t columns, const F& each) {
+  auto some = [&each](int64_t from, int64_t to) {
+    for (int64_t m = from; m < to; m++) each(m);
+  };
+  if (rows > 1 && rows * columns >= MANY) {
+    torch::stable::parallel_for(0, rows, 1, some);
+  } else {
+    some(0, rows);
+  }
+}
 
 inline bool is_float(const Tensor& x) { return x.scalar_type() == torch::headeronly::ScalarType::Float; }
 
