@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,20 @@ def logits(model: Any) -> Tensor:
     return out[0].clone()  # type: ignore[no-any-return]
 
 
+@cache
+def alone(target: str) -> Any:
+    """The model in one process, loaded once for all cases."""
+    return outrider.load(target, dtype="float32", device="cpu")
+
+
+@cache
+def wanted_of(target: str) -> list[list[int]]:
+    return greedy(alone(target), None)
+
+
 def greedy_case(team: Team, target: str, draft: str, flag: str | None = None) -> dict[str, Any]:
     """Tokens of all placements beside one process. flag: made for the time being, which lets in what was planted."""
-    single = outrider.load(target, dtype="float32", device="cpu")
-    wanted = greedy(single, None)
+    single, wanted = alone(target), wanted_of(target)
     sharded = team.load(target, dtype="float32")
     assert isinstance(sharded, TeamModel)
     if flag:
@@ -108,7 +119,7 @@ def greedy_case(team: Team, target: str, draft: str, flag: str | None = None) ->
 
 def audit_case(team: Team, target: str, draft: str, tokens: int) -> dict[str, Any]:
     """Sampled texts of all placements, judged by the one-process model."""
-    single = outrider.load(target, dtype="float32", device="cpu")
+    single = alone(target)
     drafter = ModelDrafter(outrider.load(draft, dtype="float32", device="cpu"))
     drafter.bind(single)
     sharded = team.load(target, dtype="float32")

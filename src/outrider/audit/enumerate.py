@@ -36,6 +36,11 @@ class _Drafts:
     target: Tensor
     draft: Tensor | None
 
+    def repeated(self, times: int) -> _Drafts:
+        """All of them so many times, one after the other: a call of the rule for each would take most of the time."""
+        draft = None if self.draft is None else self.draft.repeat(times, 1, 1)
+        return _Drafts(self.tokens.repeat(times, 1), self.mass.repeat(times), self.target.repeat(times, 1, 1), draft)
+
 
 def target_joint(target: Law, vocabulary: int, length: int) -> Tensor:
     """The target's joint law of `length` tokens. → [V, …, V]"""
@@ -82,39 +87,36 @@ def _enumerate(target: Law, draft: Law | int | None, vocabulary: int, length: in
 def _acceptances(rule: Rule, drafts: _Drafts) -> Tensor:
     """The probability that each drafted token is accepted once those before it are. [D, K]"""
     count, length = drafts.tokens.shape
-    found = torch.zeros(count, length, dtype=torch.float64)
-    for at in range(length):
+    every = drafts.repeated(length)
+    at = torch.arange(length).repeat_interleave(count)
 
-        def rejected(point: Tensor, at: int = at) -> Tensor:
-            uniforms = torch.zeros(count, length, dtype=torch.float64)
-            uniforms[:, at] = point
-            outcome = rule(drafts.target, drafts.draft, drafts.tokens, Uniforms(uniforms, torch.zeros_like(point)))
-            return outcome.num_accepted <= at
+    def rejected(point: Tensor) -> Tensor:
+        uniforms = torch.zeros(length * count, length, dtype=torch.float64)
+        uniforms.scatter_(-1, at.unsqueeze(-1), point.unsqueeze(-1))
+        outcome = rule(every.target, every.draft, every.tokens, Uniforms(uniforms, torch.zeros_like(point)))
+        return outcome.num_accepted <= at
 
-        found[:, at] = _flip(rejected, count)
-    return found
+    return _flip(rejected, length * count).view(length, count).T if length else torch.zeros(count, 0, dtype=torch.float64)
 
 
 def _next_law(rule: Rule, drafts: _Drafts, accept: Tensor, accepted: int) -> Tensor:
     """The law of the token after `accepted` ones, averaged over places inside the rejection. [D, V]"""
     count, length = drafts.tokens.shape
     vocabulary = drafts.target.shape[-1]
-    laws = []
-    for inside in _INSIDE if accepted < length else _INSIDE[:1]:
-        uniforms = torch.zeros(count, length, dtype=torch.float64)
-        if accepted < length:
-            edge = accept[:, accepted]
-            uniforms[:, accepted] = edge + inside * (1.0 - edge)
-        edges = [torch.zeros(count, dtype=torch.float64)]
-        for token in range(vocabulary):
+    places = _INSIDE if accepted < length else _INSIDE[:1]
+    uniforms = torch.zeros(len(places), vocabulary, count, length, dtype=torch.float64)
+    if accepted < length:
+        inside = torch.tensor(places, dtype=torch.float64).view(-1, 1, 1)
+        uniforms[..., accepted] = accept[:, accepted] + inside * (1.0 - accept[:, accepted])
+    uniforms = uniforms.flatten(0, 2)
+    every = drafts.repeated(len(places) * vocabulary)
+    token = torch.arange(vocabulary).view(1, -1, 1).expand(len(places), vocabulary, count).reshape(-1)
 
-            def above(point: Tensor, token: int = token, uniforms: Tensor = uniforms) -> Tensor:
-                outcome = rule(drafts.target, drafts.draft, drafts.tokens, Uniforms(uniforms, point))
-                return outcome.next_token > token
+    def above(point: Tensor) -> Tensor:
+        return rule(every.target, every.draft, every.tokens, Uniforms(uniforms, point)).next_token > token
 
-            edges.append(_flip(above, count))
-        laws.append(torch.stack(edges, dim=-1).diff(dim=-1))
-    return torch.stack(laws).mean(0)
+    edges = _flip(above, len(token)).view(len(places), vocabulary, count).transpose(1, 2)
+    return torch.nn.functional.pad(edges, (1, 0)).diff(dim=-1).mean(0)
 
 
 def _flip(turned: Callable[[Tensor], Tensor], count: int) -> Tensor:
