@@ -29,7 +29,7 @@ from outrider.report.trace_tokens import shown_rounds
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.conftest import make_tokenizer
-from tests.test_end_to_end_law import ALARM, LENGTH, SAMPLES, V, p_value
+from tests.test_end_to_end_law import ALARM, LENGTH, V, p_value, samples_of
 from tests.toys import PROMPT, SETTINGS, table
 
 COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
@@ -43,7 +43,7 @@ def run(
     alternatives: int | None,
     seed: int = 3,
 ) -> tuple[list[list[int]], list[Round]]:
-    samples = SAMPLES // 2 if settings.needs_context else SAMPLES
+    samples = samples_of(settings) // (2 if settings.needs_context else 1)
     requests = [Request(PROMPT, LENGTH, RandomStream(seed, i)) for i in range(samples)]
     tokens, rounds = decode(target, requests, settings, drafter, length, alternatives=alternatives)
     return tokens, [record for row in rounds for record in row]

@@ -34,6 +34,11 @@ LENGTH = 4  # tokens whose joint law is tested: all K + 1 positions of a first r
 V = 3
 
 
+def samples_of(settings: SamplingSettings) -> int:
+    """How many continuations are tested. Greedy ones are all one text, every token of which has to be right."""
+    return SAMPLES // 20 if settings.greedy else SAMPLES
+
+
 def run(
     target: TableModel,
     drafter: Drafter | None,
@@ -41,9 +46,10 @@ def run(
     length: DraftLength,
     seed: int = 0,
     new_tokens: int = LENGTH,
-    samples: int = SAMPLES,
+    samples: int | None = None,
 ) -> tuple[list[list[int]], list[Round]]:
-    """Many continuations of PROMPT as the rows of one batch."""
+    """Many continuations of PROMPT as the rows of one batch. samples: if not `samples_of` the settings."""
+    samples = samples_of(settings) if samples is None else samples
     requests = [Request(PROMPT, new_tokens, RandomStream(seed, i)) for i in range(samples)]
     tokens, rounds = decode(target, requests, settings, drafter, length)
     return tokens, [record for row in rounds for record in row]
