@@ -27,7 +27,7 @@ from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
-from tests.test_end_to_end_law import ALARM, V, p_value, run, samples_of
+from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value, run, samples_of
 from tests.toys import PROMPT, SETTINGS, table
 
 COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
@@ -89,7 +89,7 @@ LENGTHS: dict[str, DraftLength] = {"fixed": FixedLength(3), "adaptive": Adaptive
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_follows_the_targets_law(name: str, length: str, setting: str) -> None:
     target = table(1, V)
-    samples = samples_of(SETTINGS[setting]) // 2
+    samples = min(samples_of(SETTINGS[setting]), SAMPLES // 2)
     tokens, rounds = run(target, DRAFTERS[name](), SETTINGS[setting], LENGTHS[length], samples=samples)
     assert p_value(tokens, target, SETTINGS[setting]) > ALARM
     if length == "fixed":

@@ -1,9 +1,10 @@
 """The law of an acceptance rule, computed exactly, on toy vocabularies: every draft, every outcome.
 
 The rule is a black box that maps uniforms to an outcome. Where its decisions flip is found by bisection to the last bit, so
-that nothing about how the rule computes is assumed, only that each acceptance is a threshold on its own uniform and that
-the token after it is monotone in its uniform, as any inversion of a cumulative sum is. Noise that one decision shares with
-another shows as well: the next token's law is taken at several places inside each rejection.
+that nothing about how the rule computes is assumed, only that it decides about each row by itself, that each acceptance is a
+threshold on its own uniform and that the token after it is monotone in its uniform, as any inversion of a cumulative sum is.
+Noise that one decision shares with another shows as well: the next token's law is taken at several places inside each
+rejection.
 
 A round of K drafted tokens yields 1 … K+1 tokens. Completed to K+1 by the target's own law, their joint law must be the
 target's (Chen Theorem 1, Leviathan A.1).
