@@ -97,8 +97,10 @@ def wanted_of(target: str) -> list[list[int]]:
     return greedy(alone(target), None)
 
 
-def greedy_case(team: Team, target: str, draft: str, flag: str | None = None) -> dict[str, Any]:
-    """Tokens of all placements beside one process. flag: made for the time being, which lets in what was planted."""
+def greedy_case(
+    team: Team, target: str, draft: str, flag: str | None = None, places: tuple[str, ...] = PLACES
+) -> dict[str, Any]:
+    """Tokens of these placements beside one process. flag: made for the time being, which lets in what was planted."""
     single, wanted = alone(target), wanted_of(target)
     sharded = team.load(target, dtype="float32")
     assert isinstance(sharded, TeamModel)
@@ -107,7 +109,7 @@ def greedy_case(team: Team, target: str, draft: str, flag: str | None = None) ->
     off = float((logits(sharded) - logits(single)).abs().max()) / float(logits(single).std())
     found: dict[str, Any] = {"off": off, "differs": {"plain": compare(single, wanted, greedy(sharded, None))}}
     accepted = {}
-    for place in PLACES:
+    for place in places:
         model = team.load_draft(draft, placement=place, dtype="float32")
         found["differs"][place] = compare(single, wanted, greedy(sharded, model))
         result = outrider.generate(sharded, PROMPTS[0], draft=model, num_draft_tokens=3, **GREEDY)

@@ -11,19 +11,22 @@ from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length import AdaptiveLength
 from outrider.draft_length.base import Prospect, Trial
 from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
-from outrider.draft_length.signals import LEAST_LIKELY, Shares, likely_class
+from outrider.draft_length.signals import LEAST_LIKELY, likely_class, shares_of
 from outrider.records import Round
 
 
 def test_the_likeliest_other_tokens_are_found() -> None:
     law = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.01]).log()
-    assert [token for token, _ in Shares(law).others(0)] == [1, 2, 3, 4]
-    assert [token for token, _ in Shares(law).others(2)] == [0, 1, 3, 4]
-    assert [token for token, _ in Shares(law).others(2, 2)] == [0, 1]
-    assert Shares(law).others(2, 1)[0][1] == pytest.approx(0.5)
-    assert [token for token, _ in Shares(law).others(5, 9)] == [0, 1, 2, 3, 4]
-    assert Shares(torch.full((4,), -torch.inf)).others(0) == []
-    assert Shares(torch.tensor([0.0, -torch.inf])).others(0, 3) == []
+    (shares,) = shares_of(law.unsqueeze(0))
+    assert [token for token, _ in shares.others(0)] == [1, 2, 3, 4]
+    assert [token for token, _ in shares.others(2)] == [0, 1, 3, 4]
+    assert [token for token, _ in shares.others(2, 2)] == [0, 1]
+    assert shares.others(2, 1)[0][1] == pytest.approx(0.5)
+    assert [token for token, _ in shares.others(5, 9)] == [0, 1, 2, 3, 4]
+    (nothing,) = shares_of(torch.full((1, 4), -torch.inf))
+    assert nothing.others(0) == []
+    (certain,) = shares_of(torch.tensor([[0.0, -torch.inf]]))
+    assert certain.others(0, 3) == []
     assert [likely_class(p) for p in (LEAST_LIKELY, 0.05, 0.1, 0.2, 0.3, 0.9)] == [0, 1, 2, 3, 4, 5]
 
 

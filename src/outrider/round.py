@@ -25,7 +25,7 @@ from outrider.device_data import index, to_device
 from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
 from outrider.models.base import LanguageModel, fit_vocabulary, has_same_bits, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
-from outrider.sampling import Context, SamplingSettings, draw, greedy_lead, greedy_tokens, standardize
+from outrider.sampling import Context, SamplingSettings, draw, greedy_lead, greedy_on_host, greedy_tokens, standardize
 from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
@@ -191,12 +191,13 @@ def _go_on(scorer: Scorer, row: DraftRow, outcome: Outcome, proposal: Proposal, 
 
 def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[Outcome]:
     """Accept the draft as far as it says what the target would. logits: [R, K+1, V]"""
-    best = greedy_tokens(logits, scorer.sampling, contexts)
-    columns = [best, proposal.tokens]
-    if scorer.extras.logprobs:
-        columns.append(_logprobs_at(logits, best))
-    packed = _read(columns)
     width = proposal.tokens.shape[1]
+    if logits.device.type == "cpu" and not scorer.extras.logprobs:
+        best = greedy_on_host(logits, scorer.sampling, contexts)
+        offers = proposal.tokens.tolist() if width else [[]] * len(logits)
+        packed = [best[i * (width + 1) : (i + 1) * (width + 1)] + offered for i, offered in enumerate(offers)]
+    else:
+        packed = _read_greedy(scorer, logits, contexts, proposal)
     outcomes = []
     for values, drafted in zip(packed, proposal.lengths, strict=True):
         chosen, offered = [int(t) for t in values[: width + 1]], [int(t) for t in values[width + 1 :][:drafted]]
@@ -205,6 +206,15 @@ def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | N
         drafts = offered if scorer.extras.drafts else None
         outcomes.append(Outcome(chosen[: accepted + 1], accepted, logprobs, None, drafts, None))
     return outcomes
+
+
+def _read_greedy(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[list[float]]:
+    """Of each row the best tokens, its draft, and log-probabilities if they are asked for."""
+    best = greedy_tokens(logits, scorer.sampling, contexts)
+    columns = [best, proposal.tokens]
+    if scorer.extras.logprobs:
+        columns.append(_logprobs_at(logits, best))
+    return _read(columns)
 
 
 def _read(columns: list[Tensor]) -> list[list[float]]:

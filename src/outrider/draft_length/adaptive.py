@@ -126,15 +126,13 @@ class _AdaptiveState(LengthState):
         self._alternatives: dict[str, Beside] = {}
         self._tries = Tries()
         self._context = 0
-        self._passes: dict[int, float] = {}  # seconds by width, after this context
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
         self._widths = KeptWidths(policy.costs)
         self._offered = Rate(1.0, TESTS, policy.memory)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
-        if context != self._context:
-            self._context, self._passes = context, {}
+        self._context = context
         self._offered.update(1, int(room > 0 and any(prospect.longest for prospect in prospects)))
         best = self._best(prospects, room)
         chosen = self._probe(prospects, best, room)
@@ -327,11 +325,7 @@ class _AdaptiveState(LengthState):
                 self._paper = None
 
     def _verify(self, tokens: int) -> float:
-        """Looked up once in a round: a plan and its draft ask for the same widths again and again."""
-        seconds = self._passes.get(tokens)
-        if seconds is None:
-            seconds = self._passes[tokens] = self._policy.costs.verify(tokens, self._context)
-        return seconds
+        return self._policy.costs.about(tokens, self._context)
 
     def _round(self, drafted: int, drafting: float, alternatives: int = 0) -> float:
         """Seconds of a round that drafts so many tokens in so many seconds."""

@@ -34,13 +34,12 @@ MOST_OTHERS = 8
 class Shares:
     """What a draft gave to the tokens at one place, at temperature 1: computed once for its signal and the alternatives.
 
-    logits: [T], of the draft's own tokens, which go by their columns here. Reads back.
+    logits: [T], float32 or float64, of the draft's own tokens, which go by their columns here.
     """
 
-    def __init__(self, logits: Tensor) -> None:
-        row = on_host(logits.cpu().to(torch.promote_types(logits.dtype, torch.float32)))
+    def __init__(self, logits: NDArray[Any]) -> None:
         with np.errstate(invalid="ignore"):  # -inf everywhere
-            self._weights: NDArray[Any] = np.exp(row - row.max())
+            self._weights: NDArray[Any] = np.exp(logits - logits.max())
         self._total = float(self._weights.sum())
 
     def signal(self, token: int) -> int:
@@ -65,6 +64,12 @@ class Shares:
         return [(token, -weight / total) for weight, token in ranked[: MOST_OTHERS if count is None else count]]
 
 
+def shares_of(logits: Tensor) -> list[Shares]:
+    """Of each row. [R, T] → R. Reads back."""
+    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    return [Shares(row) for row in on_host(wide.cpu())]
+
+
 def likely_class(probability: float) -> int:
     """0 … len(LIKELY)"""
     return bisect_left(LIKELY, probability)
@@ -73,7 +78,7 @@ def likely_class(probability: float) -> int:
 def token_signals(logits: Tensor, tokens: Tensor) -> list[int]:
     """The class of each row's token. logits [R, V], tokens int64 [R] → R numbers in 0 … len(EDGES). Reads back."""
     if row_by_row(logits):  # NumPy's operations are lighter beside a model: see `verify.verify_on_host`
-        return [Shares(row).signal(token) for row, token in zip(logits, tokens.tolist(), strict=True)]
+        return [shares.signal(token) for shares, token in zip(shares_of(logits), tokens.tolist(), strict=True)]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     law = logits.softmax(-1)
     probs = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import index, moved, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
-from outrider.draft_length.signals import Shares, likely_class, token_signals
+from outrider.draft_length.signals import likely_class, shares_of, token_signals
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.own_tokens import OwnTokens
 from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
@@ -105,7 +105,7 @@ class ModelDrafter(Drafter):
                 # -1 stands for a law that is none. On a CPU that row's draft ends before it, and processors never see it;
                 # elsewhere finding out would cost a synchronisation: clamped, it is then rejected or reported.
                 lost = _without_law(drawn, active)
-                column = drawn.clamp(min=0)
+                column = drawn if drawn.device.type == "cpu" and not lost else drawn.clamp(min=0)
                 for i, signal, found in self._read_laws(own, logits, column, active, plans, context):
                     if i not in lost:
                         signals[i].append(signal)
@@ -135,8 +135,7 @@ class ModelDrafter(Drafter):
             sure = token_signals(logits, drawn) if gated else []
             return [(i, signal, []) for i, signal in zip(active, sure, strict=False)]
         found = []
-        for i, column, row in zip(active, drawn.tolist(), logits.cpu(), strict=True):
-            shares = Shares(row)
+        for i, column, shares in zip(active, drawn.tolist(), shares_of(logits), strict=True):
             others = shares.others(column, count) if count or plans[i].gated else []
             names = own.named([other for other, _ in others])
             found.append((i, shares.signal(column), [(name, share) for name, (_, share) in zip(names, others, strict=True)]))

@@ -35,20 +35,28 @@ def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[C
 
 def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:
     """The token that `standardize` gives all mass to at temperature 0, -1 where it gives NaN. [.., V] → int64 [..]"""
-    as_they_are = logits.device.type == "cpu" and not settings.logit_bias and not settings.needs_context
+    if logits.device.type == "cpu":
+        return index(greedy_on_host(logits, settings, contexts), logits.device).view(logits.shape[:-1])
+    adjusted = _adjusted(logits, settings, contexts)
+    best = argmax(adjusted)
+    found = adjusted.gather(-1, best.unsqueeze(-1)).squeeze(-1) > -torch.inf
+    return torch.where(found, best, -1).reshape(logits.shape[:-1])
+
+
+def greedy_on_host(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> list[int]:
+    """The same for a CPU's logits, as numbers. [.., V] → N
+
+    A few rows: each operation of torch's costs more than looking at them one by one.
+    """
+    as_they_are = not settings.logit_bias and not settings.needs_context
     flat = logits.detach().reshape(-1, logits.shape[-1])
     if as_they_are and logits.dtype is torch.bfloat16:
         quick = _greedy_by_bits(flat)
         if quick is not None:
-            return torch.tensor(quick, dtype=torch.long).view(logits.shape[:-1])
+            return quick
     adjusted = flat if as_they_are and logits.dtype in _WIDE else _adjusted(logits, settings, contexts)
-    if adjusted.device.type == "cpu":  # a few rows: each operation of torch's costs more than looking at them one by one
-        values = adjusted.detach().numpy()
-        chosen = [token if values[i, token] > -np.inf else -1 for i, token in enumerate(values.argmax(-1).tolist())]
-        return torch.tensor(chosen, dtype=torch.long).view(logits.shape[:-1])
-    best = argmax(adjusted)
-    found = adjusted.gather(-1, best.unsqueeze(-1)).squeeze(-1) > -torch.inf
-    return torch.where(found, best, -1).reshape(logits.shape[:-1])
+    values = adjusted.detach().numpy()
+    return [token if values[i, token] > -np.inf else -1 for i, token in enumerate(values.argmax(-1).tolist())]
 
 
 def greedy_lead(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> tuple[int, float]:
