@@ -143,14 +143,34 @@ def _with_a_used_number(go_on: Any) -> Any:
         def take(self, count: int) -> list[float]:
             return [(self.token + 0.5) / V] * count
 
-    def wrong(scorer: Any, row: DraftRow, outcome: Any, *rest: Any) -> Any:
-        stream, row.stream = row.stream, Used(outcome.tokens[-1])  # type: ignore[assignment]
+    def wrong(scorer: Any, rows: list[DraftRow], outcomes: Any, *rest: Any) -> Any:
+        streams = [row.stream for row in rows]
+        for row, outcome in zip(rows, outcomes, strict=True):
+            row.stream = Used(outcome.tokens[-1])  # type: ignore[assignment]
         try:
-            return go_on(scorer, row, outcome, *rest)
+            return go_on(scorer, rows, outcomes, *rest)
         finally:
-            row.stream = stream
+            for row, stream in zip(rows, streams, strict=True):
+                row.stream = stream
 
     return wrong
+
+
+class SameBits(TableModel):
+    """An engine that promises the same bits in any pass: greedy, what follows an alternative must be far ahead then."""
+
+    same_bits = True
+
+
+def test_rows_whose_next_token_is_far_ahead_go_on_and_the_others_are_scored_anew() -> None:
+    target, settings = SameBits(table(1, V)._probs), SETTINGS["greedy"]
+    requests = [Request([i % V], 40, RandomStream(3, i)) for i in range(12)]
+    plain, _ = decode(target, requests, settings)
+    anyhow, all_of_them = decode(table(1, V), requests, settings, ModelDrafter(table(2, V)), FixedLength(3), alternatives=2)
+    careful, some_of_them = decode(target, requests, settings, ModelDrafter(table(2, V)), FixedLength(3), alternatives=2)
+    assert careful == anyhow == plain
+    taken = [sum(record.taken for row in rounds for record in row) for rounds in (some_of_them, all_of_them)]
+    assert 0 < taken[0] < taken[1]
 
 
 @pytest.mark.parametrize("setting", ["greedy", "temperature 1", "all"])

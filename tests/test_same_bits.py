@@ -23,8 +23,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.records import Round
-from outrider.round import CLEAR
-from outrider.sampling import SamplingSettings, greedy_lead
+from outrider.sampling import SamplingSettings
 from tests.ragged import score, some_tokens
 from tests.test_block_attention import HEADS
 from tests.tiny_models import module, record_now
@@ -181,20 +180,6 @@ def test_what_is_held_of_an_alternative_is_scored_anew(
     drafted, _ = greedy(model, nearly, 3)
     assert len(taken) > 5
     assert drafted == plain
-
-
-def test_a_lead_is_a_share_of_the_best_logit() -> None:
-    settings = SamplingSettings()
-    logits = torch.tensor([[1.0, 4.0, 3.0, -torch.inf]])
-    assert greedy_lead(logits, settings) == (1, 0.25)
-    assert greedy_lead(torch.tensor([[-1.0, -8.0, -3.0]]), settings) == (0, 2 / 8)
-    assert greedy_lead(torch.tensor([[2.0, 2.0]]), settings)[1] == 0.0
-    assert greedy_lead(torch.tensor([[2.0, -torch.inf]]), settings) == (0, torch.inf)
-    assert not greedy_lead(torch.tensor([[-torch.inf, -torch.inf]]), settings)[1] >= CLEAR
-    assert greedy_lead(logits, SamplingSettings(logit_bias={1: -2.0})) == (2, 1 / 4)
-    # One step of bfloat16 apart: a bias that takes the best to nothing does not make it a lead.
-    near = torch.tensor([[20.0, 19.875, -5.0]]).bfloat16()
-    assert greedy_lead(near, SamplingSettings(logit_bias={0: -19.0, 1: -19.0}))[1] < CLEAR
 
 
 def test_rows_are_filled_up_so_that_four_are_multiplied_at_least() -> None:

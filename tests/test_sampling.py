@@ -13,7 +13,17 @@ from torch import Tensor
 
 from outrider.bench.sampling_cost import realistic_logits
 from outrider.errors import ParameterError
-from outrider.sampling import Context, SamplingSettings, draw, greedy_tokens, standardize, truncate_device, truncate_host
+from outrider.round import CLEAR
+from outrider.sampling import (
+    Context,
+    SamplingSettings,
+    draw,
+    greedy_leads,
+    greedy_tokens,
+    standardize,
+    truncate_device,
+    truncate_host,
+)
 
 FOUR = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
 
@@ -258,3 +268,18 @@ def test_bad_settings_are_refused_by_name_and_value(name: str, value: object) ->
 def test_a_bias_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(ParameterError, match="vocabulary ends at 3"):
         law(FOUR, logit_bias={4: 1.0})
+
+
+def test_a_lead_is_a_share_of_the_best_logit() -> None:
+    settings = SamplingSettings()
+    logits = torch.tensor([[1.0, 4.0, 3.0, -torch.inf], [-1.0, -8.0, -3.0, -9.0], [2.0, 2.0, 1.0, 0.0]])
+    *certain, (_, tie) = greedy_leads(logits, settings)
+    assert certain == [(1, 0.25), (0, 2 / 9)]
+    assert tie == 0.0
+    assert greedy_leads(torch.tensor([[2.0, -torch.inf]]), settings) == [(0, torch.inf)]
+    ((_, none),) = greedy_leads(torch.tensor([[-torch.inf, -torch.inf]]), settings)
+    assert not none >= CLEAR
+    assert greedy_leads(logits[:1], SamplingSettings(logit_bias={1: -2.0})) == [(2, 1 / 4)]
+    # One step of bfloat16 apart: a bias that takes the best to nothing does not make it a lead.
+    near = torch.tensor([[20.0, 19.875, -5.0]]).bfloat16()
+    assert greedy_leads(near, SamplingSettings(logit_bias={0: -19.0, 1: -19.0}))[0][1] < CLEAR

@@ -25,7 +25,7 @@ from outrider.device_data import index, to_device
 from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
 from outrider.models.base import LanguageModel, fit_vocabulary, has_same_bits, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
-from outrider.sampling import Context, SamplingSettings, draw, greedy_lead, greedy_on_host, greedy_tokens, standardize
+from outrider.sampling import Context, SamplingSettings, draw, greedy_leads, greedy_on_host, greedy_tokens, standardize
 from outrider.sampling.penalties import State
 from outrider.theory import acceptance_probability
 from outrider.verify import Uniforms, Verdict, verify
@@ -90,8 +90,7 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
     if proposal.beside is None:
         return outcomes
     with scorer.clock.phase("sampling"):
-        each = zip(rows, outcomes, lengths, strict=True)
-        return [_go_on(scorer, row, outcome, proposal, i, scored[i, count:]) for i, (row, outcome, count) in enumerate(each)]
+        return _go_on(scorer, rows, outcomes, proposal, scored, lengths)
 
 
 def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[list[Outcome], Tensor, list[int]]:
@@ -141,52 +140,71 @@ def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[l
     return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))], scored, lengths
 
 
-def _go_on(scorer: Scorer, row: DraftRow, outcome: Outcome, proposal: Proposal, i: int, beside: Tensor) -> Outcome:
-    """The outcome, with the token after a recovered one that was among the alternatives for its place.
+def _go_on(
+    scorer: Scorer, rows: Many[DraftRow], outcomes: list[Outcome], proposal: Proposal, scored: Tensor, lengths: list[int]
+) -> list[Outcome]:
+    """The outcomes, with the token after a recovered one that was among the alternatives for its place.
 
-    beside: the logits after the row's alternatives, [M, V] and more.
+    scored: the logits of the pass, of each row its appended tokens and then its alternatives, [R, N, V].
 
     An alternative's keys lie in another column than they would, so sums are added up in another order. Where an engine
     promises the same bits in any pass, greedy tokens are to be plain decoding's: so the token that follows is only taken if
     it is the best by far, and what is held of the alternative serves the next draft and is then scored anew.
     """
+    found = [(i, m) for i, outcome in enumerate(outcomes) if (m := _recovered(outcome, proposal, i)) is not None]
+    if not found:
+        return outcomes
+    model, sampling = scorer.model, scorer.sampling
+    assert scores_alternatives(model)
+    at = index([i for i, _ in found], model.device), index([lengths[i] + m for i, m in found], model.device)
+    logits = fit_vocabulary(scored[at], scorer.vocab_size or model.vocab_size)
+    contexts = None
+    if sampling.needs_context:
+        before = [[*rows[i].tokens, *outcomes[i].tokens] for i, _ in found]
+        contexts = [Context(index(b, model.device), rows[i].prompt_length) for (i, _), b in zip(found, before, strict=True)]
+    laws: Tensor | None = None
+    taken: Many[int] = range(len(found))
+    if sampling.greedy and has_same_bits(model):
+        leads = greedy_leads(logits, sampling, contexts)
+        taken = [n for n, (_, lead) in enumerate(leads) if lead >= CLEAR]  # not if it is NaN
+        bonus = index([token for token, _ in leads], model.device)
+        for n in taken:
+            rows[found[n][0]].provisional = 1
+    for n in taken:
+        i, m = found[n]
+        model.take_alternative(rows[i].sequence, len(rows[i].tokens) + outcomes[i].accepted, m)
+    uniforms = [rows[found[n][0]].stream.take(1)[0] for n in taken]
+    if not sampling.greedy:
+        laws = standardize(logits, sampling, contexts)
+        bonus = draw(laws, to_device(uniforms, model.device, torch.float64))
+    elif not has_same_bits(model):
+        bonus = greedy_tokens(logits, sampling, contexts)
+    columns = [bonus.unsqueeze(-1)]
+    if scorer.extras.logprobs:
+        columns.append(_logprobs_at(logits, bonus).unsqueeze(-1))
+    read = _read(columns)
+    outcomes = list(outcomes)
+    for n in taken:
+        i, _ = found[n]
+        outcomes[i] = _with_bonus(outcomes[i], read[n], None if laws is None else laws[n : n + 1])
+    return outcomes
+
+
+def _recovered(outcome: Outcome, proposal: Proposal, i: int) -> int | None:
+    """Which of the row's alternatives the recovered token is."""
     offered = proposal.beside
     assert offered is not None
     if outcome.accepted == proposal.lengths[i] or not offered.places[i]:
-        return outcome
-    recovered = outcome.tokens[-1]
+        return None
     each = zip(offered.places[i], offered.tokens[i].tolist(), strict=False)
-    found = next((m for m, other in enumerate(each) if other == (outcome.accepted, recovered)), None)
-    if found is None:
-        return outcome
-    model, sampling = scorer.model, scorer.sampling
-    assert scores_alternatives(model)
-    logits = fit_vocabulary(beside[found : found + 1], scorer.vocab_size or model.vocab_size)
-    contexts = None
-    if sampling.needs_context:
-        before = index([*row.tokens, *outcome.tokens], model.device)
-        contexts = [Context(before, row.prompt_length)]
-    careful, token = sampling.greedy and has_same_bits(model), -1
-    if careful:
-        token, lead = greedy_lead(logits, sampling, contexts)
-        if not lead >= CLEAR:  # or if it is NaN
-            return outcome
-        row.provisional = 1
-    model.take_alternative(row.sequence, len(row.tokens) + outcome.accepted, found)
-    (uniform,) = row.stream.take(1)
-    laws = outcome.laws
-    if careful:
-        bonus = index([token], model.device)
-    elif sampling.greedy:
-        bonus = greedy_tokens(logits, sampling, contexts)
-    else:
-        law = standardize(logits, sampling, contexts)
-        bonus = draw(law, to_device([uniform], model.device, torch.float64))
-        laws = None if laws is None else torch.cat([laws, law])
-    logprobs = outcome.logprobs
-    if logprobs is not None:
-        logprobs = [*logprobs, *_logprobs_at(logits, bonus).tolist()]
-    return replace(outcome, tokens=[*outcome.tokens, int(bonus)], logprobs=logprobs, laws=laws, taken=True)
+    return next((m for m, other in enumerate(each) if other == (outcome.accepted, outcome.tokens[-1])), None)
+
+
+def _with_bonus(outcome: Outcome, read: list[float], law: Tensor | None) -> Outcome:
+    """One token more. read: the token, and its log-probability if that was asked for. law: [1, V]"""
+    logprobs = outcome.logprobs if outcome.logprobs is None else [*outcome.logprobs, *read[1:]]
+    laws = outcome.laws if law is None or outcome.laws is None else torch.cat([outcome.laws, law])
+    return replace(outcome, tokens=[*outcome.tokens, int(read[0])], logprobs=logprobs, laws=laws, taken=True)
 
 
 def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[Outcome]:

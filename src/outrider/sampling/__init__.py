@@ -3,7 +3,7 @@
 from outrider.sampling.draw import draw, draw_each
 from outrider.sampling.penalties import Context
 from outrider.sampling.settings import LogitsProcessor, SamplingSettings
-from outrider.sampling.standardize import greedy_lead, greedy_on_host, greedy_tokens, standardize
+from outrider.sampling.standardize import greedy_leads, greedy_on_host, greedy_tokens, standardize
 
 __all__ = [
     "Context",
@@ -11,7 +11,7 @@ __all__ = [
     "SamplingSettings",
     "draw",
     "draw_each",
-    "greedy_lead",
+    "greedy_leads",
     "greedy_on_host",
     "greedy_tokens",
     "standardize",

@@ -59,16 +59,18 @@ def greedy_on_host(logits: Tensor, settings: SamplingSettings, contexts: Sequenc
     return [token if values[i, token] > -np.inf else -1 for i, token in enumerate(values.argmax(-1).tolist())]
 
 
-def greedy_lead(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> tuple[int, float]:
-    """One position's best token, and how far its logit is above all others; NaN if none has any.
+def greedy_leads(
+    logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None
+) -> list[tuple[int, float]]:
+    """Each position's best token, and how far its logit is above all others; NaN if none has any.
 
-    logits: [1, V], of two tokens or more. The lead is a share of the largest finite logit before and after bias, penalties
+    logits: [N, V], of two tokens or more. The lead is a share of the largest finite logit before and after bias, penalties
     and processors: an engine's rounding goes by what these are before. Reads back.
     """
-    values, tokens = _adjusted(logits, settings, contexts)[0].topk(2)
-    best, second = values.tolist()
-    largest = float(torch.where(logits.isfinite(), logits, 0.0).abs().max())
-    return int(tokens[0]), (best - second) / max(largest, abs(best), 1e-9)
+    values, tokens = _adjusted(logits, settings, contexts).topk(2)
+    largest = torch.where(logits.isfinite(), logits, 0.0).abs().amax(-1)
+    each = zip(values.tolist(), tokens[:, 0].tolist(), largest.tolist(), strict=True)
+    return [(token, (best - second) / max(most, abs(best), 1e-9)) for (best, second), token, most in each]
 
 
 _WIDE = (torch.float32, torch.float64)
