@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -106,6 +108,46 @@ def test_pieces_know_the_token_they_came_from() -> None:
     assert [number for _, number in pieces] == sorted(number for _, number in pieces)
     fox = next(number for text, number in pieces if "🦊" in text)
     assert tokenizer().decode(tokens[: fox + 1]).endswith("🦊")
+
+
+class InterruptedAtLine:
+    """Raises `KeyboardInterrupt` at the n-th line of text.py that is run."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> InterruptedAtLine | None:
+        del arg
+        if not frame.f_code.co_filename.endswith("outrider/text.py"):
+            return None
+        self.left -= event == "line"
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_an_interrupt_while_pieces_are_taken_loses_and_doubles_nothing(finish: bool) -> None:
+    tokens = ids("naïve 🦊 f(x)")
+    before = sys.gettrace()
+    for line in range(1000):
+        tracker = TextTracker(tokenizer(), ids("def "))
+        tracker(tokens)
+        sys.settrace(InterruptedAtLine(line))
+        try:
+            tracker.take()
+            if finish:
+                tracker.finish()
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+        finally:
+            sys.settrace(before)
+        assert tracker.text == "naïve 🦊 f(x)"
+        if not interrupted:
+            break
+    assert 50 < line < 999
 
 
 @pytest.mark.parametrize("stop", [("",), (3,)])

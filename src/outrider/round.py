@@ -151,7 +151,7 @@ def _go_on(
     promises the same bits in any pass, greedy tokens are to be plain decoding's: so the token that follows is only taken if
     it is the best by far, and what is held of the alternative serves the next draft and is then scored anew.
     """
-    found = [(i, m) for i, outcome in enumerate(outcomes) if (m := _recovered(outcome, proposal, i)) is not None]
+    found = _recovered(outcomes, proposal)
     if not found:
         return outcomes
     model, sampling = scorer.model, scorer.sampling
@@ -167,6 +167,8 @@ def _go_on(
     if sampling.greedy and has_same_bits(model):
         leads = greedy_leads(logits, sampling, contexts)
         taken = [n for n, (_, lead) in enumerate(leads) if lead >= CLEAR]  # not if it is NaN
+        if not taken:
+            return outcomes
         bonus = index([token for token, _ in leads], model.device)
         for n in taken:
             rows[found[n][0]].provisional = 1
@@ -190,14 +192,18 @@ def _go_on(
     return outcomes
 
 
-def _recovered(outcome: Outcome, proposal: Proposal, i: int) -> int | None:
-    """Which of the row's alternatives the recovered token is."""
+def _recovered(outcomes: list[Outcome], proposal: Proposal) -> list[tuple[int, int]]:
+    """The rows whose recovered token is one of the alternatives for its place, and which one. Reads these once."""
     offered = proposal.beside
     assert offered is not None
-    if outcome.accepted == proposal.lengths[i] or not offered.places[i]:
-        return None
-    each = zip(offered.places[i], offered.tokens[i].tolist(), strict=False)
-    return next((m for m, other in enumerate(each) if other == (outcome.accepted, outcome.tokens[-1])), None)
+    rejected = [i for i, one in enumerate(outcomes) if one.accepted < proposal.lengths[i] and offered.places[i]]
+    tokens = offered.tokens.tolist() if rejected else []
+    found = []
+    for i in rejected:
+        recovered = (outcomes[i].accepted, outcomes[i].tokens[-1])
+        each = enumerate(zip(offered.places[i], tokens[i], strict=False))
+        found += [(i, m) for m, other in each if other == recovered][:1]
+    return found
 
 
 def _with_bonus(outcome: Outcome, read: list[float], law: Tensor | None) -> Outcome:

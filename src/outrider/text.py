@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from outrider.errors import ParameterError
@@ -68,20 +69,27 @@ class TextTracker:
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         check_stop(stop)
         self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._anew = partial(TextTracker, tokenizer, prompt, stop)
         self._stop = tuple(stop)
-        self._waiting: deque[int] = deque()
+        self._tokens: list[int] = []
+        self._count = 0  # of those that have been decoded
         self._held: deque[tuple[str, int]] = deque()
         self._ready: list[tuple[str, int]] = []
-        self._count = 0
-        self._stopped = False
         self._text: list[str] = []
+        self._stopped = False
+        self._finishing = False
+        self._changing = False
 
     def __call__(self, new: Sequence[int]) -> int | None:
         """Take the round's tokens; how many to keep if a stop string was completed, else None."""
+        self._tokens += new
         if not self._stop:
-            self._waiting += new
             return None
-        return next((i + 1 for i, token in enumerate(new) if self._push(token)), None)
+        before = self._count
+        if not self._catch_up():
+            return None
+        del self._tokens[self._count :]
+        return self._count - before
 
     def take(self) -> list[tuple[str, int]]:
         """The pieces (text, number of the token) that are certain, not taken yet."""
@@ -91,27 +99,40 @@ class TextTracker:
 
     def finish(self) -> None:
         """No more tokens will come: release everything, unless a stop string ended the text."""
+        self._finishing = True
+        if self._changing:
+            return
         self._catch_up()
+        self._changing = True
         if not self._stopped:
             rest = self._detokenizer.flush()
             if not (rest and self._add(rest)):
                 self._release(sum(len(text) for text, _ in self._held))
+        self._changing = False
 
     @property
     def text(self) -> str:
         """All that has been released."""
+        if self._changing:  # an interrupt came in the middle of a token: all of them once more
+            whole = self._anew()
+            whole(self._tokens)
+            if self._finishing:
+                whole.finish()
+            return whole.text
         self._catch_up()
         return "".join(self._text)
 
-    def _catch_up(self) -> None:
-        while self._waiting:
-            self._push(self._waiting.popleft())
-
-    def _push(self, token: int) -> bool:
-        """Take one token; whether it completes a stop string."""
-        piece = self._detokenizer.push(token)
-        self._count += 1
-        return bool(piece) and self._add(piece)
+    def _catch_up(self) -> bool:
+        """Decode what has come; whether it completes a stop string."""
+        while self._count < len(self._tokens):
+            self._changing = True
+            piece = self._detokenizer.push(self._tokens[self._count])
+            self._count += 1
+            found = bool(piece) and self._add(piece)
+            self._changing = False
+            if found:
+                return True
+        return False
 
     def _add(self, piece: str) -> bool:
         """Append a piece; whether it completes a stop string."""
