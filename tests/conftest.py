@@ -30,7 +30,7 @@ CORPUS = [
 def pytest_collection_finish() -> None:
     """What the imports have made stays; going through it in each full collection would take a tenth of the run.
 
-    What they make later, and tests keep, is gone through more seldom: another tenth.
+    What they make later, and tests keep, is gone through more seldom (EXPERIMENTS.md).
     """
     gc.collect()
     gc.freeze()

@@ -164,7 +164,8 @@ def _go_on(
         contexts = [Context(index(b, model.device), rows[i].prompt_length) for (i, _), b in zip(found, before, strict=True)]
     laws: Tensor | None = None
     taken: Many[int] = range(len(found))
-    if sampling.greedy and has_same_bits(model):
+    careful = sampling.greedy and has_same_bits(model)
+    if careful:
         leads = greedy_leads(logits, sampling, contexts)
         taken = [n for n, (_, lead) in enumerate(leads) if lead >= CLEAR]  # not if it is NaN
         if not taken:
@@ -179,7 +180,7 @@ def _go_on(
     if not sampling.greedy:
         laws = standardize(logits, sampling, contexts)
         bonus = draw(laws, to_device(uniforms, model.device, torch.float64))
-    elif not has_same_bits(model):
+    elif not careful:
         bonus = greedy_tokens(logits, sampling, contexts)
     columns = [bonus.unsqueeze(-1)]
     if scorer.extras.logprobs:
