@@ -37,7 +37,8 @@ constexpr int64_t LINE = 64;         // bytes
 constexpr int64_t GROUP = 32;        // columns that share a scale and a least value, in 4 bits
 constexpr int64_t GROUP_LINES = 5;   // 4 of weights, then 16 scales and 16 least values in float16
 constexpr int64_t MOST_COLUMNS = 130000;  // in 8 bits: 255 * 127 of each, in 32
-constexpr int64_t AHEAD = 2048;      // bytes that are fetched in advance
+constexpr int64_t NEAR = 2048;       // bytes that are fetched in advance, into the first cache
+constexpr int64_t FAR = 16384;       // and into the second, which waits for more lines at a time than the first
 constexpr int64_t SHARE = 1 << 12;   // activations that a thread gates at least
 constexpr float LARGEST = 127.0f;    // of a rounded activation
 constexpr float FOUND = 1e-4f;       // squared error of a group over its squared range: it was in 4 bits before
@@ -119,7 +120,17 @@ struct Out {
   int64_t stride, lanes;
 };
 
+// What is read after this line.
+inline void fetch(const uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line + NEAR), _MM_HINT_T0); }
+
 #if defined(__AVX512VNNI__)
+
+// And what is read much later, where several rows use a line: with few, the processor sees by itself what comes.
+template <bool SEVERAL>
+inline void fetch(const uint8_t* line) {
+  fetch(line);
+  if (SEVERAL) _mm_prefetch(reinterpret_cast<const char*>(line + FAR), _MM_HINT_T1);
+}
 
 constexpr int MOST_ROWS_INT8 = 8, MOST_ROWS_INT4 = 8;
 constexpr int32_t MOVED = 128;  // added to weights in 8 bits, so that they are unsigned
@@ -143,7 +154,7 @@ void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded
   for (int m = 0; m < M; m++) sums[m] = _mm512_set1_epi32(-MOVED * x.sums[first + m]);
   for (int64_t k = 0; k < x.columns; k += 4, weight += LINE) {
     const __m512i line = _mm512_loadu_si512(weight);
-    _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+    fetch<(M > 4)>(weight);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       sums[m] = _mm512_dpbusd_epi32(sums[m], line, _mm512_set1_epi32(four_at(values + m * x.columns + k)));
@@ -169,7 +180,7 @@ void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Ou
 #pragma GCC unroll 4
     for (int line = 0; line < GROUP_LINES - 1; line++, weight += LINE) {
       const __m512i both = _mm512_loadu_si512(weight);
-      _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+      fetch<(M > 2)>(weight);
       const __m512i lower = _mm512_and_si512(both, low), upper = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
       const int8_t* at = values + g * GROUP + line * 8;
 #pragma GCC unroll 8
@@ -180,7 +191,7 @@ void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Ou
     }
     const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)));
     const __m512 least = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32)));
-    _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+    fetch<(M > 2)>(weight);
     for (int m = 0; m < M; m++) {
       products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scale, products[m]);
       products[m] = _mm512_fmadd_ps(_mm512_set1_ps(group_sums[m * groups + g]), least, products[m]);
@@ -214,7 +225,7 @@ void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded
   for (int64_t k = 0; k < x.columns; k += 4, weight += LINE) {
     const __m256i line[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)),
                              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32))};
-    _mm_prefetch(reinterpret_cast<const char*>(weight + AHEAD), _MM_HINT_T0);
+    fetch(weight);
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++) {
       const __m256i four = _mm256_set1_epi32(four_at(values + m * x.columns + k));
@@ -253,7 +264,7 @@ template <int M, bool FIRST>
 inline __attribute__((always_inline)) void add_line(const uint8_t* line, const int8_t* from, int64_t columns, __m256i (&sums)[M][2]) {
   const __m256i low = _mm256_set1_epi8(15);
   const __m256i* both = reinterpret_cast<const __m256i*>(line);
-  _mm_prefetch(reinterpret_cast<const char*>(line + AHEAD), _MM_HINT_T0);
+  fetch(line);
   add_columns<M, FIRST>(_mm256_and_si256(_mm256_loadu_si256(both), low), _mm256_and_si256(_mm256_loadu_si256(both + 1), low), from,
                         columns, sums);
   add_columns<M, false>(_mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(both), 4), low),
