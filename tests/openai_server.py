@@ -17,6 +17,10 @@ class Server:
         self.asked: list[dict[str, Any]] = []
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                """Whatever is asked for isn't there, but a server is."""
+                self.send_error(404)
+
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.asked.append(body)

@@ -108,6 +108,7 @@ def test_servers_answer_beside_ours(target_folder: Path, tmp_path: Path) -> None
         (["--server", "other=ftp://x"], "server must be NAME=URL"),
         (["--server", "float32=http://x/v1"], "server must have a name of its own, got float32"),
         (["--server", "a=http://x/v1", "--server", "a=http://y/v1"], "server must have a name of its own, got a"),
+        (["--server", "a=http://127.0.0.1:9/v1"], "endpoint http://127.0.0.1:9/v1 gave no answer (ConnectionError)"),
         ([], "--no-generate leaves nothing to compare"),
         (["--server", "a=http://x/v1", "--dtype", "float64"], "--dtype is for what --generate compares"),
         (["--server", "a=http://x/v1", "--plot", "rates.txt"], "plot must be a .svg, .png or .pdf file"),

@@ -12,6 +12,7 @@ from outrider.errors import OutriderError
 from outrider.sampling import SamplingSettings
 
 SECONDS = 600.0
+_SECONDS_TO_REACH = 10.0
 
 
 class EndpointError(OutriderError):
@@ -31,6 +32,21 @@ def request_body(prompt: list[int], sampling: SamplingSettings, max_tokens: int,
         "min_p": sampling.min_p,
         "seed": seed,
     }
+
+
+def check_reachable(url: str) -> None:
+    """Raise `EndpointError` if nothing is there, before a model is loaded. url: with the version.
+
+    Whatever is answered will do, and a server that is busy may take its time.
+    """
+    import requests
+
+    try:
+        requests.get(f"{url.rstrip('/')}/models", timeout=_SECONDS_TO_REACH, stream=True).close()
+    except requests.ReadTimeout:
+        return
+    except requests.RequestException as error:
+        raise EndpointError(f"endpoint {url} gave no answer ({type(error).__name__}): check the address") from None
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:

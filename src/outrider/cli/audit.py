@@ -133,6 +133,7 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
     from outrider.audit.endpoint import parse_extra
     from outrider.audit.sources import read_lines
     from outrider.cli.sampling import parse_length
+    from outrider.endpoint import check_reachable
     from outrider.randomness import check_seed
 
     parse_extra(wanted.extra)
@@ -157,6 +158,8 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
     check_plot(plot)
     parse_length(wanted.length)
     check_seed(wanted.seed)
+    if wanted.endpoint is not None:
+        check_reachable(wanted.endpoint)
 
 
 def _check_used(wanted: _Wanted) -> None:

@@ -82,6 +82,7 @@ def peers(
     """
     from outrider.bench import peers as transformers_peers
     from outrider.bench.servers import parse_server, served
+    from outrider.endpoint import check_reachable
 
     named = [parse_server(text) for text in server]
     servers = dict(named)
@@ -89,6 +90,9 @@ def peers(
         raise click.UsageError("--no-generate leaves nothing to compare: give --setup and --server, too")
     _check_used(generate, setup)
     check_plot(plot)
+    _check_names([*dict.fromkeys(setup), *(name for name, _ in named)])
+    for url in servers.values():
+        check_reachable(url)
     field = _Field({}, {}, set())
     about: dict[str, object] = {"bench": "peers"}
     if generate:
@@ -103,10 +107,7 @@ def peers(
         tokenizer = first.tokenizer
         about.setdefault("target", first.name)
         field.add(made, dict.fromkeys(made, ("generate", *servers)))
-    names_given = [*field.contenders, *(name for name, _ in named)]
-    twice = next((name for name in names_given if names_given.count(name) > 1), None)
-    if twice is not None:
-        raise ParameterError(f"server must have a name of its own, got {twice} twice: choose another")
+    _check_names([*field.contenders, *servers])
     field.contenders.update({name: served(url) for name, url in servers.items()})
     _contest(about, field, tokenizer, given, log, plot, as_json)
 
@@ -124,6 +125,13 @@ class _Field:
         self.contenders.update(contenders)
         self.pairs.update(pairs)
         self.own.update(pairs.keys() & contenders.keys())
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse a server with the name of another contender."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ParameterError(f"server must have a name of its own, got {twice} twice: choose another")
 
 
 def _check_used(generate: bool, setup: Sequence[str]) -> None:
