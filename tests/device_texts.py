@@ -22,7 +22,8 @@ Written = tuple[list[list[int]], list[list[Round]]]
 
 @cache
 def opened(folder: Path, device: str, captured: bool = False) -> Any:
-    return outrider.load(folder, dtype="float32", device=device, pack=captured)
+    """In float64: devices add up in other orders, and a sampled token is another one if its number lies that near an edge."""
+    return outrider.load(folder, dtype="float64", device=device, pack=captured)
 
 
 def write(

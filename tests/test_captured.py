@@ -101,7 +101,7 @@ class TestPasses:
 
     def test_replaced_weights_are_captured_anew(self, gpu: SimulatedGPU, target_folder: Path, draft_folder: Path) -> None:
         """Another parameter, or another memory of the same one."""
-        target: Any = outrider.load(target_folder, dtype="float32", device="cuda")
+        target: Any = outrider.load(target_folder, dtype="float64", device="cuda")
         head = opened(draft_folder, "cuda").module.lm_head.weight
         for replace in ("parameter", "memory"):
             write(target, None, count=4)
