@@ -22,7 +22,7 @@ Written = tuple[list[list[int]], list[list[Round]]]
 
 @cache
 def opened(folder: Path, device: str, captured: bool = False) -> Any:
-    """In float64: devices add up in other orders, and a sampled token is another one if its number lies that near an edge."""
+    """In float64: devices add up in other orders, and a number that lies near an edge would draw another token."""
     return outrider.load(folder, dtype="float64", device=device, pack=captured)
 
 
