@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -32,6 +31,7 @@ from outrider.train.unroll import blocks, chains
 from tests.commands import call
 from tests.test_heads import KINDS, Shape, write_head
 from tests.tiny_models import VOCABULARY, module, tiny
+from tests.train_windows import window_of
 
 TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
 
@@ -71,9 +71,13 @@ def test_what_is_trained_is_what_drafts(kind: Shape, tmp_path: Path) -> None:
         torch.testing.assert_close(drafted, torch.stack([laws[s, j] for s, j in enumerate(at)]), atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("asked", [0, 6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_alpha_of_training_is_that_of_drafting(kind: Shape, tmp_path: Path) -> None:
-    """On held-out windows, with a cut vocabulary: equal to sum min(target, draft) along the text by the drafter itself."""
+def test_the_alpha_of_training_is_that_of_drafting(kind: Shape, asked: int, tmp_path: Path) -> None:
+    """On held-out windows, with a cut vocabulary: equal to sum min(target, draft) along the text by the drafter itself.
+
+    Nothing of a prompt is drafted.
+    """
     made = module("Llama", 0, torch.float32)
     target = TransformersModel(made)
     ids = torch.tensor([2, 3, *range(5, 40)])
@@ -82,15 +86,17 @@ def test_the_alpha_of_training_is_that_of_drafting(kind: Shape, tmp_path: Path) 
     network = make_network(config)
     network.load_state_dict(weights)
     folder = StateFolder(tmp_path / "states", {})
-    list(keep_states(target, iter([np.array(TEXT, dtype=np.uint32)]), folder, config.layers))
+    list(keep_states(target, iter([window_of(TEXT, asked)]), folder, config.layers))
     trainee = HeadTrainee(network, target, ids, "mix", depth=2)
     result = measure(trainee, StateWindows(folder.paths), 1)
     drafter = HeadDrafter(tmp_path, 0.1, "float")
     drafter.bind(target)
-    betas = betas_along(drafter, target, TEXT, 1, SamplingSettings(temperature=1.0))
+    betas = betas_along(drafter, target, TEXT, max(1, asked), SamplingSettings(temperature=1.0))
+    trainee.eval()
     # The window's last position predicts a token beyond it, and nothing is drafted for the first.
     laws = trainee(**{name: value.unsqueeze(0) for name, value in StateWindows(folder.paths)[0].items()})["counts"][0]
-    assert result["alpha"][0] == pytest.approx(float(laws["alpha"]) / len(TEXT), abs=1e-6)
+    assert result["alpha"][0] == pytest.approx(float(laws["alpha"]) / (len(betas) + 1), abs=1e-6)
+    assert result["positions"] == len(betas) + 1
     assert sum(betas) == pytest.approx(float(laws["alpha"]) - _last_alpha(trainee, folder), abs=2e-4)
     assert 0.05 < result["alpha"][0] < 0.95
 

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,6 +20,7 @@ from outrider.train.run import RunSettings
 from outrider.train.states import SHARD, StateFolder, StateWindows, check_states, frequent_tokens, keep_states, states_of
 from tests.conftest import make_tokenizer
 from tests.tiny_models import VOCABULARY, module, tiny
+from tests.train_windows import window_of
 
 TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
 
@@ -30,8 +30,8 @@ def test_windows_are_cut_from_other_documents_than_those_held_out(tmp_path: Path
     lines = [json.dumps({"tokens": [number] * 10}) for number in range(120)]
     path = tmp_path / "texts.jsonl"
     path.write_text("\n".join([json.dumps({"settings": {}}), *lines]))
-    kept = {int(t) for window in windows([Source(str(path))], tokenizer, 20, False) for t in window}
-    apart = {int(t) for window in windows([Source(str(path))], tokenizer, 10, True) for t in window}
+    kept = {int(t) for window in windows([Source(str(path))], tokenizer, 20, False) for t in window.tokens}
+    apart = {int(t) for window in windows([Source(str(path))], tokenizer, 10, True) for t in window.tokens}
     assert apart == {HELD_OUT_EVERY - 1, 2 * HELD_OUT_EVERY - 1}
     assert not kept & apart
     assert len(kept) == 118
@@ -54,9 +54,22 @@ def test_a_limit_does_not_move_the_document_that_is_kept_apart(tmp_path: Path) -
     path = tmp_path / "texts.jsonl"
     path.write_text("\n".join(json.dumps({"tokens": [number] * 10}) for number in range(4)))
     tokenizer = make_tokenizer()
-    kept = {int(t) for window in windows([Source(str(path), 20)], tokenizer, 10, False) for t in window}
-    apart = {int(t) for window in windows([Source(str(path), 10)], tokenizer, 10, True) for t in window}
+    kept = {int(t) for window in windows([Source(str(path), 20)], tokenizer, 10, False) for t in window.tokens}
+    apart = {int(t) for window in windows([Source(str(path), 10)], tokenizer, 10, True) for t in window.tokens}
     assert (kept, apart) == ({0, 1}, {3})
+
+
+def test_windows_know_the_tokens_of_prompts(tmp_path: Path) -> None:
+    """Of texts that the target wrote; plain text has none, nor have tokens without a word about it."""
+    path = tmp_path / "texts.jsonl"
+    lines: list[dict[str, object]] = [{"tokens": [1, 1, 1, 2, 2], "prompt_tokens": 3}, {"tokens": [3, 3]}, {"text": "0123"}]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    found = list(windows([Source(str(path))], make_tokenizer(), 4, None))
+    assert [window.tokens.tolist()[:4] for window in found[:1]] == [[1, 1, 1, 2]]
+    flags = [flag for window in found for flag in window.drafted.tolist()]
+    assert flags[:3] == [False] * 3
+    assert all(flags[3:])
+    assert len(flags) >= 8
 
 
 def test_text_is_not_taken_twice(tmp_path: Path) -> None:
@@ -107,7 +120,7 @@ def test_a_stamp_changes_with_the_files_of_a_folder(tmp_path: Path) -> None:
 
 def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
     target = TransformersModel(module("Llama", 0, torch.float32))
-    every = [np.array([(7 * i + j) % 50 + 3 for j in range(4)], dtype=np.uint32) for i in range(SHARD + 3)]
+    every = [window_of([(7 * i + j) % 50 + 3 for j in range(4)], asked=i % 3) for i in range(SHARD + 3)]
     whole, cut = StateFolder(tmp_path / "whole", {"a": 1}), StateFolder(tmp_path / "cut", {"a": 1})
     list(keep_states(target, iter(every), whole, batch_size=64))
     for done in keep_states(target, iter(every), cut, batch_size=64):
@@ -118,6 +131,7 @@ def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
     ours, theirs = StateWindows(cut.paths), StateWindows(whole.paths)
     assert len(ours) == len(theirs) == SHARD + 3
     torch.testing.assert_close(ours[SHARD + 2]["states"], theirs[SHARD + 2]["states"])
+    assert [ours[SHARD + i]["drafted"].tolist() for i in (0, 1)] == [[True] * 4, [False, True, True, True]]  # asked: 1, 2
     with torch.inference_mode():
         out = target.module(input_ids=ours[SHARD + 1]["tokens"].unsqueeze(0))
     torch.testing.assert_close(ours[SHARD + 1]["normalisers"], out.logits[0].logsumexp(-1), atol=1e-4, rtol=1e-4)
@@ -137,7 +151,7 @@ def test_states_of_other_weights_are_refused(tmp_path: Path) -> None:
     assert ours.fingerprint == theirs.fingerprint
     folder = StateFolder(tmp_path / "states", {})
     check_states(theirs, folder)  # nothing is there yet
-    list(keep_states(ours, iter([np.array(TEXT, dtype=np.uint32)] * 5), folder))
+    list(keep_states(ours, iter([window_of(TEXT)] * 5), folder))
     check_states(ours, folder)
     with pytest.raises(ParameterError, match="were made with other weights"):
         check_states(theirs, folder)
@@ -152,7 +166,7 @@ def test_states_of_other_weights_are_seen_beside_enormous_ones(tmp_path: Path) -
         theirs.model.layers[1].mlp.down_proj.weight.neg_()
     folder = StateFolder(tmp_path / "states", {})
     target = TransformersModel(ours)
-    list(keep_states(target, iter([np.array(TEXT, dtype=np.uint32)] * 5), folder, (1,)))
+    list(keep_states(target, iter([window_of(TEXT)] * 5), folder, (1,)))
     check_states(target, folder, (1,))
     with pytest.raises(ParameterError, match="were made with other weights"):
         check_states(TransformersModel(theirs), folder, (1,))

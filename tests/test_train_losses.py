@@ -60,16 +60,18 @@ def test_every_depth_counts_where_it_has_a_law_to_meet(kind: Kind) -> None:
     states, normalisers = (torch.cat([getattr(shard, name) for shard in shards]) for name in ("states", "normalisers"))
     embedded = target.module.get_input_embeddings()(tokens)
     probs = (target.module.lm_head(states) - normalisers.unsqueeze(-1)).exp()
-    total = 0.0
+    total, everywhere = 0.0, torch.ones_like(tokens, dtype=torch.bool)
     for s, predicted in enumerate((chains if kind == "autoregressive" else blocks)(network, embedded, states, 3)):
         length = tokens.shape[1]
         ours = predicted[:, s:] if kind == "autoregressive" else predicted[:, : length - s]
         losses, alphas = divergence(probs[:, s:], target.module.lm_head(ours), "mix")
         total += 0.8**s * float(losses.mean())
-        found = trainee(tokens, states, normalisers)["counts"][s]
+        found = trainee(tokens, states, normalisers, everywhere)["counts"][s]
         assert float(found["alpha"]) == pytest.approx(float(alphas.sum()), rel=1e-4)
         assert int(found["positions"]) == losses.numel()
-    assert float(trainee(tokens, states, normalisers)["loss"]) == pytest.approx(total / (1 + 0.8 + 0.64), rel=1e-4)
+    assert float(trainee(tokens, states, normalisers, everywhere)["loss"]) == pytest.approx(
+        total / (1 + 0.8 + 0.64), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("loss", ["kl", "tv", "mix"])

@@ -56,7 +56,7 @@ def _page(card: Mapping[str, Any]) -> str:
     for name, result in card["held_out"].items():
         alpha, match = (", ".join(f"{value:.3f}" for value in result[key]) for key in ("alpha", "match"))
         lines.append(f"| {name} | {result['positions']} | {alpha} | {match} |")
-    lines += ["", "Teacher-forced: at depth n the n - 1 tokens before are the text's own."]
+    lines += ["", "Teacher-forced: at depth n the n - 1 tokens before are the text's own. Prompts are not counted."]
     if cut:
         lines.append(
             "The same choice is a lower bound: where a token outside the draft's vocabulary may be the target's best,"

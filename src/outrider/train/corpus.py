@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,27 @@ HELD_OUT_EVERY = 50
 LONGEST_DOCUMENT = 1 << 20  # characters read of one file
 DATASET = "dataset:"
 Document = TypeVar("Document")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A document that is token ids already, which the target wrote. asked: how many of them are its prompt."""
+
+    ids: list[int]
+    asked: int = 0
+
+    @property
+    def drafted(self) -> list[int]:
+        """1 for each token that a draft may stand for, 0 for those of the prompt."""
+        return [0] * self.asked + [1] * (len(self.ids) - self.asked)
+
+
+@dataclass(frozen=True)
+class Window:
+    """tokens: uint32 [L]. drafted: bool [L], `Tokens.drafted`."""
+
+    tokens: NDArray[np.uint32]
+    drafted: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -42,11 +64,14 @@ def parse_source(text: str) -> Source:
     return Source(name, int(limit))
 
 
-def windows(sources: Iterable[Source], tokenizer: Any, length: int, held_out: bool | None) -> Iterator[NDArray[np.uint32]]:
+def windows(sources: Iterable[Source], tokenizer: Any, length: int, held_out: bool | None) -> Iterator[Window]:
     """Windows of `length` tokens. held_out: only the documents kept apart, only the others, or (None) all of them."""
     for source in sources:
         every = marked(documents(source.name, tokenizer))
-        yield from cut((one for one, apart in every if held_out in (None, apart)), length, source.limit)
+        first, second = tee(one for one, apart in every if held_out in (None, apart))
+        tokens = cut((one.ids for one in first), length, source.limit)
+        drafted = cut((one.drafted for one in second), length, source.limit)
+        yield from (Window(ids, flags.astype(bool)) for ids, flags in zip(tokens, drafted, strict=True))
 
 
 def cut(every: Iterable[list[int]], length: int, limit: int | None) -> Iterator[NDArray[np.uint32]]:
@@ -74,16 +99,16 @@ def marked(every: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
         yield waiting, number % HELD_OUT_EVERY == 0 or 1 < number < HELD_OUT_EVERY
 
 
-def documents(name: str, tokenizer: Any) -> Iterator[list[int]]:
+def documents(name: str, tokenizer: Any) -> Iterator[Tokens]:
     """The token ids of each document of a source."""
     for text in texts_of(name):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
-        if ids:
-            yield ids
+        found = text if isinstance(text, Tokens) else Tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if found.ids:
+            yield found
 
 
-def texts_of(name: str) -> Iterator[str | list[int]]:
-    """The documents of a source, as text or as the token ids that the target wrote."""
+def texts_of(name: str) -> Iterator[str | Tokens]:
+    """The documents of a source."""
     if name.startswith(DATASET):
         return _dataset(name.removeprefix(DATASET))
     return (document for file in files_of(name) for document in _of_file(file))
@@ -113,7 +138,7 @@ def _shuffled(files: Iterable[Path]) -> list[Path]:
     return sorted(files, key=lambda file: hashlib.sha256(str(file).encode()).digest())
 
 
-def _of_file(path: Path) -> Iterator[str | list[int]]:
+def _of_file(path: Path) -> Iterator[str | Tokens]:
     try:
         with path.open(encoding="utf-8") as file:
             if path.suffix == ".jsonl":
@@ -127,19 +152,21 @@ def _of_file(path: Path) -> Iterator[str | list[int]]:
         raise ParameterError(f"data {path} can't be read: {error.strerror}") from None
 
 
-def _of_line(line: str, path: Path) -> str | list[int]:
+def _of_line(line: str, path: Path) -> str | Tokens:
     """Token ids or text of one JSON object; nothing of a log's first line."""
     try:
         entry = json.loads(line)
         if "settings" in entry:
             return ""
-        found: str | list[int] = entry["tokens"] if "tokens" in entry else entry["text"]
-        return found
+        if "tokens" in entry:
+            return Tokens(entry["tokens"], entry.get("prompt_tokens", 0))
+        text: str = entry["text"]
+        return text
     except (ValueError, TypeError, KeyError):
         raise ParameterError(f'data {path} must have "tokens" or "text" in each JSON object, got {line[:60]!r}') from None
 
 
-def _dataset(text: str) -> Iterator[str | list[int]]:
+def _dataset(text: str) -> Iterator[str]:
     """A data set of the hub or of a folder, streamed."""
     name, *pairs = text.split(",")
     options = dict(pair.split("=", 1) for pair in pairs if "=" in pair)

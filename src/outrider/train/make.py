@@ -140,7 +140,7 @@ def _about(target: TransformersModel, source: Source, held_out: bool | None, set
         "target": target.fingerprint,
         "length": settings.length,
         "held_out": held_out,
-        "kept": "states, normalisers, mass",
+        "kept": "states, normalisers, drafted, mass",
         **({"layers": settings.layers} if settings.layers else {}),
         "source": source.name,
         "limit": source.limit,

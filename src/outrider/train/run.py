@@ -196,7 +196,7 @@ def measure(trainee: nn.Module, windows: Windows, batch_size: int) -> dict[str, 
             for name, value in count.items():
                 total[name] += float(value)
     trainee.train(was_training)
-    rates = {name: [total[name] / total["positions"] for total in sums] for name in sums[0] if name != "positions"}
+    rates = {name: [total[name] / max(1.0, total["positions"]) for total in sums] for name in sums[0] if name != "positions"}
     return {**rates, "positions": int(sums[0]["positions"])}
 
 

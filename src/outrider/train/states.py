@@ -24,17 +24,18 @@ from torch.utils.data import Dataset
 
 from outrider.errors import CacheFolderError, ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
+from outrider.train.corpus import Window
 
 SHARD = 256  # windows
 POSITIONS = 32  # whose laws over the whole vocabulary are in memory at once in float32
-_BY_WINDOW = ("tokens", "states", "normalisers")
+_BY_WINDOW = ("tokens", "states", "normalisers", "drafted")
 TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
 
 
 @dataclass(frozen=True)
 class Shard:
     """tokens int64 [n, L]; states [n, L, (1 + layers) W] as the target computed them, the last ones first; normalisers
-    [n, L]: log of the sum of exp.
+    [n, L]: log of the sum of exp; drafted bool [n, L]: whether what follows each position is no prompt's (`corpus.Window`).
 
     mass: [V], the target's probabilities added up over all positions: how often it would say each token.
     """
@@ -42,6 +43,7 @@ class Shard:
     tokens: Tensor
     states: Tensor
     normalisers: Tensor
+    drafted: Tensor
     mass: Tensor
 
 
@@ -73,7 +75,7 @@ class StateFolder:
 
         path = self.folder / f"shard-{number:05d}.safetensors"
         part = path.with_suffix(".part")
-        parts = {"tokens": shard.tokens.int(), "states": shard.states, "normalisers": shard.normalisers, "mass": shard.mass}
+        parts = {**vars(shard), "tokens": shard.tokens.int()}
         try:
             save_file({name: value.contiguous() for name, value in parts.items()}, part)
             part.rename(path)
@@ -103,7 +105,7 @@ class StateWindows(Dataset[dict[str, Tensor]]):
 
 def keep_states(
     target: TransformersModel,
-    windows: Iterator[NDArray[np.uint32]],
+    windows: Iterator[Window],
     folder: StateFolder,
     layers: Many[int] = (),
     batch_size: int = 4,
@@ -119,17 +121,25 @@ def keep_states(
     while block := list(islice(windows, SHARD)):
         parts = []
         for first in range(0, len(block), batch_size):
-            parts.append(states_of(target, torch.from_numpy(np.stack(block[first : first + batch_size])).long(), layers))
+            some = block[first : first + batch_size]
+            tokens, drafted = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*map(_arrays, some), strict=True))
+            parts.append(states_of(target, tokens.long(), layers, drafted))
             yield total + min(first + batch_size, len(block))
-        tokens, states, normalisers = (torch.cat([getattr(p, name) for p in parts]) for name in _BY_WINDOW)
-        shard = Shard(tokens, states, normalisers, torch.stack([part.mass for part in parts]).sum(0))
-        folder.write(done, shard)
+        of_windows = {name: torch.cat([getattr(part, name) for part in parts]) for name in _BY_WINDOW}
+        folder.write(done, Shard(**of_windows, mass=torch.stack([part.mass for part in parts]).sum(0)))
         done, total = done + 1, total + len(block)
 
 
+def _arrays(window: Window) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    return window.tokens, window.drafted
+
+
 @torch.inference_mode()
-def states_of(target: TransformersModel, tokens: Tensor, layers: Many[int] = ()) -> Shard:
-    """Teacher-forced states of some windows, through the engine that will draft. int64 [n, L]"""
+def states_of(target: TransformersModel, tokens: Tensor, layers: Many[int] = (), drafted: Tensor | None = None) -> Shard:
+    """Teacher-forced states of some windows, through the engine that will draft.
+
+    tokens: int64 [n, L]. drafted: bool [n, L], which of them are no prompt's; all by default.
+    """
     sequences = [target.open(tokens.shape[1]) for _ in tokens]
     try:
         logits = target.score(sequences, tokens.to(target.device), [tokens.shape[1]] * len(tokens), "all")
@@ -138,7 +148,9 @@ def states_of(target: TransformersModel, tokens: Tensor, layers: Many[int] = ())
         normalisers = normalisers.view(tokens.shape)
         states = torch.stack([target.states(sequence, 0, tokens.shape[1], layers) for sequence in sequences])
         check_rows(target, states[0, :8, : target.state_size], logits[0, :8])
-        return Shard(tokens, states.cpu().clone(), normalisers.cpu(), mass.cpu())
+        drafted = torch.ones_like(tokens, dtype=torch.bool) if drafted is None else drafted
+        followed = torch.cat([drafted[:, 1:], drafted[:, -1:]], dim=1)  # by what, after the last one, is not known
+        return Shard(tokens, states.cpu().clone(), normalisers.cpu(), followed, mass.cpu())
     finally:
         for sequence in sequences:
             sequence.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads
 from outrider.heads.target_parts import output_rows
@@ -50,21 +51,21 @@ class HeadTrainee(Trainee):
         self.depth = depth if isinstance(network, AutoregressiveHead) else network.config.blocks
         self.register_buffer("embedding", embedding_table(target), persistent=False)
 
-    def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor) -> dict[str, Any]:
-        """Tokens int64 [B, L], states [B, L, states_width], normalisers [B, L]"""
+    def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor, drafted: Tensor) -> dict[str, Any]:
+        """Tokens int64 [B, L], states [B, L, states_width], normalisers [B, L], drafted bool [B, L] (`states.Shard`)
+
+        Prompts are trained on like other text, but nobody drafts them: they are not counted where alpha is measured.
+        """
         embedded = self.get_buffer("embedding")[tokens].float()
         if isinstance(self.network, AutoregressiveHead):
             predicted = chains(self.network, embedded, states.float(), self.depth)
         else:  # a block's law stands s positions ahead of it
             predicted = [shifted(one, s) for s, one in enumerate(blocks(self.network, embedded, states.float(), self.depth))]
-        batch, length = tokens.shape
-        positions = [max(0, length - s) * batch for s in range(self.depth)]
-        shares = [DECAY**s / max(1, count) for s, count in enumerate(positions)]
-        counted = torch.arange(length, device=tokens.device) >= torch.arange(self.depth, device=tokens.device).unsqueeze(-1)
-        weights = (
-            counted * torch.tensor(shares, device=tokens.device).unsqueeze(-1) / sum(DECAY**s for s in range(self.depth))
-        )
-        rows = weights.unsqueeze(1).expand(-1, batch, -1).flatten(1)
+        begins = torch.ones_like(drafted) if self.training else drafted  # where a chain may
+        counted = torch.stack([F.pad(begins, (s, 0))[:, : tokens.shape[1]] & begins for s in range(self.depth)])
+        positions = counted.sum((1, 2))
+        decays = torch.tensor([DECAY**s for s in range(self.depth)], device=tokens.device)
+        rows = counted.flatten(1) * (decays / decays.sum() / positions.clamp(min=1)).unsqueeze(-1)
         sums = summed(torch.stack(predicted).flatten(1, 2), self.laws(states, normalisers), rows, self.loss)
         return {"loss": sums.loss, "counts": _counts(sums, positions)}
 
@@ -76,18 +77,20 @@ class StudentTrainee(Trainee):
         super().__init__(target, tokens, loss)
         self.network = student
 
-    def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor) -> dict[str, Any]:
+    def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor, drafted: Tensor) -> dict[str, Any]:
         """As `HeadTrainee.forward`, one depth."""
-        weights = torch.full((1, tokens.numel()), 1.0 / tokens.numel(), device=tokens.device)
+        counted = torch.ones_like(drafted) if self.training else drafted
+        positions = counted.sum().unsqueeze(0)
+        weights = counted.flatten().unsqueeze(0) / positions.clamp(min=1)
         predicted = self.network(tokens).flatten(0, 1).unsqueeze(0)
         sums = summed(predicted, self.laws(states, normalisers), weights, self.loss)
-        return {"loss": sums.loss, "counts": _counts(sums, [tokens.numel()])}
+        return {"loss": sums.loss, "counts": _counts(sums, positions)}
 
 
-def _counts(sums: Sums, positions: list[int]) -> list[dict[str, Tensor]]:
+def _counts(sums: Sums, positions: Tensor) -> list[dict[str, Tensor]]:
     """What alpha and the greedy match are made of, by depth."""
     every = zip(sums.alpha, sums.match, positions, strict=True)
-    return [{"alpha": alpha, "match": match, "positions": torch.tensor(count)} for alpha, match, count in every]
+    return [{"alpha": alpha, "match": match, "positions": count} for alpha, match, count in every]
 
 
 @torch.inference_mode()
