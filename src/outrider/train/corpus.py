@@ -35,7 +35,7 @@ class Tokens:
     @property
     def drafted(self) -> list[int]:
         """1 for each token that a draft may stand for, 0 for those of the prompt."""
-        return [0] * self.asked + [1] * (len(self.ids) - self.asked)
+        return [int(place >= self.asked) for place in range(len(self.ids))]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _of_line(line: str, path: Path) -> str | Tokens:
         if "settings" in entry:
             return ""
         if "tokens" in entry:
-            return Tokens(entry["tokens"], entry.get("prompt_tokens", 0))
+            return Tokens(entry["tokens"], int(entry.get("prompt_tokens", 0)))
         text: str = entry["text"]
         return text
     except (ValueError, TypeError, KeyError):
