@@ -49,12 +49,21 @@ def start(ranks: int, *arguments: str, cache: Path | None = None) -> subprocess.
     return subprocess.Popen(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """Have torchrun end its ranks: killed, it would leave them at work."""
+    process.terminate()
+    process.wait()
+
+
 def job(ranks: int, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], int, str]:
     """Run cases of `sharded_job` to their end. → what they found, torchrun's exit code, standard error"""
     out = folder / "found.json"
     cache = folder / "cache"
     process = start(ranks, "-m", "tests.sharded_job", json.dumps({**settings, "out": str(out)}), cache=cache)
-    _, errors = process.communicate(timeout=300)
+    try:
+        _, errors = process.communicate(timeout=300)
+    finally:
+        end(process)
     return json.loads(out.read_text()) if out.exists() else {}, process.returncode, errors
 
 
@@ -184,7 +193,7 @@ def four(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> d
         seconds = time.monotonic() - killed
         _, errors = process.communicate(timeout=60)
     finally:
-        process.kill()
+        end(process)
     return {**json.loads(out.read_text()), "seconds": seconds, "errors": errors, "code": process.returncode}
 
 
