@@ -94,7 +94,10 @@ def test_the_alpha_of_training_is_that_of_drafting(kind: Shape, asked: int, tmp_
     betas = betas_along(drafter, target, TEXT, max(1, asked), SamplingSettings(temperature=1.0))
     trainee.eval()
     # The window's last position predicts a token beyond it, and nothing is drafted for the first.
-    laws = trainee(**{name: value.unsqueeze(0) for name, value in StateWindows(folder.paths)[0].items()})["counts"][0]
+    laws, second = trainee(**{name: value.unsqueeze(0) for name, value in StateWindows(folder.paths)[0].items()})["counts"][
+        :2
+    ]
+    assert int(second["positions"]) == len(betas)  # nor does a chain begin there
     assert result["alpha"][0] == pytest.approx(float(laws["alpha"]) / (len(betas) + 1), abs=1e-6)
     assert result["positions"] == len(betas) + 1
     assert sum(betas) == pytest.approx(float(laws["alpha"]) - _last_alpha(trainee, folder), abs=2e-4)

@@ -65,7 +65,7 @@ def test_windows_know_the_tokens_of_prompts(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = [{"tokens": [1, 1, 1, 2, 2], "prompt_tokens": 3}, {"tokens": [3, 3]}, {"text": "0123"}]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     found = list(windows([Source(str(path))], make_tokenizer(), 4, None))
-    assert [window.tokens.tolist()[:4] for window in found[:1]] == [[1, 1, 1, 2]]
+    assert found[0].tokens.tolist() == [1, 1, 1, 2]
     flags = [flag for window in found for flag in window.drafted.tolist()]
     assert flags[:3] == [False] * 3
     assert all(flags[3:])

@@ -226,7 +226,7 @@ def trace(
 
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes)
-    mode.cache_enabled = False  # small models are traced a fifth sooner without, large ones as soon
+    mode.cache_enabled = False  # small models are traced sooner without, large ones as soon
     parts, held = parts_of(model.module), model.cache_rows(slice(0, 1))
     columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
     tokens = _symbol(shapes, "width", _WIDTH) if width is None else width

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -35,7 +34,7 @@ TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
 @dataclass(frozen=True)
 class Shard:
     """tokens int64 [n, L]; states [n, L, (1 + layers) W] as the target computed them, the last ones first; normalisers
-    [n, L]: log of the sum of exp; drafted bool [n, L]: whether what follows each position is no prompt's (`corpus.Window`).
+    [n, L]: log of the sum of exp; drafted bool [n, L]: whether the token after each position is no prompt's.
 
     mass: [V], the target's probabilities added up over all positions: how often it would say each token.
     """
@@ -122,16 +121,13 @@ def keep_states(
         parts = []
         for first in range(0, len(block), batch_size):
             some = block[first : first + batch_size]
-            tokens, drafted = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*map(_arrays, some), strict=True))
-            parts.append(states_of(target, tokens.long(), layers, drafted))
+            tokens = torch.from_numpy(np.stack([window.tokens for window in some])).long()
+            drafted = torch.from_numpy(np.stack([window.drafted for window in some]))
+            parts.append(states_of(target, tokens, layers, drafted))
             yield total + min(first + batch_size, len(block))
         of_windows = {name: torch.cat([getattr(part, name) for part in parts]) for name in _BY_WINDOW}
         folder.write(done, Shard(**of_windows, mass=torch.stack([part.mass for part in parts]).sum(0)))
         done, total = done + 1, total + len(block)
-
-
-def _arrays(window: Window) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    return window.tokens, window.drafted
 
 
 @torch.inference_mode()
