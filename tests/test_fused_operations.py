@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.models.kernels.build import Kernels, build, kernels
+from outrider.kernels.models import Kernels, build, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from tests.test_kernels import HERE, rows_of
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from outrider.kernels.models import Kernels, kernels
 from outrider.models import recording
-from outrider.models.kernels.build import Kernels, kernels
 from outrider.models.kernels.fusing import fuse
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.pass_graph import trace_pass

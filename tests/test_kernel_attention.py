@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.kernels.models import Kernels, build, kernels
 from outrider.models.kernels.attention import KERNEL, attend
-from outrider.models.kernels.build import Kernels, build, kernels
 from outrider.models.rounded import round_to_int8
 from outrider.models.steady_attention import STEADY
 from tests.test_kernels import HERE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.models.kernels.build import Kernels, build, kernels
+from outrider.kernels.models import Kernels, build, kernels
 from outrider.models.kernels.rows import RmsNorm, replace_rows
 from tests.test_kernels import HERE
 from tests.tiny_models import module

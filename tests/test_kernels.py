@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.kernels import build as build_module
+from outrider.kernels import models as models_module
+from outrider.kernels.build import LEVELS, UnbuiltError, level_here
+from outrider.kernels.models import Kernels, build, kernels
 from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight
-from outrider.models.kernels import build as build_module
-from outrider.models.kernels.build import LEVELS, Kernels, UnbuiltError, build, kernels, level_here
 from outrider.models.kernels.linear import GROUP, Int4Kernel, Int8Kernel
 
 HERE = list(LEVELS)[list(LEVELS).index(level_here() or "") :] if level_here() else []  # what this processor has, and less
@@ -238,7 +240,7 @@ def test_a_damaged_library_is_built_again(cache: Path, monkeypatch: pytest.Monke
             raise OSError("file too short")
         return "kernels"
 
-    monkeypatch.setattr(build_module, "Kernels", opened)
+    monkeypatch.setattr(models_module, "Kernels", opened)
     monkeypatch.setattr(build_module, "_compile", lambda folder, *_: (folder / "kernels.so").write_text("built"))
     assert build("avx2") == "kernels"  # type: ignore[comparison-overlap]
     assert tried == ["built", "built"]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from outrider.device_data import row_by_row
 from outrider.errors import ParameterError
+from outrider.kernels.sampling import reading
 from outrider.sampling.draw import draw, draw_on_host, on_host
 
 
@@ -75,9 +76,19 @@ def verify(
     if offered.device.type == "cpu":  # elsewhere it would have to be read back
         _check_values(tokens, offered, target.shape[-1])
     uniforms = Uniforms(randomness.accept.reshape(batch, length), randomness.next_token.reshape(batch))
-    decide = verify_on_host if row_by_row(target) else verify_on_device
-    verdict = decide(target, draft, tokens, uniforms, offered)
+    verdict = _decide(target, draft, tokens, uniforms, offered)
     return Verdict(verdict.num_accepted.reshape(shape), verdict.next_token.reshape(shape))
+
+
+def _decide(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, offered: Tensor) -> Verdict:
+    """By our kernel, row by row in NumPy, or all rows at once: the same rule. Shapes as in `verify_on_device`."""
+    ours = reading(target, draft)
+    if ours is not None and target.dtype is torch.float32 and (draft is None or draft.dtype is torch.float32):
+        accept, last = randomness.accept.double(), randomness.next_token.double()
+        return Verdict(*ours.verify(target, draft, tokens, offered, accept, last))
+    if row_by_row(target):
+        return verify_on_host(target, draft, tokens, randomness, offered)
+    return verify_on_device(target, draft, tokens, randomness, offered)
 
 
 def verify_on_device(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, offered: Tensor) -> Verdict:

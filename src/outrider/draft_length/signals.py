@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.device_data import row_by_row, to_device
+from outrider.kernels.sampling import reading
 from outrider.sampling.draw import on_host
 
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.87, 0.95, 0.99)
@@ -77,6 +78,9 @@ def likely_class(probability: float) -> int:
 
 def token_signals(logits: Tensor, tokens: Tensor) -> list[int]:
     """The class of each row's token. logits [R, V], tokens int64 [R] → R numbers in 0 … len(EDGES). Reads back."""
+    ours = reading(logits)
+    if ours is not None:
+        return [bisect_left(EDGES, share) for share in ours.shares(logits, tokens).tolist()]
     if row_by_row(logits):  # NumPy's operations are lighter beside a model: see `verify.verify_on_host`
         return [shares.signal(token) for shares, token in zip(shares_of(logits), tokens.tolist(), strict=True)]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -27,7 +27,7 @@ class OwnTokens:
     @classmethod
     def of(cls, model: LanguageModel, vocab_size: int, sampling: SamplingSettings) -> OwnTokens:
         """Those of a draft. Biases, penalties and processors speak of the target's tokens: none may be missing then."""
-        whole = sampling.needs_context or bool(sampling.logit_bias)
+        whole = not sampling.as_they_are
         few = not whole and has_few_tokens(model) and model.vocab_size <= vocab_size
         return cls(model, vocab_size, model.draft_tokens if few and has_few_tokens(model) else None, whole)
 

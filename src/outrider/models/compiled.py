@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, ParameterError, in_one_line
-from outrider.models.cache_folder import cache_folder
 from outrider.models.captured import captured_pass, columns_captured
 from outrider.models.pass_graph import describe_pass, trace_pass
 from outrider.models.pass_trial import difference, gain

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from outrider.cache_folder import build_once
 from outrider.errors import ModelError
-from outrider.models.cache_folder import build_once
 
 MAGIC = b"GGUF"
 STRING = 8  # the format's number for a type

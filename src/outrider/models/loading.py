@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.kernels.sampling import sampling_kernels
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
@@ -66,6 +67,7 @@ def load(
             f"compile is for the transformers engine with float weights, got engine {engine!r} and dtype {dtype!r}: leave "
             "--compile out, or use --dtype bfloat16 or float32"
         )
+    sampling_kernels()  # read or compiled now, not in the first round
     if engine == "llama.cpp":
         if num_tokens is not None:
             raise ParameterError("num_tokens can't be used with the llama.cpp engine: use --dtype int4 or int8")

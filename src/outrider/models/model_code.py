@@ -229,6 +229,6 @@ def _digest(file: str) -> str:
 def _own_files() -> str:
     """Of what traces, and of what is traced of ours."""
     folder = Path(outrider.models.__file__).parent
-    kernels = [path for path in sorted((folder / "kernels").rglob("*")) if path.suffix in (".py", ".cpp", ".h")]
+    kernels = [*sorted((folder / "kernels").rglob("*.py")), *sorted((folder.parent / "kernels").glob("*.*"))]
     files = [*sorted(folder.glob("*.py")), *sorted((folder.parent / "heads").glob("*.py")), *kernels]
     return hashlib.sha256("".join(_digest(str(file)) for file in files).encode()).hexdigest()

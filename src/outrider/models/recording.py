@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, in_one_line
-from outrider.models.cache_folder import cache_folder
 from outrider.models.graph_text import UnwritableError, graph_text
 from outrider.models.kernels.fusing import fuse
 from outrider.models.model_code import ReachedCode

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.kernels.models import Kernels, kernels
 from outrider.models.block_attention import use_block_attention
 from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight, suits_tiles
 from outrider.models.kernels.attention import use_kernel_attention
-from outrider.models.kernels.build import Kernels, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.kernels.rows import replace_rows
 from outrider.models.packed_linear import OpaqueLinear, plain_weight, replace_linears

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.device_data import row_by_row, to_device
+from outrider.kernels.sampling import reading
 from outrider.randomness import RandomStream
 
 _BLOCK = 64
@@ -32,10 +33,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     shape, vocabulary = weights.shape[:-1], weights.shape[-1]
     rows = weights.reshape(shape.numel(), vocabulary)
     point = uniforms.reshape(-1).double()
-    if row_by_row(rows):
-        pairs = zip(on_host(rows), point.tolist(), strict=True)
-        return torch.tensor([draw_on_host(row, share) for row, share in pairs], dtype=torch.long).reshape(shape)
-    return draw_on_device(rows, point).reshape(shape)
+    return _draw_rows(rows, point).reshape(shape)
 
 
 def draw_each(laws: Tensor, streams: Many[RandomStream], ids: Tensor | None = None) -> Tensor:
@@ -44,10 +42,19 @@ def draw_each(laws: Tensor, streams: Many[RandomStream], ids: Tensor | None = No
     ids: int64 [V], ascending, the tokens that the columns stand for, if these are not all.
     """
     uniforms = [stream.aim(laws, row, ids) for row, stream in enumerate(streams)]
-    if row_by_row(laws):
-        pairs = zip(on_host(laws), uniforms, strict=True)
-        return torch.tensor([draw_on_host(row, uniform) for row, uniform in pairs], dtype=torch.long)
-    return draw(laws, to_device(uniforms, laws.device, torch.float64))
+    return _draw_rows(laws, to_device(uniforms, laws.device, torch.float64))
+
+
+def _draw_rows(rows: Tensor, uniforms: Tensor) -> Tensor:
+    """[N, V], float64 [N] → int64 [N]"""
+    ours = reading(rows)
+    if ours is not None and rows.dtype is torch.float32:
+        tokens: Tensor = ours.draw(rows, uniforms)
+        return tokens
+    if row_by_row(rows):
+        pairs = zip(on_host(rows), uniforms.tolist(), strict=True)
+        return torch.tensor([draw_on_host(row, share) for row, share in pairs], dtype=torch.long)
+    return draw_on_device(rows, uniforms)
 
 
 def on_host(values: Tensor) -> NDArray[Any]:

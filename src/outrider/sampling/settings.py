@@ -76,3 +76,8 @@ class SamplingSettings:
         """Whether the law at a position depends on the tokens before it beyond the logits."""
         penalised = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
         return penalised or bool(self.processors)
+
+    @property
+    def as_they_are(self) -> bool:
+        """Whether logits become a law unchanged: no bias, penalty or processor comes before temperature and truncation."""
+        return not self.logit_bias and not self.needs_context

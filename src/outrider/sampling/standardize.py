@@ -15,11 +15,10 @@ from torch import Tensor
 
 from outrider.device_data import index, row_by_row, to_device
 from outrider.errors import ParameterError
+from outrider.kernels.sampling import reading
 from outrider.sampling import truncate_device, truncate_host
 from outrider.sampling.penalties import Context, apply_penalties, apply_processors
 from outrider.sampling.settings import SamplingSettings
-
-_INFINITY, _NEGATIVE_INFINITY = 0x7F80, 0xFF80  # in bfloat16; NaN are beyond
 
 
 def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:
@@ -28,9 +27,14 @@ def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[C
     contexts: one per row in row-major order, needed if `settings.needs_context`.
     A row with NaN or with every token excluded gives NaN, which `draw` reports (as the token -1).
     """
-    adjusted = _adjusted(logits, settings, contexts)
-    probs = _one_hot(adjusted) if settings.greedy else _sampled(adjusted, settings)
-    return probs.reshape(logits.shape)
+    if settings.greedy:
+        return _one_hot(_adjusted(logits, settings, contexts)).reshape(logits.shape)
+    ours = reading(logits)
+    if ours is None:
+        return _sampled(_adjusted(logits, settings, contexts), settings).reshape(logits.shape)
+    rows = _rows(logits) if settings.as_they_are else _adjusted(logits, settings, contexts)
+    laws: Tensor = ours.laws(rows, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return laws.view(logits.shape)
 
 
 def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:
@@ -46,16 +50,17 @@ def greedy_tokens(logits: Tensor, settings: SamplingSettings, contexts: Sequence
 def greedy_on_host(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> list[int]:
     """The same for a CPU's logits, as numbers. [.., V] → N
 
-    A few rows: each operation of torch's costs more than looking at them one by one.
+    A few rows: each operation costs more than its work.
     """
-    as_they_are = not settings.logit_bias and not settings.needs_context
-    flat = logits.detach().reshape(-1, logits.shape[-1])
-    if as_they_are and logits.dtype is torch.bfloat16:
-        quick = _greedy_by_bits(flat)
-        if quick is not None:
-            return quick
-    adjusted = flat if as_they_are and logits.dtype in _WIDE else _adjusted(logits, settings, contexts)
-    values = adjusted.detach().numpy()
+    logits = logits.detach()
+    ours = reading(logits)
+    if settings.as_they_are and (ours is not None or logits.dtype in _WIDE):
+        rows = _rows(logits)
+    else:
+        rows = _adjusted(logits, settings, contexts)
+    if ours is not None:
+        return ours.best(rows).tolist()  # type: ignore[no-any-return]
+    values = rows.numpy()
     return [token if values[i, token] > -np.inf else -1 for i, token in enumerate(values.argmax(-1).tolist())]
 
 
@@ -76,23 +81,14 @@ def greedy_leads(
 _WIDE = (torch.float32, torch.float64)
 
 
-def _greedy_by_bits(logits: Tensor) -> list[int] | None:
-    """The same of bfloat16, read as whole numbers: those of positive numbers are in their order. [N, V] → [N]
-
-    A quarter of the time that conversion to float32 and its argmax take. None where that does not say it: best logits that
-    are not positive, and NaN with a sign.
-    """
-    bits = logits.view(torch.int16).numpy()
-    best = bits.argmax(-1).tolist()
-    highest = [int(bits[i, token]) for i, token in enumerate(best)]
-    if min(highest, default=1) <= 0 or int(bits.view(np.uint16).max(initial=0)) > _NEGATIVE_INFINITY:
-        return None
-    return [token if value <= _INFINITY else -1 for token, value in zip(best, highest, strict=True)]
+def _rows(logits: Tensor) -> Tensor:
+    """[.., V] → [N, V]"""
+    return logits.reshape(-1, logits.shape[-1])
 
 
 def _adjusted(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None) -> Tensor:
     """Logits with bias, penalties and processors. [.., V] → [N, V]"""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(-1, logits.shape[-1])
+    logits = _rows(logits.to(torch.promote_types(logits.dtype, torch.float32)))
     logits = _add_bias(logits, settings)
     if not settings.needs_context:
         return logits

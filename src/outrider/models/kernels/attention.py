@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.kernels.models import kernels
 from outrider.models import steady_attention
 from outrider.models.attention_function import give_attention
-from outrider.models.kernels.build import kernels
 
 KERNEL = "outrider_kernel"
 LANE = 8  # what the size of a head must be a multiple of

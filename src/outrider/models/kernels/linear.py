@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.kernels.build import Kernels
+from outrider.kernels.models import Kernels
 from outrider.models.packed_linear import OpaqueLinear
 
 OUTPUTS = 16  # of a block

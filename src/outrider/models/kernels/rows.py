@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.models.kernels.build import Kernels
+from outrider.kernels.models import Kernels
 
 NEAR = 1e-5  # relative, of a norm by ours and as it was
 

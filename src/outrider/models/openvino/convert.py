@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from outrider.cache_folder import build_once
 from outrider.errors import CacheFolderError, ModelError
-from outrider.models.cache_folder import build_once
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.openvino.engine import OpenVinoModel
 from outrider.models.openvino.quantize import group_size, quantize

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from outrider.models.kernels.build import namespace
+from outrider.kernels.models import LIBRARY
 from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
 from outrider.models.kernels.fusing.layers import fuse_layers
 from outrider.models.kernels.fusing.parts import alone, aten, given_to, replace
@@ -44,7 +44,7 @@ def fuse(graph: GraphModule) -> None:
 def _ours(node: Node) -> str | None:
     """The namespace of one of our operations."""
     space = getattr(node.target, "namespace", "") if node.op == "call_function" else ""
-    return space if space.startswith(namespace("")) else None
+    return space if space.startswith(LIBRARY.within("")) else None
 
 
 def _writes(node: Node) -> bool:

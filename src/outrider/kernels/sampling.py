@@ -1,0 +1,87 @@
+"""From logits to tokens on a CPU, in few sweeps over a row: laws, drawing, the acceptance rule.
+
+What they compute is said where they are called (`sampling`, `verify`), which do without them by NumPy: on other processors,
+without a compiler, and for numbers in float64.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.build import Library, UnbuiltError, built, level_here
+
+LIBRARY = Library("sampling", ("sampling",), "outrider_sampling", "kernels for sampling")
+LEVEL = "avx2"  # for every processor: there is nothing to gain, and the bits are the same on all
+_READ = (torch.float32, torch.bfloat16)
+_log = logging.getLogger(__name__)
+
+
+class SamplingKernels:
+    """Operations of torch on rows [N, V]: `laws`, `best`, `shares` of logits in float32 or bfloat16, `draw` and `verify` of
+    laws in float32. What they are given and return: see `sampling.cpp`.
+    """
+
+    def __init__(self, library: Path) -> None:
+        self._space: Any = getattr(torch.ops, LIBRARY.within(LEVEL))
+        if not hasattr(self._space, "verify"):  # torch ends the process if an operation is defined twice
+            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+        # One signature each, found once: half the time of a call beside a model.
+        self.laws: Any = self._space.laws.default
+        self.best: Any = self._space.best.default
+        self.shares: Any = self._space.shares.default
+        self.draw: Any = self._space.draw.default
+        self.verify: Any = self._space.verify.default
+        self._try()
+
+    def _try(self) -> None:
+        """Raise `UnbuiltError` unless small rows give what they should."""
+        at: dict[str, Any] = {"device": "cpu"}
+        logits = torch.tensor([[0.0, 2.0, -torch.inf, 1.0, 0.5] * 3], dtype=torch.float32, **at)
+        want = (logits.double() / 0.5).softmax(-1)
+        law = self.laws(logits, 0.5, 0, 1.0, 0.0)
+        cut = self.laws(logits, 0.5, 12, 0.9, 0.01)
+        kept = want * (want > 0.1 * want.max())
+        if not torch.allclose(law.double(), want, rtol=1e-5) or not torch.allclose(
+            cut.double(), kept / kept.sum(), rtol=1e-5
+        ):
+            raise UnbuiltError("laws are wrong")
+        points = torch.tensor([0.999], dtype=torch.float64, **at)
+        last = torch.tensor([14], dtype=torch.long, **at)
+        if not torch.equal(self.draw(law, points), last) or int(self.best(logits)) != 1:
+            raise UnbuiltError("draws are wrong")
+        tokens, offered = torch.tensor([[1]], dtype=torch.long, **at), torch.tensor([1], dtype=torch.long, **at)
+        pair = law.expand(1, 2, -1)
+        accepted, token = self.verify(pair, None, tokens, offered, points.view(1, 1), points)
+        if int(accepted) != 0 or int(token) != 14:
+            raise UnbuiltError("the acceptance rule is wrong")
+
+
+@cache
+def sampling_kernels() -> SamplingKernels | None:
+    """None, with a warning, where they can't be built. Takes seconds the first time."""
+    if level_here() is None:
+        return None
+    try:
+        return build()
+    except UnbuiltError as error:
+        _log.warning("kernels for sampling can't be built (%s): it goes by NumPy, which is slower", error)
+        return None
+
+
+def build() -> SamplingKernels:
+    """Raises `UnbuiltError`."""
+    return built(LIBRARY, LEVEL, SamplingKernels)
+
+
+def reading(*values: Tensor | None) -> SamplingKernels | None:
+    """The kernels, if they can read all of these: on a CPU, in float32 or bfloat16, without a gradient."""
+    for each in values:
+        if each is not None and (each.device.type != "cpu" or each.dtype not in _READ or each.requires_grad):
+            return None
+    return sampling_kernels()
