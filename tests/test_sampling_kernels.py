@@ -194,6 +194,18 @@ def test_the_law_is_the_targets(name: str, point_mass: bool, monkeypatch: pytest
     assert "verify" in called
 
 
+def test_counts_and_tokens_may_be_any_whole_numbers() -> None:
+    target, draft = (torch.rand(2, n, 20, generator=torch.Generator().manual_seed(n)) for n in (3, 2))
+    tokens, offered = torch.tensor([[3, 4], [5, 6]]), torch.tensor([1, 2])
+    for kind in (torch.int32, torch.int16):
+        same = [
+            verify(target, draft, tokens.to(one), torch.Generator().manual_seed(1), offered.to(one))
+            for one in (kind, torch.long)
+        ]
+        assert torch.equal(same[0].next_token, same[1].next_token)
+        assert torch.equal(same[0].num_accepted, same[1].num_accepted)
+
+
 def test_signals_are_the_classes_of_the_drafts_own_probability() -> None:
     logits = logits_of(3, 40, 900, 6.0)
     tokens = logits.argmax(-1)

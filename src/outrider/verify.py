@@ -85,7 +85,7 @@ def _decide(target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Un
     ours = reading(target, draft)
     if ours is not None and target.dtype is torch.float32 and (draft is None or draft.dtype is torch.float32):
         accept, last = randomness.accept.double(), randomness.next_token.double()
-        return Verdict(*ours.verify(target, draft, tokens, offered, accept, last))
+        return Verdict(*ours.verify(target, draft, tokens.long(), offered.long(), accept, last))
     if row_by_row(target):
         return verify_on_host(target, draft, tokens, randomness, offered)
     return verify_on_device(target, draft, tokens, randomness, offered)
