@@ -338,12 +338,14 @@ def test_an_interrupt_puts_it_off_once_more(target_folder: Path, empty: Path, mo
     assert model.recorded is not None
 
 
-@pytest.mark.parametrize("file", ["tracing.py", "kernels/fusing/layers.py", "kernels/rows.h", "../heads/layers.py"])
+@pytest.mark.parametrize(
+    "file", ["tracing.py", "kernels/fusing/layers.py", "../kernels/rows.h", "../kernels/models.py", "../heads/layers.py"]
+)
 def test_a_recording_is_found_by_all_of_our_files_that_make_it(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Path(outrider.models.__file__).parent
-    for part in ("models", "heads"):
+    for part in ("models", "heads", "kernels"):
         shutil.copytree(source.parent / part, tmp_path / part, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
     monkeypatch.setattr(outrider.models, "__file__", str(tmp_path / "models" / "__init__.py"))
     before = model_code._own_files.__wrapped__()
