@@ -196,15 +196,16 @@ def test_draw_survives_a_scan_that_steps_up_over_zeros(vocabulary: int, monkeypa
     assert bool((drawn % 97 == 0).all())
 
 
-@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 3), st.booleans())
-def test_rows_are_decided_alike_on_host_and_device(seed: int, vocabulary: int, length: int, point_mass: bool) -> None:
-    """Sparse laws, so that disjoint and equal supports and residuals of nothing are among them."""
+def sparse_rows(
+    seed: int, vocabulary: int, length: int, point_mass: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor, Uniforms, Tensor]:
+    """What the rule is given for four rows. Sparse laws: disjoint and equal supports, residuals of nothing are among them."""
     generator = torch.Generator().manual_seed(seed)
 
     def laws(*shape: int) -> Tensor:
         weights = torch.rand(*shape, vocabulary, generator=generator, dtype=torch.float64).pow(6).round(decimals=2)
         weights[..., 0] += (weights.sum(-1) == 0).double()
-        return weights / weights.sum(-1, keepdim=True)
+        return (weights / weights.sum(-1, keepdim=True)).to(dtype)
 
     rows = 4
     target, draft = laws(rows, length + 1), laws(rows, length)
@@ -213,7 +214,12 @@ def test_rows_are_decided_alike_on_host_and_device(seed: int, vocabulary: int, l
     offered = torch.randint(length + 1, (rows,), generator=generator)
     numbers = torch.rand(rows, length + 1, generator=generator, dtype=torch.float64)
     numbers[1] = 0.0
-    given = (target, None if point_mass else draft, tokens, Uniforms(numbers[:, 1:], numbers[:, 0]), offered)
+    return target, None if point_mass else draft, tokens, Uniforms(numbers[:, 1:], numbers[:, 0]), offered
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 3), st.booleans())
+def test_rows_are_decided_alike_on_host_and_device(seed: int, vocabulary: int, length: int, point_mass: bool) -> None:
+    given = sparse_rows(seed, vocabulary, length, point_mass, torch.float64)
     host, device = verify_on_host(*given), verify_on_device(*given)
     assert host.num_accepted.tolist() == device.num_accepted.tolist()
     assert host.next_token.tolist() == device.next_token.tolist()

@@ -20,7 +20,7 @@ from outrider.kernels.sampling import SamplingKernels, build, reading, sampling_
 from outrider.sampling import SamplingSettings, draw, standardize
 from outrider.sampling.standardize import greedy_on_host
 from outrider.verify import Uniforms, Verdict, verify, verify_on_device, verify_on_host
-from tests.test_law import distance
+from tests.test_law import distance, sparse_rows
 from tests.test_sampling import by_sorting
 from tests.toys import SETTINGS, law_of, table
 
@@ -132,25 +132,10 @@ def test_draws_are_inversion_of_the_cumulative_sum(seed: int, vocabulary: int, s
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 3, 9, 64, 130]), st.integers(0, 3), st.booleans())
 def test_rows_are_decided_as_by_numpy(seed: int, vocabulary: int, length: int, point_mass: bool) -> None:
-    """Sparse laws, so that disjoint and equal supports and residuals of nothing are among them."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def laws(*shape: int) -> Tensor:
-        weights = torch.rand(*shape, vocabulary, generator=generator).pow(6).round(decimals=2)
-        weights[..., 0] += (weights.sum(-1) == 0).float()
-        return weights / weights.sum(-1, keepdim=True)
-
-    rows = 4
-    target, draft = laws(rows, length + 1), laws(rows, length)
-    draft[0] = target[0, :length]
-    tokens = draw(draft, torch.rand(rows, length, generator=generator, dtype=torch.float64))
-    offered = torch.randint(length + 1, (rows,), generator=generator)
+    target, draft, tokens, numbers, offered = sparse_rows(seed, vocabulary, length, point_mass, torch.float32)
     tokens[torch.arange(length) >= offered.unsqueeze(-1)] = vocabulary + 7  # nobody looks at these
-    numbers = torch.rand(rows, length + 1, generator=generator, dtype=torch.float64)
-    numbers[1] = 0.0
-    own = None if point_mass else draft
-    got = verify(target, own, tokens, Uniforms(numbers[:, 1:], numbers[:, 0]), offered)
-    host = verify_on_host(target, own, tokens, Uniforms(numbers[:, 1:], numbers[:, 0]), offered)
+    got = verify(target, draft, tokens, numbers, offered)
+    host = verify_on_host(target, draft, tokens, numbers, offered)
     assert got.num_accepted.tolist() == host.num_accepted.tolist()
     assert got.next_token.tolist() == host.next_token.tolist()
 
