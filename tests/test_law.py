@@ -199,7 +199,7 @@ def test_draw_survives_a_scan_that_steps_up_over_zeros(vocabulary: int, monkeypa
 def sparse_rows(
     seed: int, vocabulary: int, length: int, point_mass: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor, Uniforms, Tensor]:
-    """What the rule is given for four rows. Sparse laws: disjoint and equal supports, residuals of nothing are among them."""
+    """For four rows of the rule. Sparse laws: disjoint and equal supports, residuals of nothing are among them."""
     generator = torch.Generator().manual_seed(seed)
 
     def laws(*shape: int) -> Tensor:
