@@ -80,7 +80,8 @@ class Proposal:
     tokens: int64 [R, K] on the target's device, row i's in the first lengths[i] columns. probs: [R, K, V], the laws they
     were drawn from, or None if all are certain: a point mass each. signals: per row, one per token, if the drafter is
     gated. beside: alternatives to them, if there are any. candidates: per row, all that might have been one, scored or not,
-    as (token, place, class of how likely the draft held it): whether they come is learned from either.
+    as (token, place, class of how likely the draft held it): whether they come is learned from either. known: each row's
+    tokens as numbers, where the drafter has them.
     """
 
     tokens: Tensor
@@ -89,11 +90,18 @@ class Proposal:
     signals: list[list[int]] | None = None
     beside: Alternatives | None = None
     candidates: list[list[Candidate]] | None = None
+    known: list[list[int]] | None = None
+
+    def on_host(self) -> list[list[int]]:
+        """Each row's tokens as numbers. Reads back what is not known."""
+        if self.known is not None:
+            return self.known
+        return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths, strict=True)]
 
 
 def empty_proposal(rows: int, device: torch.device) -> Proposal:
     """No tokens for anybody."""
-    return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows)
+    return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows, known=[[] for _ in range(rows)])
 
 
 def padded_proposal(
@@ -107,7 +115,7 @@ def padded_proposal(
         return empty_proposal(len(drafts), device)
     tokens, lengths = pad_rows(drafts, device)
     probs = moved(_side_by_side(laws, tokens.shape[1]), device) if any(laws) else None
-    return Proposal(tokens, lengths, probs, signals)
+    return Proposal(tokens, lengths, probs, signals, known=[list(draft) for draft in drafts])
 
 
 def _side_by_side(laws: Many[Many[Tensor]], width: int) -> Tensor:

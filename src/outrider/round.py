@@ -22,6 +22,8 @@ from torch import Tensor
 
 from outrider.clock import PhaseClock
 from outrider.device_data import index, to_device
+from outrider.kernels.calls import SamplingCalls
+from outrider.kernels.sampling import reading
 from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
 from outrider.models.base import LanguageModel, fit_vocabulary, has_same_bits, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
@@ -37,12 +39,13 @@ RAGGED = 0.75  # up to this share of positions in use, top-p is applied to them 
 @dataclass(frozen=True)
 class Extras:
     """What a round reports beyond the tokens. logprobs and betas cost a pass over the vocabulary each, drafts nothing: the
-    offered tokens are in the round's one transfer anyway.
+    offered tokens are in the round's one transfer anyway. laws: what the tokens follow, which need not be written out else.
     """
 
     logprobs: bool = False
     betas: bool = False
     drafts: bool = False
+    laws: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Outcome:
     """One row's result on the host: the accepted tokens and the one after them, and the extras asked for.
 
     The token after them is -1 if there is no law for it, which matters only if the sequence goes on that far.
-    laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device; None if they are point masses.
+    laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device; None if they are point masses,
+    or were neither asked for nor made.
     lenient: accepted tokens, by position, that the exact rule would have rejected.
     taken: the recovered token was an alternative, so one token more follows it; the sequence ends with the recovered one.
     """
@@ -95,6 +99,18 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
 
 def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[list[Outcome], Tensor, list[int]]:
     """What the rule keeps of the draft. → the outcomes, the logits of the pass [R, N, V], each row's appended tokens"""
+    scored, lengths, first = _pass(scorer, rows, proposal)
+    with scorer.clock.phase("sampling"):
+        calls = _in_one_call(scorer, scored, proposal)
+        if calls is not None:
+            outcomes = _called(calls, scorer, rows, proposal, scored, first)
+        else:
+            outcomes = _decided(scorer, rows, proposal, scored, first)
+    return outcomes, scored, lengths
+
+
+def _pass(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[Tensor, list[int], list[int]]:
+    """→ the logits of what was appended [R, N, V], how many tokens that were, the place of each row's newest certain one"""
     model, clock = scorer.model, scorer.clock
     for row in rows:
         if row.provisional:
@@ -113,31 +129,64 @@ def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[l
             assert scores_alternatives(model)  # nobody drafts any for other models
             places = [[at + 1 + place for place in own] for at, own in zip(first, proposal.beside.places, strict=True)]
             scored = model.score_beside(sequences, tokens, lengths, proposal.beside.tokens, places)
-    with clock.phase("sampling"):
-        width = proposal.tokens.shape[1]
-        logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
-        contexts = _contexts(rows, proposal, model.device) if scorer.sampling.needs_context else None
-        if scorer.sampling.greedy and scorer.lenience == 1.0 and not scorer.extras.betas:
-            for row, length in zip(rows, proposal.lengths, strict=True):
-                row.stream.take(length + 1)  # no use for them, but later drafts must not depend on what is reported
-            return _greedy_outcomes(scorer, logits, contexts, proposal), scored, lengths
-        uniforms = _uniforms(rows, proposal, model.device)
-        probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
-        drafted = index(proposal.lengths, model.device)
-        lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
-        if lossy is None:
-            verdict = verify(probs, proposal.probs, proposal.tokens, uniforms, drafted)
-        else:
-            verdict = lossy.verify(probs, proposal, uniforms, drafted)
-        columns = [verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1), proposal.tokens]
-        if scorer.extras.logprobs:
-            columns.append(_chosen_logprobs(logits, proposal.tokens, verdict.num_accepted, verdict.next_token))
-        if scorer.extras.betas:
-            columns.append(_betas(probs, proposal) if lossy is None else lossy.betas(probs, proposal))
-        if verdict.lenient is not None:
-            columns.append(verdict.lenient)
-        packed = _read(columns)
-    return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))], scored, lengths
+    return scored, lengths, first
+
+
+def _decided(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Tensor, first: list[int]) -> list[Outcome]:
+    """The rule by several operations. scored: [R, N, V], of which row i's own begin at first[i]."""
+    model = scorer.model
+    width = proposal.tokens.shape[1]
+    logits = fit_vocabulary(_from(scored, first, width + 1), scorer.vocab_size or model.vocab_size)
+    contexts = _contexts(rows, proposal, model.device) if scorer.sampling.needs_context else None
+    if scorer.sampling.greedy and scorer.lenience == 1.0 and not scorer.extras.betas:
+        for row, length in zip(rows, proposal.lengths, strict=True):
+            row.stream.take(length + 1)  # no use for them, but later drafts must not depend on what is reported
+        return _greedy_outcomes(scorer, logits, contexts, proposal)
+    uniforms = _uniforms(rows, proposal, model.device)
+    probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
+    drafted = index(proposal.lengths, model.device)
+    lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
+    if lossy is None:
+        verdict = verify(probs, proposal.probs, proposal.tokens, uniforms, drafted)
+    else:
+        verdict = lossy.verify(probs, proposal, uniforms, drafted)
+    columns = [verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1), proposal.tokens]
+    if scorer.extras.logprobs:
+        columns.append(_chosen_logprobs(logits, proposal.tokens, verdict.num_accepted, verdict.next_token))
+    if scorer.extras.betas:
+        columns.append(_betas(probs, proposal) if lossy is None else lossy.betas(probs, proposal))
+    if verdict.lenient is not None:
+        columns.append(verdict.lenient)
+    packed = _read(columns)
+    return [_unpack(scorer, packed[i], proposal, i, probs[i]) for i in range(len(rows))]
+
+
+def _in_one_call(scorer: Scorer, scored: Tensor, proposal: Proposal) -> SamplingCalls | None:
+    """Our kernels, if one call of them is all that is wanted of a round: tokens, by the exact rule, of logits as they are.
+
+    Laws are not written out then but up to the first rejection, one at a time.
+    """
+    extras, laws = scorer.extras, proposal.probs
+    if scorer.lenience < 1.0 or extras.logprobs or extras.betas or (extras.laws and not scorer.sampling.greedy):
+        return None
+    if not scorer.sampling.as_they_are or scored.shape[-1] < (scorer.vocab_size or scorer.model.vocab_size):
+        return None
+    kernels = reading(scored, laws)
+    return kernels.calls if kernels is not None and (laws is None or laws.dtype is torch.float32) else None
+
+
+def _called(
+    calls: SamplingCalls, scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Tensor, first: list[int]
+) -> list[Outcome]:
+    """The rule by one call. scored: [R, N, V], of which row i's own begin at first[i]."""
+    uniforms = [row.stream.take(length + 1) for row, length in zip(rows, proposal.lengths, strict=True)]
+    vocabulary = scorer.vocab_size or scorer.model.vocab_size
+    drafts = proposal.on_host()
+    found = calls.decide(scored, first, vocabulary, scorer.sampling.law, drafts, uniforms, proposal.probs)
+    return [
+        Outcome([*draft[:accepted], token], accepted, None, None, draft if scorer.extras.drafts else None, None)
+        for draft, (accepted, token) in zip(drafts, found, strict=True)
+    ]
 
 
 def _go_on(
@@ -255,6 +304,10 @@ def _to_score(rows: Many[DraftRow], proposal: Proposal, device: torch.device) ->
     lengths = [len(unseen) + drafted for unseen, drafted in zip(pending, proposal.lengths, strict=True)]
     first = [len(unseen) - 1 for unseen in pending]
     if not any(first):
+        if proposal.known is not None and device.type == "cpu":
+            width = max(proposal.lengths)
+            whole = [[*p, *draft, *[0] * (width - len(draft))] for p, draft in zip(pending, proposal.known, strict=True)]
+            return to_device(whole, device, torch.long), lengths, first
         newest = index([p[0] for p in pending], device).unsqueeze(-1)
         return torch.cat([newest, proposal.tokens], dim=1) if proposal.tokens.shape[1] else newest, lengths, first
     width = proposal.tokens.shape[1]

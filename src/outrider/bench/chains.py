@@ -112,6 +112,8 @@ def record_chains(target: LanguageModel, drafter: Drafter, text: Recorded) -> Re
 class _Coupled(RandomStream):
     """Numbers by which tokens are drawn as they were, given how the text went on. laws: the target's, [new tokens, V]."""
 
+    aims = True
+
     def __init__(self, text: Recorded, laws: Tensor) -> None:
         super().__init__(text.seed, row=1)
         self._text = text

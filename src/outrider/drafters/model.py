@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-import torch
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.device_data import index, moved, pad_rows
+from outrider.device_data import moved, pad_rows
 from outrider.draft_length.base import Plan, Prospect, only_gated
-from outrider.draft_length.signals import likely_class, shares_of, token_signals
+from outrider.draft_length.signals import likely_class
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.own_tokens import OwnTokens
+from outrider.drafters.steps import Steps, Wanted, steps_on
 from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import Alternatives, Candidate, DraftRow, Proposal, empty_proposal, padded_alternatives
-from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
+from outrider.sampling import SamplingSettings
 
 MOST = 64
 
@@ -93,53 +93,36 @@ class ModelDrafter(Drafter):
         lengths = [0] * len(rows)
         signals: list[list[int]] = [[] for _ in rows]
         others: list[list[list[tuple[int, float]]]] = [[] for _ in rows]
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
         active = [i for i, limit in enumerate(limits) if limit > 0]
-        own = OwnTokens.of(self.model, context.vocab_size, self.sampling or context.sampling)
+        sampling = self.sampling or context.sampling
+        own = OwnTokens.of(self.model, context.vocab_size, sampling)
+        wanted = _wanted(plans, context)
+        steps: Steps | None = None
         while active:
             with context.clock.phase("draft"):
-                logits = self._advance(own, [rows[i] for i in active], tokens, active)
+                logits = self._advance(own, [rows[i] for i in active], None if steps is None else steps.newest(active))
             with context.clock.phase("sampling"):
-                drawn, law = self._draw(own, logits, [rows[i] for i in active], tokens, active, context)
-                # -1 stands for a law that is none. On a CPU that row's draft ends before it, and processors never see it;
-                # elsewhere finding out would cost a synchronisation: clamped, it is then rejected or reported.
-                lost = _without_law(drawn, active)
-                column = drawn if drawn.device.type == "cpu" and not lost else drawn.clamp(min=0)
-                for i, signal, found in self._read_laws(own, logits, column, active, plans, context):
-                    if i not in lost:
-                        signals[i].append(signal)
-                        others[i].append(found)
-                tokens.append(_spread(own.tokens(column), active, len(rows)))
-                if law is not None:
-                    probs.append(_spread(law, active, len(rows)))
-            active = [i for i in active if i not in lost]
-            for i in active:
-                lengths[i] += 1
-            active = [i for i in active if lengths[i] < limits[i] and _goes_on(plans[i], signals[i], others[i])]
-        if not any(lengths):
+                steps = steps or steps_on(logits, own, rows, sampling)
+                drawn = steps.draw(logits, active, wanted)
+                for i, read in drawn.items():
+                    lengths[i] += 1
+                    if read is not None:
+                        signals[i].append(read.signal)
+                        others[i].append(read.others if context.alternatives or plans[i].gated else [])
+                active = [i for i in drawn if lengths[i] < limits[i] and _goes_on(plans[i], signals[i], others[i])]
+        if steps is None or not any(lengths):
             return empty_proposal(len(rows), context.device)
         longest = max(lengths)
-        laws = moved(own.laws(torch.stack(probs[:longest], dim=1)), context.device) if probs else None
-        candidates = [_candidates(found, plan) for found, plan in zip(others, plans, strict=True)]
-        beside = _alternatives(signals, others, plans, context)
-        drafted = moved(torch.stack(tokens[:longest], dim=1), context.device)
-        return Proposal(drafted, lengths, laws, only_gated(signals, plans), beside, candidates)
-
-    def _read_laws(
-        self, own: OwnTokens, logits: Tensor, drawn: Tensor, active: list[int], plans: Many[Plan], context: DraftContext
-    ) -> list[tuple[int, int, list[tuple[int, float]]]]:
-        """(row, how sure the draft was, what it might have said instead), where that is wanted. drawn: columns of [A, T]"""
-        count, gated = context.alternatives, any(plan.gated for plan in plans)
-        if count == 0 or (count is None and not gated):
-            sure = token_signals(logits, drawn) if gated else []
-            return [(i, signal, []) for i, signal in zip(active, sure, strict=False)]
-        found = []
-        for i, column, shares in zip(active, drawn.tolist(), shares_of(logits), strict=True):
-            others = shares.others(column, count) if count or plans[i].gated else []
-            names = own.named([other for other, _ in others])
-            found.append((i, shares.signal(column), [(name, share) for name, (_, share) in zip(names, others, strict=True)]))
-        return found
+        laws = steps.laws(longest)
+        return Proposal(
+            moved(steps.tokens(longest), context.device),
+            lengths,
+            None if laws is None else moved(laws, context.device),
+            only_gated(signals, plans),
+            _alternatives(signals, others, plans, context),
+            [_candidates(found, plan) for found, plan in zip(others, plans, strict=True)],
+            steps.known(lengths),
+        )
 
     def _room(self, row: DraftRow) -> int:
         """How many tokens the draft model's context still allows: the first pass scores all that is pending."""
@@ -147,38 +130,12 @@ class ModelDrafter(Drafter):
             return MOST
         return max(0, min(MOST, self.model.max_length - len(self._read(row)) + 1))
 
-    def _advance(self, own: OwnTokens, rows: list[DraftRow], drafted: list[Tensor], active: list[int]) -> Tensor:
-        """Score what the draft model has not seen, or the token just drafted. → logits [A, T]"""
-        if drafted:
-            tokens, lengths = _pick(drafted[-1], active).unsqueeze(-1), [1] * len(rows)
-            if own.whole:  # a processor may ask for a token that only the target has
-                tokens = tokens.clamp(max=self.model.vocab_size - 1)
-        else:
-            pending = [known_tokens(self._read(row)[row.state.length :], self.model.vocab_size) for row in rows]
-            tokens, lengths = pad_rows(pending, self.model.device)
-        return own.score([row.state for row in rows], tokens, lengths)
-
-    def _draw(
-        self,
-        own: OwnTokens,
-        logits: Tensor,
-        rows: list[DraftRow],
-        drafted: list[Tensor],
-        active: list[int],
-        context: DraftContext,
-    ) -> tuple[Tensor, Tensor | None]:
-        """A column a row, -1 where there is no law, and the laws [A, T]; greedy, columns are certain: no laws are made."""
-        sampling = self.sampling or context.sampling
-        contexts = None
-        if sampling.needs_context:
-            contexts = [
-                Context(_context_tokens(row, [t[i] for t in drafted], logits.device), row.prompt_length)
-                for row, i in zip(rows, active, strict=True)
-            ]
-        if sampling.greedy:
-            return greedy_tokens(logits, sampling, contexts), None
-        law = standardize(logits, sampling, contexts)
-        return draw_each(law, [row.stream for row in rows], own.ids), law
+    def _advance(self, own: OwnTokens, rows: list[DraftRow], newest: Tensor | None) -> Tensor:
+        """Score what the draft model has not seen, or the tokens just drafted, [A, 1]. → logits [A, T]"""
+        if newest is not None:
+            return own.score([row.state for row in rows], newest, [1] * len(rows))
+        pending = [known_tokens(self._read(row)[row.state.length :], self.model.vocab_size) for row in rows]
+        return own.score([row.state for row in rows], *pad_rows(pending, self.model.device))
 
     def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""
@@ -193,6 +150,12 @@ class ModelDrafter(Drafter):
     def end(self, row: DraftRow) -> None:
         if row.state is not None:
             row.state.close()
+
+
+def _wanted(plans: Many[Plan], context: DraftContext) -> Wanted:
+    """Where alternatives are counted, all rows are read; else those are for a plan to choose that asks for signals."""
+    gated = any(plan.gated for plan in plans)
+    return Wanted(gated or bool(context.alternatives), context.alternatives)
 
 
 def _goes_on(plan: Plan, signals: list[int], others: list[list[tuple[int, float]]]) -> bool:
@@ -226,28 +189,3 @@ def _candidates(others: list[list[tuple[int, float]]], plan: Plan) -> list[Candi
 
 def _candidate(token: int, share: float, place: int) -> Candidate:
     return token, place, likely_class(share)
-
-
-def _context_tokens(row: DraftRow, drafted: list[Tensor], device: torch.device) -> Tensor:
-    known = index(row.tokens, device)
-    return torch.cat([known, torch.stack(drafted)]) if drafted else known
-
-
-def _without_law(drawn: Tensor, active: list[int]) -> set[int]:
-    """The rows that drew -1, where looking costs nothing."""
-    if drawn.device.type != "cpu":
-        return set()
-    return {i for i, token in zip(active, drawn.tolist(), strict=True) if token < 0}
-
-
-def _spread(values: Tensor, active: list[int], rows: int) -> Tensor:
-    """Put the active rows' values at their places among all rows, zeros elsewhere. [A, …] → [R, …]"""
-    if len(active) == rows:
-        return values
-    out = values.new_zeros(rows, *values.shape[1:])
-    return out.index_copy_(0, index(active, values.device), values)
-
-
-def _pick(values: Tensor, active: list[int]) -> Tensor:
-    """The active rows' values. [R, …] → [A, …]"""
-    return values if len(active) == len(values) else values[index(active, values.device)]

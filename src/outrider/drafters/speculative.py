@@ -20,7 +20,7 @@ from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal, padded_proposal
-from outrider.round import Outcome, Scorer, verify_round
+from outrider.round import Extras, Outcome, Scorer, verify_round
 from outrider.sampling import SamplingSettings
 
 
@@ -105,7 +105,8 @@ class SpeculativeDrafter(Drafter):
         drafted: list[list[int]] = [[] for _ in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
         inside = self._inside(context)
-        scorer = Scorer(self.model, inside.sampling, context.clock, vocab_size=context.vocab_size, phase="draft")
+        wanted = Extras(laws=True)
+        scorer = Scorer(self.model, inside.sampling, context.clock, wanted, context.vocab_size, phase="draft")
         while active := [i for i in range(len(rows)) if len(drafted[i]) < limits[i]]:
             room = [limits[i] - len(drafted[i]) - 1 for i in active]
             outcomes = self._round(scorer, inside, [inners[i] for i in active], room)

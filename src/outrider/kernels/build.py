@@ -23,7 +23,6 @@ import torch
 from outrider.cache_folder import build_once
 from outrider.errors import CacheFolderError, in_one_line
 
-HEADER = Path(__file__).with_name("rows.h")
 COMPILERS = ("c++", "g++", "clang++")
 LEVELS = {
     "avx512_vnni": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni", "fma3", "f16c"),
@@ -44,13 +43,15 @@ class UnbuiltError(Exception):
 
 @dataclass(frozen=True)
 class Library:
-    """What one library is made of. name: its folder in the cache. sources: their names in this folder, without `.cpp`.
+    """What one library is made of. name: its folder in the cache. sources: their names in this folder, without `.cpp`;
+    headers: what these include.
 
     namespace: of its operations in torch, followed by the level. about: what is said while it is compiled.
     """
 
     name: str
     sources: tuple[str, ...]
+    headers: tuple[str, ...]
     namespace: str
     about: str
 
@@ -68,6 +69,11 @@ class Library:
         """Of its sources."""
         return [Path(__file__).with_name(f"{source}.cpp") for source in self.sources]
 
+    @property
+    def read(self) -> list[Path]:
+        """All files that it is made of."""
+        return [*(Path(__file__).with_name(header) for header in self.headers), *self.paths]
+
 
 def level_here() -> str | None:
     """What this processor has of `LEVELS`, None for another architecture or system."""
@@ -84,7 +90,7 @@ def built(library: Library, level: str, opened: Callable[[Path], Opened]) -> Ope
     """A library of a level, from the cache folder or compiled now, as `opened` gives it. Raises `UnbuiltError`."""
     command = (*_OPTIONS, *(f"-m{_SWITCHES.get(name, name)}" for name in LEVELS[level]))
     system = (torch.__version__, *platform.libc_ver())  # what a library that was built here needs elsewhere, too
-    parts = (*(source.read_bytes() for source in (HEADER, *library.paths)), repr((command, system)).encode())
+    parts = (*(source.read_bytes() for source in library.read), repr((command, system)).encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     name = f"{library.name}/{level}-{digest}"
     try:

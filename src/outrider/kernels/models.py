@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.kernels.build import Library, UnbuiltError, built, level_here
 
-LIBRARY = Library("kernels", ("rounded_linear", "rows", "attention"), "outrider", "kernels")
+LIBRARY = Library("kernels", ("rounded_linear", "rows", "attention"), ("rows.h",), "outrider", "kernels")
 _log = logging.getLogger(__name__)
 
 

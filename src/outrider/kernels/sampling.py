@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.build import Library, UnbuiltError, built, level_here
+from outrider.kernels.calls import SamplingCalls
 
-LIBRARY = Library("sampling", ("sampling",), "outrider_sampling", "kernels for sampling")
+LIBRARY = Library(
+    "sampling", ("sampling", "sampling_calls"), ("rows.h", "laws.h"), "outrider_sampling", "kernels for sampling"
+)
 LEVEL = "avx2"  # for every processor: there is nothing to gain, and the bits are the same on all
 _READ = (torch.float32, torch.bfloat16)
 _log = logging.getLogger(__name__)
@@ -24,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 class SamplingKernels:
     """Operations of torch on rows [N, V]: `laws`, `best`, `shares` of logits in float32 or bfloat16, `draw` and `verify` of
-    laws in float32. What they are given and return: see `sampling.cpp`.
+    laws in float32. What they are given and return: see `sampling.cpp`. calls: whole steps.
     """
 
     def __init__(self, library: Path) -> None:
@@ -37,6 +40,7 @@ class SamplingKernels:
         self.shares: Any = self._space.shares.default
         self.draw: Any = self._space.draw.default
         self.verify: Any = self._space.verify.default
+        self.calls = SamplingCalls(library)
         self._try()
 
     def _try(self) -> None:
@@ -60,6 +64,11 @@ class SamplingKernels:
         accepted, token = self.verify(pair, None, tokens, offered, points.view(1, 1), points)
         if int(accepted) != 0 or int(token) != 14:
             raise UnbuiltError("the acceptance rule is wrong")
+        how = (0.5, 0, 1.0, 0.0)
+        decided = self.calls.decide(logits.expand(1, 2, -1), [0], 15, how, [[1]], [points.tolist() * 2], None)
+        drawn = self.calls.step(logits, how, points.tolist(), [law.data_ptr()], 15, reads=True, most=1)
+        if decided != [(0, 14)] or drawn.tokens != [14] or drawn.others[0][0][0] != 1:
+            raise UnbuiltError("steps in one call are wrong")
 
 
 @cache

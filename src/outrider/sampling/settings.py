@@ -67,6 +67,11 @@ class SamplingSettings:
         """Whether the law is one-hot."""
         return self.temperature == 0.0
 
+    @property
+    def law(self) -> tuple[float, int, float, float]:
+        """What makes a law of logits: temperature, top_k, top_p, min_p."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
     def options(self) -> dict[str, Any]:
         """The fields as keywords, as `generate` takes them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
