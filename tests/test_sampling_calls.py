@@ -175,7 +175,7 @@ def test_the_steps_follow_what_is_asked() -> None:
         steps_on(logits, own, rows, replace(LAWS[1], repetition_penalty=1.1)),
     ):
         assert isinstance(other, StepsOnDevice)
-    rows[0].stream.aims = True  # type: ignore[misc]
+    rows[0].stream.aims = True
     assert isinstance(steps_on(logits, own, rows, LAWS[1]), StepsOnDevice)
 
 
@@ -205,7 +205,7 @@ def test_what_is_reported_does_not_change_what_is_kept(sampling: SamplingSetting
         proposal = Proposal(tokens, [3, 2], None if sampling.greedy else laws)
         kept = []
         for extras in (Extras(), Extras(logprobs=True), Extras(betas=True), Extras(laws=True)):
-            rows = [DraftRow([1], 1, RandomStream(seed, i), SimpleNamespace(length=0)) for i in range(2)]  # type: ignore[arg-type]
+            rows = [DraftRow([1], 1, RandomStream(seed, i), SimpleNamespace(length=0)) for i in range(2)]
             model: Any = Scores(logits)
             outcomes = verify_round(Scorer(model, sampling, clock, extras), rows, proposal)
             kept.append([(one.tokens, one.accepted) for one in outcomes])
