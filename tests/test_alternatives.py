@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import outrider.round as round_module
+import outrider.round.run as round_module
 from outrider.audit.sources import read_rounds
 from outrider.costs import Costs
 from outrider.decode import Request, decode
@@ -26,7 +26,7 @@ from outrider.proposal import Alternatives, DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.records import Round, summarise
 from outrider.report.trace_tokens import shown_rounds
-from outrider.round import Extras
+from outrider.round import Extras, alternatives
 from outrider.sampling import SamplingSettings
 from tests.conftest import make_tokenizer
 from tests.test_end_to_end_law import ALARM, LENGTH, V, p_value, samples_of
@@ -130,7 +130,7 @@ def test_withholding_a_drawn_token_is_rejected_all_the_same() -> None:
 def test_the_same_number_for_the_bonus_token_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The token after a recovered one must not be drawn by a number that was used before."""
     target = table(1, V)
-    monkeypatch.setattr(round_module, "_go_on", _with_a_used_number(round_module._go_on))
+    monkeypatch.setattr(round_module, "go_on", _with_a_used_number(alternatives.go_on))
     tokens, _ = run(target, ModelDrafter(table(2, V)), SETTINGS["temperature 1"], FixedLength(2), 2)
     assert p_value(tokens, target, SETTINGS["temperature 1"]) < ALARM
 

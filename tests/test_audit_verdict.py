@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import outrider.round as round_module
 from outrider.audit.planted import FAULTS
 from outrider.audit.sources import text_seed
 from outrider.audit.text import Text
@@ -25,7 +24,7 @@ from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.sampling.truncate_device import truncated
 from tests.audit_texts import ONE, PROMPT, V, draft_model, report, target_model, written
-from tests.toys import WRONG_RULES, table
+from tests.toys import WRONG_RULES, plant_rule, table
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_an_exact_sampler_passes_and_every_fault_would_have_been_seen(sampling: 
 @pytest.mark.parametrize("known", [True, False], ids=["rounds known", "rounds unknown"])
 @pytest.mark.parametrize("name", WRONG_RULES)
 def test_wrong_rules_are_rejected(name: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_module, "verify", WRONG_RULES[name])
+    plant_rule(monkeypatch, name)
     found = report(written(target_model(), draft_model(), ONE, 80, known=known), target_model(), draft_model(), ONE)
     assert found.recommended is not None
     assert found.verdict == NOT_EXACT
@@ -69,7 +68,7 @@ def test_without_knowing_the_draft_a_wrong_rule_is_seen_and_little_text_says_not
     assert known.verdict == EXACT, known.reason
     assert "without knowing the draft" in known.reason
     assert report(texts[:9], target_model(), None, ONE).verdict == UNCLEAR
-    monkeypatch.setattr(round_module, "verify", WRONG_RULES["always accept"])
+    plant_rule(monkeypatch, "always accept")
     wrong = written(target_model(), draft_model(), ONE, known=False)
     assert report(wrong, target_model(), None, ONE).verdict == NOT_EXACT
 
@@ -92,7 +91,7 @@ def test_a_point_mass_draft_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> N
     target = table(1, 12, order=1, sharpness=1.0)
     found = report(written(target, PromptLookupDrafter(), ONE), target, PromptLookupDrafter(), ONE)
     assert found.verdict == EXACT, found.reason
-    monkeypatch.setattr(round_module, "verify", WRONG_RULES["residual = target"])
+    plant_rule(monkeypatch, "residual = target")
     wrong = report(written(target, PromptLookupDrafter(), ONE), target, PromptLookupDrafter(), ONE)
     assert wrong.verdict == NOT_EXACT
 

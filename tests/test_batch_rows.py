@@ -12,7 +12,7 @@ from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter, SuffixDrafter
 from outrider.randomness import RandomStream
-from outrider.round import _laws
+from outrider.round.several import _laws
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.toys import SETTINGS, table
 

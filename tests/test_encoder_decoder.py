@@ -15,7 +15,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-import outrider.round as round_module
 from outrider.audit.enumerate import target_joint
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
@@ -38,7 +37,7 @@ from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.ragged import ragged_difference, score, some_tokens
 from tests.tiny_models import ENCODER_DECODERS, module, tiny, tiny_encoder_decoder
-from tests.toys import WRONG_RULES
+from tests.toys import WRONG_RULES, plant_rule
 
 CLOSE = 1e-9
 ALARM = 1e-6
@@ -290,7 +289,7 @@ def test_sampled_texts_follow_the_exact_law_of_their_source(architecture: str, d
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
 def test_wrong_rules_are_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_module, "verify", WRONG_RULES[rule])
+    plant_rule(monkeypatch, rule)
     model, settings = five("T5"), LAWS["temperature 1"]
     source = some_source(model, 0, 7)
     (drawn,) = sample(model, [source], [1, 3], settings, small_drafters("T5")["encoder-decoder"], count=1500)

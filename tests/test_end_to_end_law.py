@@ -8,25 +8,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
-import outrider.round as round_module
 from outrider.audit.enumerate import target_joint
 from outrider.costs import Costs
 from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, Plan
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.drafters.base import DraftContext
+from outrider.kernels.calls import SamplingCalls
+from outrider.kernels.sampling import sampling_kernels
 from outrider.models.table import TableModel, TableSequence
 from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.records import Round, acceptance_by_position
+from outrider.round import Extras
 from outrider.sampling import SamplingSettings, standardize
-from tests.toys import PROMPT, SETTINGS, WRONG_RULES, law_of, table
+from tests import toys
+from tests.toys import PROMPT, SETTINGS, WRONG_RULES, law_of, plant_rule
 
 ALARM = 1e-6
 SAMPLES = 4000
@@ -37,6 +41,11 @@ V = 3
 def samples_of(settings: SamplingSettings) -> int:
     """How many continuations are tested. Greedy ones are all one text, every token of which has to be right."""
     return SAMPLES // 20 if settings.greedy else SAMPLES
+
+
+def table(seed: int, vocabulary: int, order: int = 2, sharpness: float = 2.0) -> TableModel:
+    """In float32, as real logits are, so that our kernels draft and decide; test_drafter_laws.py has float64."""
+    return toys.table(seed, vocabulary, order, sharpness, torch.float32)
 
 
 def run(
@@ -122,9 +131,24 @@ def test_rows_that_end_early_do_not_disturb_the_others() -> None:
     assert all(row.index(2) == len(row) - 1 for row in ended)
 
 
+def test_rounds_here_decide_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where our kernels are: so the tests of this file are tests of these, too."""
+    calls: list[int] = []
+    decide = SamplingCalls.decide
+
+    def counted(*given: Any) -> list[tuple[int, int]]:
+        calls.append(1)
+        return decide(*given)
+
+    monkeypatch.setattr(SamplingCalls, "decide", counted)
+    _, rounds = run(table(1, V), ModelDrafter(table(2, V)), SETTINGS["top-p"], FixedLength(3), 20)
+    assert rounds
+    assert bool(calls) == (sampling_kernels() is not None)
+
+
 @pytest.mark.parametrize("name", WRONG_RULES)
 def test_wrong_rules_are_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_module, "verify", WRONG_RULES[name])
+    plant_rule(monkeypatch, name)
     target, settings = table(1, V), SETTINGS["temperature 1"]
     tokens, _ = run(target, ModelDrafter(table(2, V)), settings, FixedLength(3))
     assert p_value(tokens, target, settings) < ALARM
@@ -272,7 +296,7 @@ def test_acceptance_at_each_position_is_sum_min() -> None:
     """
     target, settings = table(1, V), SETTINGS["temperature 1"]
     requests = [Request(PROMPT, 20, RandomStream(9, i)) for i in range(800)]
-    extras = round_module.Extras(betas=True)
+    extras = Extras(betas=True)
     _, rounds = decode(target, requests, settings, ModelDrafter(table(2, V)), FixedLength(3), extras)
     records = [record for row in rounds for record in row]
     for position, (tested, accepted) in enumerate(acceptance_by_position(records)):

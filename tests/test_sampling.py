@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.bench.sampling_cost import realistic_logits
 from outrider.errors import ParameterError
-from outrider.round import CLEAR
+from outrider.round.alternatives import CLEAR
 from outrider.sampling import (
     Context,
     SamplingSettings,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 import torch
 from torch import Tensor
 
 from outrider.audit.enumerate import Law
+from outrider.device_data import pad_rows
+from outrider.kernels.calls import SamplingCalls
 from outrider.models.table import TableModel
+from outrider.round import several
 from outrider.sampling import Context, SamplingSettings, standardize
 from outrider.sampling.draw import draw
 from outrider.verify import Uniforms, Verdict, verify
@@ -27,11 +33,13 @@ SETTINGS = {
 }
 
 
-def table(seed: int, vocabulary: int, order: int = 2, sharpness: float = 2.0) -> TableModel:
-    """A random Markov model in float64."""
+def table(
+    seed: int, vocabulary: int, order: int = 2, sharpness: float = 2.0, dtype: torch.dtype = torch.float64
+) -> TableModel:
+    """A random Markov model. In float64 rounds go by torch and NumPy, in float32 by our kernels where these are."""
     generator = torch.Generator().manual_seed(seed)
     logits = sharpness * torch.randn([vocabulary] * (order + 1), generator=generator, dtype=torch.float64)
-    return TableModel(logits.softmax(-1), name=f"table-{seed}")
+    return TableModel(logits.softmax(-1).to(dtype), name=f"table-{seed}")
 
 
 def law_of(model: TableModel, settings: SamplingSettings) -> Law:
@@ -111,3 +119,39 @@ WRONG_RULES = {
     "reused noise": reused_noise,
     "residual of another position": recovers_the_rejected,
 }
+
+
+def plant_rule(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have rounds keep what a wrong rule says, whether they decide by one call or by several."""
+    rule = WRONG_RULES[name]
+
+    def decide(
+        calls: SamplingCalls,
+        logits: Tensor,
+        first: Sequence[int],
+        vocab_size: int,
+        law: tuple[float, int, float, float],
+        drafts: Sequence[Sequence[int]],
+        uniforms: Sequence[Sequence[float]],
+        laws: Tensor | None,
+    ) -> list[tuple[int, int]]:
+        del calls
+        width = max(len(draft) for draft in drafts)
+        places = [[min(at + n, logits.shape[1] - 1) for n in range(width + 1)] for at in first]
+        own = torch.stack([row[at, :vocab_size] for row, at in zip(logits, places, strict=True)])
+        temperature, top_k, top_p, min_p = law
+        sampling = SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        tokens, _ = pad_rows(drafts, own.device)
+        points = [[*row[:-1], *[0.0] * (width + 1 - len(row)), row[-1]] for row in uniforms]
+        numbers = torch.tensor(points, dtype=torch.float64)
+        verdict = rule(
+            standardize(own, sampling),
+            None if laws is None else laws[:, :width],
+            tokens,
+            Uniforms(numbers[:, :-1], numbers[:, -1]),
+            torch.tensor([len(draft) for draft in drafts]),
+        )
+        return list(zip(verdict.num_accepted.tolist(), verdict.next_token.tolist(), strict=True))
+
+    monkeypatch.setattr(several, "verify", rule)
+    monkeypatch.setattr(SamplingCalls, "decide", decide)
