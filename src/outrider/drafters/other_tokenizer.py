@@ -26,15 +26,18 @@ from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import index, pad_rows
-from outrider.draft_length.base import Plan, Prospect, only_gated
+from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.signals import token_signals
 from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.drafting import draft_in_steps
+from outrider.drafters.own_tokens import OwnTokens
+from outrider.drafters.steps import Steps
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel, Sequence, has_encoder
 from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, padded_proposal
-from outrider.sampling import Context, SamplingSettings, draw_each, standardize
+from outrider.sampling import SamplingSettings
 
 FEWEST = 256  # tokens in common, below which the intersection is no draft
 ANCHOR = 24  # target tokens re-read before what was drafted, so that the cut between them falls as it would
@@ -178,7 +181,7 @@ class IntersectionDrafter(_ForeignDrafter):
             )
         ends = (target.tokenizer.eos_token_id, self._tokenizer.eos_token_id)
         if None not in ends and int(ends[0]) not in {a for a, _ in pairs}:
-            pairs.append((int(ends[0]), int(ends[1])))  # both say that the text ends
+            pairs = sorted([*pairs, (int(ends[0]), int(ends[1]))])  # both say that the text ends
         self.shared = len(pairs)
         self._ours = index([a for a, _ in pairs], self.model.device)
         self._theirs = index([b for _, b in pairs], self.model.device)
@@ -187,50 +190,20 @@ class IntersectionDrafter(_ForeignDrafter):
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         readers = [self._read(row) for row in rows]
         limits = [min(plan.limit, self._room(row)) for row, plan in zip(rows, plans, strict=True)]
-        own: list[list[int]] = [[] for _ in rows]
-        drafted: list[list[int]] = [[] for _ in rows]
-        laws: list[list[Tensor]] = [[] for _ in rows]
-        signals: list[list[int]] = [[] for _ in rows]
-        active = [i for i, limit in enumerate(limits) if limit > 0]
-        while active:
-            with context.clock.phase("draft"):
-                logits = self._next_logits([readers[i] for i in active], [own[i] for i in active])
-            with context.clock.phase("sampling"):
-                fitted = self._translate(logits, context.vocab_size)
-                law = self._law(fitted, [rows[i] for i in active], [drafted[i] for i in active], context)
-                tokens = draw_each(law, [rows[i].stream for i in active])
-                gated = any(plans[i].gated for i in active)
-                sure = token_signals(fitted, tokens.clamp(min=0)) if gated else [0] * len(active)
-            chosen = dict(zip(active, tokens.tolist(), strict=True))
-            lost = [i for i, token in chosen.items() if token < 0]
-            for j, (i, token) in enumerate(chosen.items()):
-                if i in lost:  # no law to draw from: this row's draft ends
-                    continue
-                drafted[i].append(token)
-                own[i].append(self._translation.get(token, 0))
-                laws[i].append(law[j : j + 1])
-                signals[i].append(sure[j])
-            active = [
-                i
-                for i in active
-                if i not in lost and len(drafted[i]) < limits[i] and (not plans[i].gated or plans[i].go_on(signals[i]))
-            ]
-        return padded_proposal(drafted, context.device, laws, only_gated(signals, plans))
-
-    def _translate(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """The draft's logits of the shared tokens, at the target's ids. [R, V'] → [R, V]"""
-        out = logits.new_full((len(logits), vocab_size), -torch.inf)
-        return out.index_copy_(1, self._ours, logits[:, self._theirs])
-
-    def _law(self, logits: Tensor, rows: list[DraftRow], drafted: list[list[int]], context: DraftContext) -> Tensor:
         sampling = self._sampling or context.sampling
-        contexts = None
-        if sampling.needs_context:
-            contexts = [
-                Context(index([*row.tokens, *own], logits.device), row.prompt_length)
-                for row, own in zip(rows, drafted, strict=True)
-            ]
-        return standardize(logits, sampling, contexts)
+        whole = not sampling.as_they_are
+        own = OwnTokens(self.model, context.vocab_size, None if whole else self._ours, whole)
+
+        def advance(active: list[int], steps: Steps | None) -> Tensor:
+            drafted = [[] if steps is None else [self._translation.get(t, 0) for t in steps.so_far(i)] for i in active]
+            logits = self._next_logits([readers[i] for i in active], drafted)[:, self._theirs]
+            return self._spread(logits, context.vocab_size) if whole else logits
+
+        return draft_in_steps(own, rows, plans, limits, sampling, context, advance)
+
+    def _spread(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """The draft's logits of the shared tokens, at the target's ids: settings speak of these. [A, T] → [A, V]"""
+        return logits.new_full((len(logits), vocab_size), -torch.inf).index_copy_(1, self._ours, logits)
 
 
 class TextDrafter(_ForeignDrafter):

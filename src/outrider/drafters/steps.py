@@ -59,6 +59,10 @@ class Steps(ABC):
         """The token just drawn of each. → int64 [A, 1]"""
 
     @abstractmethod
+    def so_far(self, row: int) -> list[int]:
+        """All that was drawn of one row, while it is active. Reads back."""
+
+    @abstractmethod
     def tokens(self, length: int) -> Tensor:
         """Of all rows. → int64 [R, length], on the draft's device"""
 
@@ -127,6 +131,9 @@ class StepsInOneCall(Steps):
     def newest(self, active: list[int]) -> Tensor:
         return self._tensor([[self._drawn[i][-1]] for i in active])
 
+    def so_far(self, row: int) -> list[int]:
+        return self._drawn[row]
+
     def tokens(self, length: int) -> Tensor:
         return self._tensor([[*drawn, *[0] * (length - len(drawn))] for drawn in self._drawn])
 
@@ -193,6 +200,9 @@ class StepsOnDevice(Steps):
         tokens = _pick(self._tokens[-1], active).unsqueeze(-1)
         # A processor may ask for a token that only the target has.
         return tokens.clamp(max=self._own.model.vocab_size - 1) if self._own.whole else tokens
+
+    def so_far(self, row: int) -> list[int]:
+        return torch.stack([tokens[row] for tokens in self._tokens]).tolist()
 
     def tokens(self, length: int) -> Tensor:
         return torch.stack(self._tokens[:length], dim=1)
