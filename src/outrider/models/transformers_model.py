@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -130,7 +131,12 @@ class TransformersModel(RecordableModel):
         how += "" if self.draft_tokens is None else f" {len(self.draft_tokens)} rows"
         how += f" by {rounded_by()}" if self.rounded else ""
         attention = self.module.config._attn_implementation
-        return f"{self.dtype_name}{how} {attention} {self.module.config.to_json_string()}"
+        return f"{self.dtype_name}{how} {attention} {self._configuration}"
+
+    @cached_property
+    def _configuration(self) -> str:
+        """As it was loaded: writing it takes milliseconds, and each generation asks for it."""
+        return str(self.module.config.to_json_string())
 
     @property
     def weight_bytes(self) -> int:
