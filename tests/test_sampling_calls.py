@@ -15,7 +15,7 @@ from outrider.drafters.own_tokens import OwnTokens
 from outrider.drafters.steps import StepsInOneCall, StepsOnDevice, Wanted, steps_on
 from outrider.errors import ParameterError
 from outrider.kernels.sampling import sampling_kernels
-from outrider.proposal import DraftRow, Proposal
+from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.randomness import RandomStream
 from outrider.round import Extras, Scorer, verify_round
 from outrider.sampling import SamplingSettings, greedy_on_host, standardize
@@ -97,8 +97,43 @@ def test_a_round_without_a_law_says_so(calls: Any, sampling: SamplingSettings, h
 def test_a_token_beyond_the_vocabulary_is_refused(calls: Any) -> None:
     logits = some_logits(2, 3, 20, dtype=torch.float32)
     for token in (20, -1, 2**40):
-        with pytest.raises(ParameterError, match=r"draft_tokens must be in 0 … 19"):
+        with pytest.raises(ParameterError, match=rf"draft_tokens must be in 0 … 19, got {token}"):
             calls.decide(logits, [0, 0], 20, LAWS[1].law, [[3, 4], [5, token]], [[0.1, 0.2, 0.3]] * 2, None)
+
+
+@pytest.mark.parametrize("sampling", LAWS[:2])
+@pytest.mark.parametrize("ids", [[0, 3, 5, 8], [-1, 3, 5, 7], [0, 3, 5, 2**40], [0, 3, 5]])
+def test_tokens_that_the_target_has_not_are_refused(calls: Any, sampling: SamplingSettings, ids: list[int]) -> None:
+    """Nothing is written beyond a law; torch's operations find this, too."""
+    model: Any = SimpleNamespace(vocab_size=4, device=torch.device("cpu"))
+    steps = StepsInOneCall(calls, OwnTokens(model, 8, torch.tensor(ids), False), of_rows(1), sampling)
+    with pytest.raises(ParameterError, match="ids must be"):
+        steps.draw(some_logits(1, 4, dtype=torch.float32), [0], Wanted(False, 0))
+
+
+def test_numbers_beyond_a_machines_are_no_others(calls: Any) -> None:
+    logits = some_logits(1, 2, 20, dtype=torch.float32)
+    huge = replace(LAWS[1], top_k=2**64 + 1)
+    assert torch.equal(standardize(logits, huge), standardize(logits, LAWS[1]))
+    given = ([0], 20, [[3]], [[0.9, 0.7]])
+    (first, vocabulary, drafts, uniforms) = given
+    found = [calls.decide(logits, first, vocabulary, law.law, drafts, uniforms, None) for law in (huge, LAWS[1])]
+    assert found[0] == found[1]
+
+
+def test_other_types_are_refused(calls: Any) -> None:
+    logits = some_logits(1, 2, 20, dtype=torch.float64)
+    with pytest.raises(ParameterError, match="float32 or bfloat16"):
+        calls.decide(logits, [0], 20, LAWS[0].law, [[3]], [[0.9, 0.7]], None)
+    with pytest.raises(ParameterError, match="float32 or bfloat16"):
+        calls.step(logits[0], LAWS[0].law)
+
+
+def test_numbers_do_not_outlive_the_tokens_that_they_are() -> None:
+    made = padded_proposal([[3, 4], [5]], torch.device("cpu"))
+    assert made.on_host() == [[3, 4], [5]]
+    assert replace(made, lengths=[1, 0]).on_host() == [[3], []]
+    assert replace(made, tokens=torch.zeros_like(made.tokens)).on_host() == [[0, 0], [0]]
 
 
 def of_rows(count: int) -> list[DraftRow]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -249,3 +250,11 @@ def test_without_them_numpy_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     torch.testing.assert_close(without, with_them, rtol=1e-5, atol=1e-9)
     assert draw(without, points).tolist() == draw(with_them, points).tolist()
     assert greedy_on_host(logits, SamplingSettings()) == logits.numpy().argmax(-1).tolist()
+
+
+def test_a_copy_of_the_library_defines_nothing_twice(tmp_path: Path) -> None:
+    """As after the cache folder was moved: torch ends the process where an operation is defined again."""
+    copied = tmp_path / "sampling.so"
+    copied.write_bytes(module._opened[0].read_bytes())
+    again = SamplingKernels(copied)
+    assert again.calls.step(torch.eye(3), (0.0, 0, 1.0, 0.0)).tokens == [0, 1, 2]

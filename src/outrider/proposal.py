@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -90,7 +90,12 @@ class Proposal:
     signals: list[list[int]] | None = None
     beside: Alternatives | None = None
     candidates: list[list[Candidate]] | None = None
-    known: list[list[int]] | None = None
+    known: list[list[int]] | None = field(default=None, init=False)  # `replace` must not keep it beside other tokens
+
+    def knowing(self, drafts: list[list[int]] | None) -> Proposal:
+        """The same, with each row's tokens as numbers; None: they are on the device alone."""
+        object.__setattr__(self, "known", drafts)
+        return self
 
     def on_host(self) -> list[list[int]]:
         """Each row's tokens as numbers. Reads back what is not known."""
@@ -101,7 +106,7 @@ class Proposal:
 
 def empty_proposal(rows: int, device: torch.device) -> Proposal:
     """No tokens for anybody."""
-    return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows, known=[[] for _ in range(rows)])
+    return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows).knowing([[] for _ in range(rows)])
 
 
 def padded_proposal(
@@ -115,7 +120,7 @@ def padded_proposal(
         return empty_proposal(len(drafts), device)
     tokens, lengths = pad_rows(drafts, device)
     probs = moved(_side_by_side(laws, tokens.shape[1]), device) if any(laws) else None
-    return Proposal(tokens, lengths, probs, signals, known=[list(draft) for draft in drafts])
+    return Proposal(tokens, lengths, probs, signals).knowing([list(draft) for draft in drafts])
 
 
 def _side_by_side(laws: Many[Many[Tensor]], width: int) -> Tensor:

@@ -63,8 +63,7 @@ def draft_in_steps(
         only_gated(signals, plans),
         _alternatives(signals, others, plans, context),
         [_candidates(found, plan) for found, plan in zip(others, plans, strict=True)],
-        steps.known(lengths),
-    )
+    ).knowing(steps.known(lengths))
 
 
 def _wanted(plans: Many[Plan], context: DraftContext) -> Wanted:

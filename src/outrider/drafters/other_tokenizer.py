@@ -180,7 +180,8 @@ class IntersectionDrafter(_ForeignDrafter):
                 "the target's family, or --draft prompt-lookup"
             )
         ends = (target.tokenizer.eos_token_id, self._tokenizer.eos_token_id)
-        if None not in ends and int(ends[0]) not in {a for a, _ in pairs}:
+        there = None not in ends and int(ends[0]) < target.vocab_size and int(ends[1]) < self.model.vocab_size
+        if there and int(ends[0]) not in {a for a, _ in pairs}:
             pairs = sorted([*pairs, (int(ends[0]), int(ends[1]))])  # both say that the text ends
         self.shared = len(pairs)
         self._ours = index([a for a, _ in pairs], self.model.device)

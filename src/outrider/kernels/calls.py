@@ -43,7 +43,7 @@ class SamplingCalls:
     def __init__(self, library: Path) -> None:
         opened = ctypes.CDLL(str(library))
         self._step = opened.outrider_step
-        self._step.restype = None
+        self._step.restype = _WHOLE
         self._step.argtypes = [_WHERE, *[_WHOLE] * 4, *_LAW, *[_WHERE] * 3, _WHOLE, *[_WHERE] * 2, _WHOLE, _REAL]
         self._step.argtypes += [_WHERE] * 3
         self._decide = opened.outrider_decide
@@ -68,6 +68,7 @@ class SamplingCalls:
         addresses of `width` numbers of float32 each, where the laws are written, unless greedy.
         ids: int64 [T], ascending, the tokens that columns stand for, if these are not the first ones.
         reads: fill `Step.shares`, and `Step.others` with `most` tokens of a probability above `least`.
+        Raises `ParameterError` for ids that are not of this kind, or beyond `width`.
         """
         rows, count = logits.shape
         logits = _in_one_piece(logits)
@@ -78,9 +79,11 @@ class SamplingCalls:
         points = array("d", uniforms)
         where = array("q", laws)
         assert law[0] == 0.0 or (len(points) == len(where) == rows and width >= count)
-        self._step(
+        if ids is not None and (ids.shape != (count,) or ids.dtype is not torch.long or ids.stride(0) != 1):
+            raise ParameterError(f"ids must be int64 [{count}] in one piece, got {ids.dtype} {list(ids.shape)}")
+        wrong = self._step(
             logits.data_ptr(),
-            logits.dtype is torch.bfloat16,
+            _half(logits),
             rows,
             logits.stride(0),
             count,
@@ -97,6 +100,8 @@ class SamplingCalls:
             _at(other_shares),
             _at(counts),
         )
+        if wrong:
+            raise ParameterError(f"ids must be in 0 … {width - 1}, the target's tokens, got one that is not")
         if shares is None:
             return Step(tokens.tolist(), [], [])
         pairs = list(zip(others, other_shares, strict=True))
@@ -127,7 +132,8 @@ class SamplingCalls:
         else:
             tokens = array("q", [token for draft in drafts for token in [*draft, *[0] * (width - len(draft))]])
             points = array("d", [point for own in uniforms for point in [*own, *[0.0] * (width + 1 - len(own))]])
-        assert len(points) == len(lengths) * (width + 1)
+        assert len(logits) == len(first) == len(lengths)
+        assert [len(own) for own in uniforms] == [length + 1 for length in lengths]
         assert logits.shape[2] >= vocab_size
         logits = _in_one_piece(logits)
         where, row_stride, stride = 0, 0, 0
@@ -140,7 +146,7 @@ class SamplingCalls:
         found, begin, counts = array("q", bytes(16 * len(lengths))), array("q", first), array("q", lengths)
         wrong = self._decide(
             logits.data_ptr(),
-            logits.dtype is torch.bfloat16,
+            _half(logits),
             len(lengths),
             logits.shape[1],
             *logits.stride()[:2],
@@ -157,13 +163,22 @@ class SamplingCalls:
             _at(found),
         )
         if wrong:
-            raise ParameterError(f"draft_tokens must be in 0 … {vocab_size - 1}, got one that is not")
+            outside = [token for draft in drafts for token in draft if not 0 <= token < vocab_size]
+            assert outside, "a row's own positions are not all among those that were scored"
+            raise ParameterError(f"draft_tokens must be in 0 … {vocab_size - 1}, got {outside[0]}")
         return list(zip(found[::2], found[1::2], strict=True))
 
 
 def _at(values: array[int] | array[float]) -> int:
     """Its address; it has to outlive the call."""
     return values.buffer_info()[0]
+
+
+def _half(logits: Tensor) -> bool:
+    """Whether they are in bfloat16; else they are in float32."""
+    if logits.dtype not in (torch.float32, torch.bfloat16):
+        raise ParameterError(f"logits must be in float32 or bfloat16, got {logits.dtype}")
+    return logits.dtype is torch.bfloat16
 
 
 def _in_one_piece(values: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ LIBRARY = Library(
 LEVEL = "avx2"  # for every processor: there is nothing to gain, and the bits are the same on all
 _READ = (torch.float32, torch.bfloat16)
 _log = logging.getLogger(__name__)
+_opened: list[Path] = []  # in this process
 
 
 class SamplingKernels:
@@ -34,13 +35,14 @@ class SamplingKernels:
         self._space: Any = getattr(torch.ops, LIBRARY.within(LEVEL))
         if not hasattr(self._space, "verify"):  # torch ends the process if an operation is defined twice
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+            _opened.append(library)
         # One signature each, found once: half the time of a call beside a model.
         self.laws: Any = self._space.laws.default
         self.best: Any = self._space.best.default
         self.shares: Any = self._space.shares.default
         self.draw: Any = self._space.draw.default
         self.verify: Any = self._space.verify.default
-        self.calls = SamplingCalls(library)
+        self.calls = SamplingCalls(_opened[0] if _opened else library)  # opened from elsewhere, it defines them again, too
         self._try()
 
     def _try(self) -> None:

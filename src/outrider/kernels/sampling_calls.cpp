@@ -39,11 +39,14 @@ extern "C" {
 //
 // -> tokens [rows], -1 where there is no law. shares [rows], unless null: the token's probability at temperature 1. others: of
 // what else is more likely than `least`, the likeliest first, `most` of them at most: tokens and probabilities [rows, most],
-// how many there are [rows].
-void outrider_step(const void* logits, int64_t half, int64_t rows, int64_t stride, int64_t count, double temperature,
-                   int64_t top_k, double top_p, double min_p, const double* uniforms, const int64_t* ids, float* const* laws,
-                   int64_t width, int64_t* tokens, double* shares, int64_t most, double least,
-                   int64_t* others, double* other_shares, int64_t* counts) {
+// how many there are [rows]. Returns 0, or 1 if one of the ids is beyond the width; nothing is written then.
+int64_t outrider_step(const void* logits, int64_t half, int64_t rows, int64_t stride, int64_t count, double temperature,
+                      int64_t top_k, double top_p, double min_p, const double* uniforms, const int64_t* ids,
+                      float* const* laws, int64_t width, int64_t* tokens, double* shares, int64_t most, double least,
+                      int64_t* others, double* other_shares, int64_t* counts) {
+  uint64_t most_named = 0;
+  for (int64_t k = 0; ids && k < count; k++) most_named = std::max(most_named, static_cast<uint64_t>(ids[k]));
+  if (ids && width > 0 && most_named >= static_cast<uint64_t>(width)) return 1;
   const Settings how{static_cast<float>(temperature), top_k, top_p, static_cast<float>(min_p)};
   const auto named = [=](int64_t column) { return ids ? ids[column] : column; };
   for_rows(rows, count, [=](int64_t m) {
@@ -72,6 +75,7 @@ void outrider_step(const void* logits, int64_t half, int64_t rows, int64_t strid
       }
     });
   });
+  return 0;
 }
 
 // What is kept of a draft. logits of the target: [rows, places, count], of which a row's own begin at place first[row].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -69,8 +70,8 @@ class SamplingSettings:
 
     @property
     def law(self) -> tuple[float, int, float, float]:
-        """What makes a law of logits: temperature, top_k, top_p, min_p."""
-        return self.temperature, self.top_k, self.top_p, self.min_p
+        """What makes a law of logits: temperature, top_k (as far as a machine counts), top_p, min_p."""
+        return self.temperature, min(self.top_k, sys.maxsize), self.top_p, self.min_p
 
     def options(self) -> dict[str, Any]:
         """The fields as keywords, as `generate` takes them."""

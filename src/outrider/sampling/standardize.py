@@ -33,7 +33,7 @@ def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[C
     if ours is None:
         return _sampled(_adjusted(logits, settings, contexts), settings).reshape(logits.shape)
     rows = _rows(logits) if settings.as_they_are else _adjusted(logits, settings, contexts)
-    laws: Tensor = ours.laws(rows, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    laws: Tensor = ours.laws(rows, *settings.law)
     return laws.view(logits.shape)
 
 
