@@ -58,6 +58,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["hi", "--repetition-penalty", "0"], "repetition_penalty must be"),
         (["hi", "--max-new-tokens", "0"], "max_new_tokens must be"),
         (["hi", "--num-draft-tokens", "-1"], "num_draft_tokens must be"),
+        (["hi", "--num-draft-tokens", "65"], "0 … 64"),
         (["hi", "--num-draft-tokens", "1000"], "num_draft_tokens must be"),
         (["hi", "--seed", "-1"], "seed must be"),
         (["hi", "--stop", ""], "stop must"),

@@ -174,6 +174,14 @@ def test_the_command_trains_what_generate_uses(
     assert got["stats"]["drafted"] > 0
     assert run_cli([*arguments, "--plain"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == got["tokens"]
+    (texts / "weights.bin").write_bytes(bytes(range(256)) * 40)
+    (texts / "picture").write_bytes(np.random.default_rng(0).integers(1, 256, 4000).astype(np.uint8).tobytes())
+    assert run_cli(["train-ngram", str(texts), "--target", str(target_folder), "-o", str(output), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["tokens"] == about["tokens"]
+    assert "passed over 2 files that hold no text" in said.err
+    assert run_cli(["train-ngram", str(texts / "picture"), "--target", str(target_folder), "-o", str(output)]) != 0
+    assert "must be text" in capsys.readouterr().err
     assert run_cli(["train-ngram", str(tmp_path / "missing"), "-o", str(output)]) != 0
     assert "does not exist" in capsys.readouterr().err
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -166,6 +168,23 @@ def test_logprobs_are_reported_on_request(target: TransformersModel) -> None:
     wanted = [float(logits[i - 1].log_softmax(-1)[ids[i]]) for i in range(at, len(ids))]
     assert result.logprobs == pytest.approx(wanted, abs=1e-9)
     assert outrider.generate(target, PROMPT, max_new_tokens=2).logprobs is None
+
+
+def test_numpys_numbers_are_numbers(target: TransformersModel) -> None:
+    settings: dict[str, Any] = {"temperature": np.float32(0.5), "top_k": np.int64(9), "top_p": np.float64(0.9)}
+    counts: dict[str, Any] = {"seed": np.int64(3), "max_new_tokens": np.int64(5)}
+    of_numpy = outrider.generate(target, "def", **settings, **counts)
+    ours = outrider.generate(target, "def", seed=3, max_new_tokens=5, temperature=0.5, top_k=9, top_p=0.9)
+    assert of_numpy.tokens == ours.tokens
+    assert of_numpy.seed == 3
+    refused: list[dict[str, Any]] = [{"seed": 1.5}, {"temperature": 10**400}, {"logit_bias": None}, {"logit_bias": [3]}]
+    for wrong in refused:
+        with pytest.raises(ParameterError, match=f"{next(iter(wrong))} must"):
+            outrider.generate(target, "def", max_new_tokens=2, **wrong)
+
+
+def test_completion_shows_what_there_is() -> None:
+    assert {"load", "generate", "stream", "theory"} <= set(dir(outrider))
 
 
 def test_unknown_options_and_drafts_are_refused(target: TransformersModel) -> None:

@@ -64,3 +64,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'outrider' has no attribute {name!r}")
     return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """What there is, loaded yet or not."""
+    return sorted({*globals(), *_HOMES, *_MODULES})

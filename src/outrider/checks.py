@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 
 from outrider.errors import ParameterError
 
 
-def check_number(name: str, value: float, low: float, high: float, allowed: str, remedy: str) -> None:
+def check_number(name: str, value: object, low: float, high: float, allowed: str, remedy: str) -> None:
     """Raise `ParameterError` unless `value` is a number in [low, high]; NaN and booleans never are."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)  # NumPy's as well
+    except OverflowError:  # a whole number beyond all floats
+        number = math.nan
+    if not low <= number <= high:
         raise ParameterError(f"{name} must be {allowed}, got {value!r}: {remedy}")
 
 

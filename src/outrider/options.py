@@ -83,8 +83,9 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     unknown = [key for key in options if key not in known]
     if unknown:
         raise ParameterError(f"{unknown[0]!r} is not an option of generate: see help(outrider.generate)")
-    seeds = (check_seed(seed),) if seed is None or isinstance(seed, int) else tuple(check_seed(s) for s in seed)
-    if not isinstance(seed, int) and seed is not None and len(seeds) != count:
+    several = isinstance(seed, Iterable)
+    seeds = tuple(check_seed(s) for s in seed) if isinstance(seed, Iterable) else (check_seed(seed),)
+    if several and len(seeds) != count:
         raise ParameterError(f"seed must be one number or one for each of the {count} prompts, got {len(seeds)}")
     check_stop(stop)
     return Options(

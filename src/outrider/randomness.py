@@ -7,6 +7,7 @@ takes fresh numbers from it. Numbers are made on the host in float64 (a few per 
 from __future__ import annotations
 
 import secrets
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,13 +21,14 @@ MAX_SEED = 2**63 - 1
 _AT_ONCE = 64
 
 
-def check_seed(seed: int | None) -> int:
+def check_seed(seed: object) -> int:
     """The seed itself, or a fresh one for None."""
     if seed is None:
         return secrets.randbelow(2**32)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+    number = -1 if isinstance(seed, bool) or not isinstance(seed, Integral) else int(seed)  # NumPy's as well
+    if not 0 <= number <= MAX_SEED:
         raise ParameterError(f"seed must be a whole number in 0 … 2^63 - 1, got {seed!r}: leave it out for a random one")
-    return seed
+    return number
 
 
 class RandomStream:

@@ -38,7 +38,7 @@ _LAW = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @law_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
 @text_options
-@click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
+@click.option("--plain", is_flag=True, help="Without a draft, also where one is named: the baseline.")
 @ray_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: what it came to.")
 def batch(

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @text_options
 @click.option("--json-schema", type=click.Path(path_type=Path), metavar="FILE", help="Answer with JSON of this schema.")
 @click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression.")
-@click.option("--plain", is_flag=True, help="Without a draft: the baseline.")
+@click.option("--plain", is_flag=True, help="Without a draft, also where one is named: the baseline.")
 @click.option("--compare", is_flag=True, help="Run with and without the draft, and compare.")
 @click.option("--profile", is_flag=True, help="Show where the time went, and the bandwidth that was reached.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page that shows every round.")

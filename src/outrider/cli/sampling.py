@@ -61,6 +61,7 @@ def parse_length(text: str) -> int | OptimalLength | None:
         return None
     kind, _, alpha = text.partition(":")
     try:
-        return OptimalLength(float(alpha)) if kind == "optimal" else FixedLength(int(text)).length
+        number = float(alpha) if kind == "optimal" else int(text)
     except ValueError:
         raise ParameterError(f"num_draft_tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
+    return OptimalLength(number) if kind == "optimal" else FixedLength(int(number)).length

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 PIECE = 1 << 18  # characters tokenised at once
 
 
+LOOKED_AT = 1 << 16  # bytes of a file
+MOSTLY = 0.1  # of them may not be UTF-8: texts in other encodings have some, pictures half
+
+
 @click.command("train-ngram")
 @click.argument("corpus", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--target", metavar="MODEL", help="Whose tokenizer counts  [default: SmolLM2-135M-Instruct]")
@@ -33,7 +37,7 @@ PIECE = 1 << 18  # characters tokenised at once
 def train_ngram(
     corpus: tuple[Path, ...], target: str | None, output: Path, order: int, min_count: int, followers: int, as_json: bool
 ) -> None:
-    """Count n-grams in CORPUS…, text files and folders of them, with the target's tokenizer.
+    """Count n-grams in CORPUS…, text files and folders of them, with the target's tokenizer. Other files there are left out.
 
     Memory stays bounded whatever the size of the corpus; nothing is left behind if it is interrupted.
     """
@@ -68,15 +72,38 @@ def train_ngram(
 
 
 def _files(corpus: tuple[Path, ...]) -> Iterator[Path]:
+    """The texts; what else lies in folders is passed over, and refused if it is named itself."""
+    passed = 0
     for path in corpus:
         if path.is_dir():
-            yield from sorted(file for file in path.rglob("*") if file.is_file())
+            for file in sorted(file for file in path.rglob("*") if file.is_file()):
+                if _is_text(file):
+                    yield file
+                else:
+                    passed += 1
         elif path.is_file():
             if not os.access(path, os.R_OK):
                 raise ParameterError(f"corpus {path} can't be read: check its permissions")
+            if not _is_text(path):
+                raise ParameterError(f"corpus {path} must be text, and has bytes that no text has: leave it out")
             yield path
         else:
             raise ParameterError(f"corpus {path} does not exist: name text files or folders of them")
+    if passed:
+        click.echo(f"passed over {passed} file{'s' if passed > 1 else ''} that hold no text", err=True)
+
+
+def _is_text(path: Path) -> bool:
+    """By its beginning: text in any encoding that can be read here has no zero bytes, and is mostly UTF-8."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(LOOKED_AT)
+    except OSError:
+        return True  # reading it says why it can't be read
+    if b"\0" in beginning:
+        return False
+    wrong = beginning.decode("utf-8", errors="replace").count("\N{REPLACEMENT CHARACTER}")
+    return wrong <= len(beginning) * MOSTLY
 
 
 def _pieces(path: Path, progress: Progress, task: TaskID) -> Iterator[str]:

@@ -57,6 +57,8 @@ class SamplingSettings:
         check_number("repetition_penalty", self.repetition_penalty, tiny, huge, "finite and above 0", "use 1 for none")
         for name in ("presence_penalty", "frequency_penalty"):
             check_number(name, getattr(self, name), -huge, huge, "a finite number", "use 0 for none")
+        if not isinstance(self.logit_bias, Mapping):
+            raise ParameterError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}: leave it out for none")
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise ParameterError(f"logit_bias must map token ids of 0 or more to numbers, got the key {token!r}")
@@ -71,7 +73,7 @@ class SamplingSettings:
     @property
     def law(self) -> tuple[float, int, float, float]:
         """What makes a law of logits: temperature, top_k (as far as a machine counts), top_p, min_p."""
-        return self.temperature, min(self.top_k, sys.maxsize), self.top_p, self.min_p
+        return float(self.temperature), min(int(self.top_k), sys.maxsize), float(self.top_p), float(self.min_p)
 
     def options(self) -> dict[str, Any]:
         """The fields as keywords, as `generate` takes them."""
