@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from outrider.audit.planted import FAULTS
+from outrider.audit.sampled import DRAWS, Planted
 from outrider.audit.sources import text_seed
 from outrider.audit.text import Text
 from outrider.audit.uniformity import Battery
-from outrider.audit.verdict import EXACT, MATTERS, NOT_EXACT, UNCLEAR
+from outrider.audit.verdict import EXACT, MATTERS, NOT_EXACT, UNCLEAR, _sight
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import PromptLookupDrafter
@@ -151,6 +152,10 @@ def test_a_sample_of_nothing_says_nothing() -> None:
     found = report(written(target_model(), draft_model(), ONE, rows=1), target_model(), draft_model(), ONE)
     assert found.verdict == UNCLEAR
     assert "too few" in found.reason
+    numbers = [[0.01] * 50 for _ in range(DRAWS)]  # as far from uniform as can be
+    planted = Planted("a fault", False, numbers, moved=5.0)
+    assert _sight(planted, 50, 9).p < 1e-9
+    assert _sight(planted, 50, 0).p == 1.0  # where no test has run, none shows anything
     json.dumps(found.to_dict(), allow_nan=False)
 
 

@@ -107,7 +107,7 @@ def judge(audit: TextAudit, setting: str) -> Report:
 def _sight(planted: Planted, count: int, tests: int) -> Sight:
     changed = planted.moved / max(count, 1)
     share = planted.outside / max(DRAWS * count, 1)
-    by_order = min(1.0, tests * ks_p(np.array(planted.numbers[0])))
+    by_order = min(1.0, tests * ks_p(np.array(planted.numbers[0]))) if tests else 1.0  # no test shows nothing
     needed = tokens_to_see(np.array([u for numbers in planted.numbers for u in numbers]))
     if planted.outside >= 10:  # several of so many are seen, even if rounding excuses some
         needed, by_order = min(needed, float(np.ceil(20 / share))), 0.0

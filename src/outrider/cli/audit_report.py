@@ -62,6 +62,9 @@ def _show_tests(console: Any, report: Report) -> None:
         least = "—" if places is None else f"≥ {places:.2g}"
         table.add_row(_ORDERS[order], *cells, least, _bars(counts))
     console.print(table)
+    if not report.checks:
+        console.print("no test has run: there is too little text for any")
+        return
     console.print(
         f"p = {report.p:.2g} for all {len(report.checks)} tests together (Bonferroni); an exact sampler is called not exact "
         f"once in {1 / REJECT:,.0f} audits"
