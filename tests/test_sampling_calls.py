@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.clock import PhaseClock
 from outrider.draft_length.signals import LEAST_LIKELY, MOST_OTHERS, shares_of
 from outrider.drafters.own_tokens import OwnTokens
 from outrider.drafters.steps import StepsInOneCall, StepsOnDevice, Wanted, steps_on
@@ -115,9 +116,7 @@ def test_numbers_beyond_a_machines_are_no_others(calls: Any) -> None:
     logits = some_logits(1, 2, 20, dtype=torch.float32)
     huge = replace(LAWS[1], top_k=2**64 + 1)
     assert torch.equal(standardize(logits, huge), standardize(logits, LAWS[1]))
-    given = ([0], 20, [[3]], [[0.9, 0.7]])
-    (first, vocabulary, drafts, uniforms) = given
-    found = [calls.decide(logits, first, vocabulary, law.law, drafts, uniforms, None) for law in (huge, LAWS[1])]
+    found = [calls.decide(logits, [0], 20, settings.law, [[3]], [[0.9, 0.7]], None) for settings in (huge, LAWS[1])]
     assert found[0] == found[1]
 
 
@@ -230,8 +229,6 @@ class Scores:
 @pytest.mark.parametrize("sampling", LAWS)
 def test_what_is_reported_does_not_change_what_is_kept(sampling: SamplingSettings) -> None:
     """A round in one call, and one that has to write its laws out."""
-    from outrider.clock import PhaseClock
-
     clock = PhaseClock(torch.device("cpu"))
     for seed in range(20):
         logits = some_logits(2, 4, 40, dtype=torch.float32, seed=seed)

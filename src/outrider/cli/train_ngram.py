@@ -85,7 +85,9 @@ def _files(corpus: tuple[Path, ...]) -> Iterator[Path]:
             if not os.access(path, os.R_OK):
                 raise ParameterError(f"corpus {path} can't be read: check its permissions")
             if not _is_text(path):
-                raise ParameterError(f"corpus {path} must be text, and has bytes that no text has: leave it out")
+                raise ParameterError(
+                    f"corpus {path} must be text in UTF-8, and its beginning is not: leave it out, or convert it"
+                )
             yield path
         else:
             raise ParameterError(f"corpus {path} does not exist: name text files or folders of them")
