@@ -32,10 +32,16 @@ def pytest_collection_finish() -> None:
 
     What they make later, and tests keep, is gone through more seldom (EXPERIMENTS.md).
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 200)
+
+
+def pytest_unconfigure() -> None:
+    """The process ends, and what there is with it."""
+    gc.freeze()
 
 
 def make_tokenizer(extra: str = "") -> transformers.PreTrainedTokenizerFast:

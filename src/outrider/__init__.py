@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outrider.garbage import uncollected
+
 if TYPE_CHECKING:
     from outrider.audio import Audio, read_wav
     from outrider.beam import BeamResult, beam_search
@@ -59,11 +61,11 @@ _MODULES = ("beam", "draft_length", "drafters", "errors", "sampling", "structure
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"outrider.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES and name not in _HOMES:
         raise AttributeError(f"module 'outrider' has no attribute {name!r}")
-    return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
+    with uncollected():
+        module = import_module(f"outrider.{name if name in _MODULES else _HOMES[name]}")
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

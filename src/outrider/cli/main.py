@@ -23,6 +23,7 @@ from outrider.cli.train import train
 from outrider.cli.train_ngram import train_ngram
 from outrider.cli.tune import tune
 from outrider.errors import OutriderError
+from outrider.garbage import collector
 
 INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -42,7 +43,10 @@ for command in (generate, demo, batch, tune, audit, theory, bench, calibrate, tr
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
     keep_freed_memory()
-    sys.exit(run(arguments))
+    collector.start()
+    code = run(arguments)
+    collector.end()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

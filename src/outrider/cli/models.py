@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.errors import ParameterError
+from outrider.garbage import collector
 
 if TYPE_CHECKING:
     from outrider.batch import Setup
@@ -33,14 +34,19 @@ class ModelChoice:
 
     def load_target(self, pack: bool = True) -> TextModel:
         """The target, or the default model for None."""
+        with click_status("Loading the target …", self):
+            target = self._load_target(pack)
+        collector.loaded()
+        return target
+
+    def _load_target(self, pack: bool) -> TextModel:
         import outrider
 
-        with click_status("Loading the target …", self):
-            if self.team is not None:
-                self.refuse_compile("a model over several ranks")
-                return self.team.load(self.target, dtype=self.dtype, engine=self.engine, pack=pack)
-            how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "engine": self.engine, "pack": pack}
-            return outrider.load(self.target, **how, compile=self.compile)
+        if self.team is not None:
+            self.refuse_compile("a model over several ranks")
+            return self.team.load(self.target, dtype=self.dtype, engine=self.engine, pack=pack)
+        how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "engine": self.engine, "pack": pack}
+        return outrider.load(self.target, **how, compile=self.compile)
 
     def load_draft(self, target: TextModel, pack: bool = True) -> Drafter:
         """The drafter that one or several --draft mean; models as the target is loaded, unless they say otherwise."""

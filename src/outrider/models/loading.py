@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.garbage import uncollected
 from outrider.kernels.sampling import sampling_kernels
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
@@ -331,6 +333,8 @@ def _from_pretrained(
                 f"{name} drafts some tokens only, which the {decoder_only} engine can't: use the transformers engine for it "
                 f"(--draft {name}:engine=transformers,dtype=bfloat16)"
             )
+        with uncollected():
+            importlib.import_module("transformers.modeling_utils")
         module = _model_class(config).from_pretrained(source, dtype=dtype or "auto")
         tokenizer = AutoTokenizer.from_pretrained(source)
     except ModelError:
