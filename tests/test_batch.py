@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 import outrider
 from outrider.batch import ContinuousBatch, Job, Setup
 from outrider.batch.run import run_here
+from outrider.cli.main import run
 from outrider.drafters import NgramDrafter
 from outrider.drafters.base import DraftContext
 from outrider.errors import ParameterError
@@ -21,6 +24,7 @@ from outrider.models.table import TableModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from outrider.structured import Structure
 from tests.batch_prompts import DEFAULTS, PROMPTS
 from tests.conftest import make_tokenizer
 from tests.test_ngram import trained
@@ -179,3 +183,74 @@ def test_an_ngram_draft_keeps_what_it_knows_of_the_settings_by_row(tmp_path: Pat
     drafter.begin(rows[:1], DraftContext(SAMPLED, target, target.vocab_size))
     drafter.begin(rows[1:], DraftContext(SamplingSettings(), target, target.vocab_size))
     assert [drafter.prospects(row)[0].foretold for row in rows] == [False, True]
+
+
+COLOURS = {"type": "object", "properties": {"colour": {"enum": ["red", "lazy dog"]}}, "required": ["colour"]}
+
+
+def test_structure_biases_and_logprobs_are_those_of_generate(target_folder: Path, draft_folder: Path) -> None:
+    """Each line with what it asks for, beside lines that ask for something else, one by one as `generate` gives it."""
+    target = outrider.load(target_folder, dtype="float64")
+    draft = outrider.load(draft_folder, dtype="float64")
+    pattern, schema = Structure(regex="[0-9]{2}-[a-f]{3}"), Structure(json_schema=json.dumps(COLOURS))
+    banned = dict.fromkeys(range(5, 300), -math.inf)
+    lines: list[dict[str, Any]] = [
+        {},
+        {"regex": pattern.regex},
+        {"json_schema": schema.json_schema, "logprobs": True},
+        {"regex": None},
+        {"logit_bias": banned, "regex": None},
+        {"logit_bias": banned, "regex": None, "logprobs": True},
+        {"regex": pattern.regex, "json_schema": None},
+    ]
+    followed = [pattern, pattern, schema, None, None, None, pattern]
+    defaults = {**DEFAULTS, "ignore_eos": False, "regex": pattern.regex, "max_new_tokens": 60, "alternatives": 0}
+    setup = Setup(draft=(str(draft_folder),), num_draft_tokens=2, batch_size=4, dtype="float64", defaults=defaults)
+    found = computed(target, setup, [Job(i, "fox", {**line, "seed": i}) for i, line in enumerate(lines)])
+    for i, (line, structure) in enumerate(zip(lines, followed, strict=True)):
+        options: dict[str, Any] = {name: line[name] for name in ("logit_bias", "logprobs") if name in line}
+        options["processors"] = () if structure is None else structure.constraints(target)
+        options |= {"draft": draft, "num_draft_tokens": 2, "temperature": 1.0, "max_new_tokens": 60, "seed": i}
+        alone = outrider.generate(target, "fox", **options)
+        assert (found[i]["text"], found[i]["tokens"]) == (alone.text, alone.tokens)
+        assert ("logprobs" in found[i]) is line.get("logprobs", False)
+        assert found[i].get("logprobs") == pytest.approx(alone.logprobs)
+        if structure is pattern:
+            assert re.fullmatch("[0-9]{2}-[a-f]{3}", found[i]["text"])
+        if structure is schema:
+            assert json.loads(found[i]["text"])["colour"] in ("red", "lazy dog")
+        if "logit_bias" in line:
+            assert not banned.keys() & set(found[i]["tokens"])
+
+
+def test_the_command_takes_structure_and_biases_and_goes_on(
+    target_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output, schema = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "schema.json"))
+    schema.write_text(json.dumps(COLOURS))
+    lines: list[dict[str, Any]] = [{"prompt": "a"}, {"prompt": "b", "json_schema": None, "max_new_tokens": 5}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"prompt": [100_000]}]))
+    command = ["batch", str(source), "-o", str(output), "--target", str(target_folder), "--dtype", "float32"]
+    command += ["--json-schema", str(schema), "--logit-bias", "17=-inf", "--logit-bias", "18=-2.5", "--logprobs"]
+    command += ["--max-new-tokens", "60", "--num-draft-tokens", "2", "--raw"]
+    assert run([*command]) == 1
+    told = capsys.readouterr().err
+    assert "outrider: prompt 2: " in told
+    assert "100000" in told
+
+    def written() -> dict[int, dict[str, Any]]:
+        found = map(json.loads, output.read_text().splitlines())
+        return {one["index"]: {key: value for key, value in one.items() if key != "stats"} for one in found}
+
+    records = written()
+    assert json.loads(records[0]["text"])["colour"] in ("red", "lazy dog")
+    assert len(records[1]["tokens"]) == len(records[1]["logprobs"]) == 5
+    whole = output.read_text()
+    output.write_text(whole[: whole.index("\n") + 1])
+    assert run(command) == 1
+    assert written() == records
+    assert run([*command, "--regex", "a"]) == 2
+    assert "regex: None there, 'a' here" in capsys.readouterr().err
+    bad = [part if part != "17=-inf" else "17:-inf" for part in command]
+    assert run(bad) == 2
+    assert "logit_bias must be ID=VALUE, a token id and a number or -inf, got '17:-inf'" in capsys.readouterr().err

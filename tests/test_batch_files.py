@@ -58,6 +58,18 @@ BAD: dict[str, tuple[str | bytes, str]] = {
         "must be Unicode characters",
     ),
     "too deep": ('{"prompt": "a", "metadata": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2 must be a JSON object"),
+    "a schema": ('{"prompt": "a", "json_schema": "{}"}', "json_schema must be a JSON object or null"),
+    "no schema": (
+        '{"prompt": "a", "json_schema": {"type": "strin"}}',
+        "JSON schema can't be used: Invalid type: strin",
+    ),
+    "a pattern": ('{"prompt": "a", "regex": 1}', "regex must be a string or null"),
+    "no pattern": ('{"prompt": "a", "regex": "a(b"}', "line 2: regex can't be used: "),
+    "biases": ('{"prompt": "a", "logit_bias": [1]}', "logit_bias must be an object such as"),
+    "no token": ('{"prompt": "a", "logit_bias": {"the": 1}}', "logit_bias must be an object such as"),
+    "no bias": ('{"prompt": "a", "logit_bias": {"1": "2"}}', "logit_bias must be an object such as"),
+    "a token below 0": ('{"prompt": "a", "logit_bias": {"-1": 2}}', "logit_bias must map token ids of 0 or more"),
+    "a switch": ('{"prompt": "a", "logprobs": 1}', "logprobs must be true or false"),
     "an end": ('{"prompt": "a", "ignore_eos": "false"}', "ignore_eos must be true or false"),
     "bytes": (b'{"prompt": "\xff"}', "line 2 is not UTF-8"),
 }

@@ -20,11 +20,14 @@ from outrider.report.pictures import pictures
 from outrider.theory_curves import MAKERS, figures
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "docs" / name for name in ("how-it-works.md", "proof.md", "closed-forms.md", "any-function.md")]
+PAGES = [
+    ROOT / "docs" / name
+    for name in ("how-it-works.md", "proof.md", "closed-forms.md", "any-function.md", "writing-a-drafter.md")
+]
 IDS = [page.name for page in PAGES]
 LINKING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "EXPERIMENTS.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-QUOTED = re.compile(r"# (src/\S+\.py): (\S+)")
+QUOTED = re.compile(r"# ((?:src|examples)/\S+\.py): (\S+)")
 
 
 def quotations() -> list[tuple[str, str, list[str]]]:
@@ -88,7 +91,9 @@ def test_every_python_block_is_a_quotation_or_an_example() -> None:
 def test_examples_print_what_they_say(page: Path) -> None:
     examples = "\n".join(block for block in BLOCK.findall(page.read_text()) if block.startswith(">>>"))
     test = doctest.DocTestParser().get_doctest(examples, {}, page.name, str(page), 0)
-    wanted = {"how-it-works.md": 5, "proof.md": 8, "closed-forms.md": 0, "any-function.md": 12}[page.name]
+    wanted = {"how-it-works.md": 5, "proof.md": 8, "closed-forms.md": 0, "any-function.md": 12, "writing-a-drafter.md": 0}[
+        page.name
+    ]
     assert len(test.examples) >= wanted
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 

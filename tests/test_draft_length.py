@@ -159,6 +159,16 @@ def test_a_fixed_length_with_several_prospects_is_kept() -> None:
     assert plan_of(policy, Prospect("a", first=0.2, later=0.2), Prospect("b")) == (1, 3)
 
 
+def test_a_fixed_length_is_as_much_as_there_is() -> None:
+    """A copy of two tokens is drafted though three are wanted, and so is what fits before the end of a text."""
+    policy = AdaptiveLength(LINEAR, only=3)
+    short = Prospect("b", longest=2)
+    assert plan_of(policy, Prospect("a", first=0.2, later=0.2), short) == (1, 2)
+    assert plan_of(policy, Prospect("a", longest=0), Prospect("b", longest=0))[1] == 0
+    plan = policy.start().plan([Prospect("a", first=0.2, later=0.2), Prospect("b")], 1, 10)
+    assert (plan.prospect, plan.limit) == (1, 1)
+
+
 def rounds_of(*accepted: int, drafted: int = 4) -> list[Round]:
     return [Round(tuple(range(a + 1)), drafted, a, "d") for a in accepted]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 from outrider.costs import measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
-from outrider.draft_specs import AUTO, NAMED, is_named, make_model_drafter, make_named
+from outrider.draft_specs import AUTO, NAMED, is_named, make_model_drafter, make_named, meant_by
 from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
@@ -23,8 +23,9 @@ def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
     if isinstance(draft, str):
         if is_named(draft):
             return make_named(draft, target)
-        names = ", ".join((AUTO, *NAMED))
-        raise ParameterError(f"draft must be a loaded model or one of {names}, got {draft!r}: outrider.load({draft!r})?")
+        names, meant = ", ".join((AUTO, *NAMED)), meant_by(draft)
+        what = f"did you mean {meant!r}" if meant is not None else f"outrider.load({draft!r})"
+        raise ParameterError(f"draft must be a loaded model or one of {names}, got {draft!r}: {what}?")
     if isinstance(draft, LanguageModel):
         return make_model_drafter(draft, target)
     if isinstance(draft, list | tuple) and draft:

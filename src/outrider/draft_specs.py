@@ -2,19 +2,22 @@
 
     prompt-lookup[:max_ngram=8,min_ngram=1]     suffix[:memory=yes,store=FILE,min_match=1]
     ngram:table=FILE[,order=4]                  early-exit[:layers=8]                     random
-    head[:path=FOLDER,dtype=auto|float|int8]    auto
+    head[:path=FOLDER,dtype=auto|float|int8]    auto                                      python:make=MODULE.NAME
     self[:temperature=T,top_k=K,top_p=P,min_p=M]
     MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_tokens=N,num_draft_tokens=N,draft=SPEC]
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
 depth. A model with another tokenizer than the target's drafts text (`drafters.other_tokenizer`). A model's sampling options
 are the draft's own; by default it samples as the target does. dtype, engine and num_tokens are those of `outrider.load`.
-auto is prompt-lookup, and beside it the draft head that comes with the package for the target, if there is one.
+auto is prompt-lookup, and beside it the draft head that comes with the package for the target, if there is one. python is a
+drafter of the user's: the module is looked for in the working folder, too, and what it has by that name is called.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,7 +41,7 @@ from outrider.drafters import (
     TextDrafter,
 )
 from outrider.drafters.head import comes_with_head
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import same_tokens
 from outrider.models.loading import opens
@@ -70,6 +73,22 @@ def _ngram(table: str | None = None, order: int | None = None) -> NgramDrafter:
     return NgramDrafter(table, order)
 
 
+def _own(make: str | None = None) -> Drafter:
+    module, _, name = (make or "").rpartition(".")
+    if not module:
+        raise ParameterError("draft python needs a drafter of yours: python:make=MODULE.NAME (docs/writing-a-drafter.md)")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except Exception as error:  # whatever a user's program may raise
+        reason = f"{type(error).__name__}: {in_one_line(error, 160)}"
+        raise ParameterError(f"draft python:make={make} can't be made ({reason}): mend it, or name another") from error
+    if not isinstance(made, Drafter):
+        raise ParameterError(f"draft python:make={make} must be a subclass of outrider.drafters.Drafter, got {made!r}")
+    return made
+
+
 AUTO = "auto"
 _NOTHING = ("none", "no", "off", "false")
 NAMED = {
@@ -80,6 +99,7 @@ NAMED = {
     "head": Named(HeadDrafter, {"path": str, "dtype": str}),
     "random": Named(RandomDrafter, {}),
     "self": Named(SelfDrafter, _LAW),
+    "python": Named(_own, {"make": str}),
 }
 _LOADING: dict[str, Callable[[str], Any]] = {"dtype": str, "engine": str, "num_tokens": int}
 _MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {
@@ -106,6 +126,12 @@ def is_named(spec: str) -> bool:
     return spec == AUTO or spec.partition(":")[0] in NAMED
 
 
+def meant_by(spec: str) -> str | None:
+    """The drafter's name that this may have been meant for."""
+    found = get_close_matches(spec.partition(":")[0], [AUTO, *NAMED], 1, 0.75)
+    return found[0] if found else None
+
+
 def make_named(spec: str, target: LanguageModel) -> Drafter:
     """The drafter for `target` that such a name and its options mean."""
     if spec == AUTO:
@@ -124,13 +150,18 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
         raise ParameterError(
             f"draft {name!r} is no drafter: leave --draft out, and give --plain where nothing is to be drafted"
         )
-    meant = get_close_matches(name.partition(":")[0], [AUTO, *NAMED], 1, 0.75)
-    if meant and not Path(name).expanduser().exists():
+    meant = meant_by(name)
+    if meant is not None and not Path(name).expanduser().exists():
         raise ParameterError(
-            f"draft {name!r} is no drafter: did you mean {meant[0]}? For a model of that name give its folder or owner/name"
+            f"draft {name!r} is no drafter: did you mean {meant}? For a model of that name give its folder or owner/name"
         )
     options = _parse(name, text, _MODEL_OPTIONS)
-    model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
+    try:
+        model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
+    except ModelError as error:
+        if "/" in name or Path(name).suffix or Path(name).exists():
+            raise
+        raise ModelError(f"draft {name!r} is none of {', '.join((AUTO, *NAMED))}, and as a model: {error}") from error
     return make_model_drafter(model, target, options, lambda inner, model: make_from_spec(inner, load, model))
 
 

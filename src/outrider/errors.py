@@ -14,6 +14,13 @@ def in_one_line(error: object, limit: int = 240) -> str:
     return kept[: sentence + 1] if sentence > limit // 3 else kept[: kept.rfind(" ")] + " …"
 
 
+def why_unread(error: Exception) -> str:
+    """Why a file could not be read or written, without numbers and names that only Python knows."""
+    if isinstance(error, OSError):
+        return error.strerror or in_one_line(error)
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else in_one_line(error)
+
+
 class OutriderError(Exception):
     """Base of every error that Outrider raises on purpose. Its message is one line."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.audio import Audio, Recordings
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, why_unread
 from outrider.tables import read_table
 
 
@@ -14,7 +14,9 @@ def read_prompts(path: Path) -> list[str | Audio]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"prompts file {path} can't be read ({error}): name a text file or JSON lines") from None
+        raise ParameterError(
+            f"prompts file {path} can't be read ({why_unread(error)}): name a text file or JSON lines"
+        ) from None
     if not lines:
         raise ParameterError(f"prompts file {path} is empty: one prompt a line is wanted")
     if not lines[0].lstrip().startswith("{"):

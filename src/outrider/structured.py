@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,33 @@ from outrider.models.base import TextModel
 from outrider.sampling.stateful import Constraint
 
 _KEPT_AS = "_outrider_guidance"
+_NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a text must follow, said before there is a model: a JSON schema's text, a regular expression, or both."""
+
+    json_schema: str | None = None
+    regex: str | None = None
+
+    def check(self) -> None:
+        """Raise `ParameterError` for what can't be followed by any model, `ModelError` where llguidance isn't installed."""
+        for kind, text in self._given():
+            _compiled(kind, text)
+
+    def constraints(self, model: TextModel) -> tuple[Constraint, ...]:
+        """For `processors`."""
+        return tuple(_constraint(model, kind, text) for kind, text in self._given())
+
+    def _given(self) -> list[tuple[str, str]]:
+        both = (("json_schema", self.json_schema), ("regex", self.regex))
+        return [(kind, text) for kind, text in both if text is not None]
 
 
 def json_schema(model: TextModel, schema: Mapping[str, Any] | str) -> Constraint:
     """New text is JSON that fits the schema (a dictionary, or its text)."""
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise ParameterError(f"json_schema must be JSON, got {text[:60]!r}: {error}") from None
-    return _constraint(model, "json_schema", text)
+    return _constraint(model, "json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
 
 def regex(model: TextModel, pattern: str) -> Constraint:
@@ -41,14 +59,28 @@ def grammar(model: TextModel, lark: str) -> Constraint:
 
 
 def _constraint(model: TextModel, kind: str, text: str) -> Constraint:
-    guidance = _library()
-    tokenizer = _tokenizer(model)
-    compiled = getattr(guidance.LLMatcher, f"grammar_from_{kind}")(text)
-    problem = guidance.LLMatcher.validate_grammar(compiled, tokenizer)
-    if problem:
-        name = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}[kind]
-        raise ParameterError(f"{name} can't be used: {' '.join(problem.split())[:200]}")
+    compiled = _compiled(kind, text)
+    guidance, tokenizer = _library(), _tokenizer(model)
+    _refuse(kind, guidance.LLMatcher.validate_grammar(compiled, tokenizer))
     return Constraint(lambda: _Matcher(guidance.LLMatcher(tokenizer, compiled), model.vocab_size))
+
+
+def _compiled(kind: str, text: str) -> str:
+    """What llguidance makes of it, for any tokenizer."""
+    guidance = _library()
+    if kind == "json_schema":
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise ParameterError(f"json_schema must be JSON, got {text[:60]!r}: {error}") from None
+    compiled: str = getattr(guidance.LLMatcher, f"grammar_from_{kind}")(text)
+    _refuse(kind, guidance.LLMatcher.validate_grammar(compiled))
+    return compiled
+
+
+def _refuse(kind: str, problem: str) -> None:
+    if problem:
+        raise ParameterError(f"{_NAMES[kind]} can't be used: {' '.join(problem.split())[:200]}")
 
 
 def _library() -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.audit.verdict import Report
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, why_unread
 
 NAMES = {"ratio": "by target / draft", "target": "by target probability", "token": "by token id"}
 
@@ -38,4 +38,4 @@ def plot_histograms(reports: Sequence[Report], path: Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise ParameterError(f"plot {path} can't be written ({error}): name a .svg or .png file") from None
+        raise ParameterError(f"plot {path} can't be written ({why_unread(error)}): name a .svg or .png file") from None

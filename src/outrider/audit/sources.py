@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider.audio import Audio, Recordings, named
 from outrider.audit.text import Text
 from outrider.choices import Draft, Length
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, in_one_line, why_unread
 from outrider.generation import generate
 from outrider.models.base import TextModel
 from outrider.prompts import Asked, Prompt, asked, prepare
@@ -149,7 +149,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"outputs file {path} can't be read ({error}): name a file of JSON lines") from None
+        raise ParameterError(f"outputs file {path} can't be read ({why_unread(error)}): name a file of JSON lines") from None
 
 
 def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft: str | None = None) -> list[Text]:
@@ -190,7 +190,7 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
     except ParameterError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"[:80]
+        reason = f"no {error}" if isinstance(error, KeyError) else in_one_line(error, 80)
         raise ParameterError(
             f'{where}: must be {{"prompt": text or ids, "tokens": ids}}, got {line[:60]!r} ({reason})'
         ) from None

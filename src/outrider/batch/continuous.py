@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.batch.jobs import LAW, Job, options_of
+from outrider.batch.jobs import LAW, Job, options_of, structure_of
 from outrider.batch.setup import Ready
 from outrider.checks import check_count
 from outrider.decode import Decoder, Request
@@ -25,6 +25,7 @@ from outrider.prompts import encode, end_tokens
 from outrider.randomness import RandomStream
 from outrider.records import Round, summarise
 from outrider.results import Result
+from outrider.structured import Structure
 from outrider.text import TextTracker
 
 Record = dict[str, Any]
@@ -42,9 +43,24 @@ class _Place:
     rounds: list[Round] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What prompts must have in common to share passes. law: values of `LAW`."""
+
+    law: tuple[Any, ...]
+    structure: Structure | None
+    logprobs: bool
+
+    @classmethod
+    def of(cls, options: Options, structure: Structure | None) -> _Kind:
+        """What makes them differ, in a form that can be compared."""
+        law = {**options.sampling.options(), "logit_bias": tuple(sorted(options.sampling.logit_bias.items()))}
+        return cls(tuple(law[name] for name in LAW), structure, options.extras.logprobs)
+
+
 @dataclass
 class _Lane:
-    """Rows that sample alike: they share a decoder."""
+    """Prompts of a kind: they share a decoder."""
 
     decoder: Decoder
     places: dict[int, _Place] = field(default_factory=dict)
@@ -62,7 +78,7 @@ class ContinuousBatch:
         self.batch_size = batch_size
         self._ready = ready
         self._waiting: deque[Job] = deque()
-        self._lanes: dict[tuple[Any, ...], _Lane] = {}
+        self._lanes: dict[_Kind, _Lane] = {}
         self._failed: list[Record] = []
 
     def __enter__(self) -> ContinuousBatch:
@@ -90,7 +106,7 @@ class ContinuousBatch:
         ended, self._failed = self._failed, []
         for key, lane in list(self._lanes.items()):
             try:
-                ended += self._step(lane)
+                ended += self._step(key, lane)
             except NumericalError:
                 ended += self._one_by_one(key, lane)
         return ended
@@ -104,14 +120,14 @@ class ContinuousBatch:
 
     def _fill(self) -> None:
         """Give every free place to a waiting prompt, and read the prompts that join the same rows together."""
-        joining: dict[tuple[Any, ...], list[tuple[Job, Options, Request, TextTracker]]] = {}
+        joining: dict[_Kind, list[tuple[Job, Options, Request, TextTracker]]] = {}
         free = self.batch_size - self._busy
         while free > 0 and self._waiting:
             job = self._waiting.popleft()
             try:
                 options = options_of(job, self._ready.defaults)
                 request, tracker = self._request(job, options)
-                key = tuple(options.sampling.options()[name] for name in LAW)
+                key = _Kind.of(options, structure_of(job, self._ready.defaults))
                 self._lane(key, options).decoder.check(request)
             except OutriderError as error:
                 self._failed.append(_error(job, error))
@@ -126,15 +142,17 @@ class ContinuousBatch:
         for idle in [key for key, lane in self._lanes.items() if not lane.places][self.batch_size :]:
             del self._lanes[idle]  # lines that all sample otherwise must not pile up
 
-    def _lane(self, key: tuple[Any, ...], options: Options) -> _Lane:
+    def _lane(self, key: _Kind, options: Options) -> _Lane:
         if key not in self._lanes:
             ready = self._ready
+            constraints = () if key.structure is None else key.structure.constraints(ready.target)
             decoder = Decoder(
                 ready.target,
                 (),
-                options.sampling,
+                replace(options.sampling, processors=constraints),
                 ready.drafter,
                 ready.length,
+                options.extras,
                 alternatives=ready.defaults.get("alternatives"),
             )
             self._lanes[key] = _Lane(decoder)
@@ -150,18 +168,18 @@ class ContinuousBatch:
         eos = frozenset() if options.ignore_eos else end_tokens(target)
         return Request(tokens, options.max_new_tokens, stream, eos, tracker), tracker
 
-    def _step(self, lane: _Lane) -> list[Record]:
+    def _step(self, key: _Kind, lane: _Lane) -> list[Record]:
         ended = []
         for number, record in lane.decoder.step():
             place = lane.places[number]
             place.rounds.append(record)
             if record.finish_reason is not None:
-                ended.append(_record(lane.places.pop(number), self._ready.rounds))
+                ended.append(_record(lane.places.pop(number), self._ready.rounds, key.logprobs))
         if ended:
             lane.decoder.dismiss()
         return ended
 
-    def _one_by_one(self, key: tuple[Any, ...], lane: _Lane) -> list[Record]:
+    def _one_by_one(self, key: _Kind, lane: _Lane) -> list[Record]:
         """A row without a law has stopped its lane: each of the lane's prompts again from its beginning, alone.
 
         What a prompt gives does not depend on its company, so nothing is lost but time, and only the culprit fails.
@@ -178,7 +196,7 @@ class ContinuousBatch:
                 (row,) = alone.decoder.admit([request])
                 alone.places[row.number] = _Place(job, options.seeds[0], tracker, row)
                 while alone.places:
-                    ended += self._step(alone)
+                    ended += self._step(key, alone)
             except NumericalError as error:
                 ended.append(_error(job, error))
             finally:
@@ -187,7 +205,7 @@ class ContinuousBatch:
         return ended
 
 
-def _record(place: _Place, with_rounds: bool) -> Record:
+def _record(place: _Place, with_rounds: bool, logprobs: bool) -> Record:
     place.tracker.finish()
     result = Result(
         text=place.tracker.text,
@@ -197,6 +215,7 @@ def _record(place: _Place, with_rounds: bool) -> Record:
         stats=summarise(place.rounds, place.row.prefill_seconds),
         rounds=[],
         prompt_tokens=place.row.draft.prompt_length,
+        logprobs=[x for made in place.rounds for x in made.logprobs or ()] if logprobs else None,
     )
     record = {"index": place.job.index, **place.job.passed, **result.to_dict()}
     if with_rounds:

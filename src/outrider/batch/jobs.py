@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.options import Options, parse_options
 from outrider.prompts import check_characters
+from outrider.structured import Structure
 
-LAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", *LAW)
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+LAW = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "logit_bias")
+STRUCTURE = ("json_schema", "regex")
+OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", "logprobs", *LAW, *STRUCTURE)
+_SWITCHES = ("ignore_eos", "logprobs")
 _KEYS = ("prompt", "messages", "id", "metadata", *OPTIONS)
 
 
@@ -67,6 +72,7 @@ def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
         job = _job(path, number, index, line)
         try:
             options_of(job, defaults)
+            _check_structure(structure_of(job, defaults))
         except ParameterError as error:
             raise ParameterError(f"{path}, line {number}: {error}") from None
         count = index + 1
@@ -77,9 +83,24 @@ def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
 
 def options_of(job: Job, defaults: Mapping[str, Any]) -> Options:
     """The job's options: its own over the command's."""
-    options = parse_options(1, {**defaults, **job.options})  # type: ignore[typeddict-item]
+    both = {key: value for key, value in {**defaults, **job.options}.items() if key not in STRUCTURE}
+    options = parse_options(1, both)  # type: ignore[arg-type]
     check_count("max_new_tokens", options.max_new_tokens)
     return options
+
+
+def structure_of(job: Job, defaults: Mapping[str, Any]) -> Structure | None:
+    """What the job's text must follow: its own schema and pattern, if it names either, instead of the command's."""
+    source = job.options if any(key in job.options for key in STRUCTURE) else defaults
+    found = [source.get(key) for key in STRUCTURE]
+    return None if found == [None, None] else Structure(*found)
+
+
+@lru_cache(maxsize=256)
+def _check_structure(structure: Structure | None) -> None:
+    """Checked once where many lines name the same."""
+    if structure is not None:
+        structure.check()
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -118,8 +139,10 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
     if ("prompt" in found) == ("messages" in found):
         raise ParameterError(f"{where} must have either prompt or messages")
     options = {key: found[key] for key in OPTIONS if key in found}
-    for key in ("seed", "stop", "ignore_eos"):
+    for key in ("seed", "stop", *_SWITCHES):
         _check_kind(where, key, options)
+    _read_structure(where, options)
+    _read_biases(where, options)
     prompt = _tokens_or_text(where, found["prompt"]) if "prompt" in found else _messages(where, found["messages"])
     return Job(index, prompt, options, {key: found[key] for key in ("id", "metadata") if key in found})
 
@@ -143,8 +166,35 @@ def _check_kind(where: str, key: str, options: Mapping[str, Any]) -> None:
         raise ParameterError(f"{where}: seed must be a whole number, got {value!r}")
     if key == "stop" and "stop" in options and not isinstance(value, str | list):
         raise ParameterError(f"{where}: stop must be a string or a list of them, got {value!r}")
-    if key == "ignore_eos" and "ignore_eos" in options and not isinstance(value, bool):
-        raise ParameterError(f"{where}: ignore_eos must be true or false, got {value!r}")
+    if key in _SWITCHES and key in options and not isinstance(value, bool):
+        raise ParameterError(f"{where}: {key} must be true or false, got {value!r}")
+
+
+def _read_structure(where: str, options: dict[str, Any]) -> None:
+    """A schema as its text; null is none, and neither is the command's then."""
+    schema, pattern = options.get("json_schema"), options.get("regex")
+    if not isinstance(schema, dict | None):
+        raise ParameterError(f"{where}: json_schema must be a JSON object or null, got {schema!r}")
+    if not isinstance(pattern, str | None):
+        raise ParameterError(f"{where}: regex must be a string or null, got {pattern!r}")
+    if schema is not None:
+        options["json_schema"] = json.dumps(schema, ensure_ascii=False)
+
+
+def _read_biases(where: str, options: dict[str, Any]) -> None:
+    """JSON's keys are strings, and it has no number for what excludes a token."""
+    biases = options.get("logit_bias")
+    if biases is None:
+        return
+    wrong = ParameterError(
+        f'{where}: logit_bias must be an object such as {{"17": -2.5}}, -Infinity excludes; got {biases!r}'
+    )
+    if not isinstance(biases, dict) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in biases.values()):
+        raise wrong
+    try:
+        options["logit_bias"] = {int(token): float(value) for token, value in biases.items()}
+    except ValueError:
+        raise wrong from None
 
 
 def _tokens_or_text(where: str, prompt: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from outrider.bench.contest import Row
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, why_unread
 
 PANEL, CHARACTER = 4.2, 0.08  # inches
 OWN, OTHERS = "#0072b2", "#999999"  # told apart without colour by the names, too
@@ -35,4 +35,4 @@ def plot_rates(rows: Sequence[Row], own: Collection[str], path: Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise ParameterError(f"plot {path} can't be written ({error}): name a .svg or .png file") from None
+        raise ParameterError(f"plot {path} can't be written ({why_unread(error)}): name a .svg or .png file") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
 from outrider.cli.shared_options import text_options
+from outrider.cli.structured import structure_options, take_structure
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
     from outrider.batch.journal import Journal
     from outrider.batch.ray_pool import Cluster
     from outrider.batch.run import Tally
+    from outrider.structured import Structure
 
-_LAW = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_ALWAYS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", *_PENALTIES, "seed", "ignore_eos")
+
+_TOLD = 5  # errors of prompts that are told while the run goes on; the output holds them all
 
 
 @click.command()
@@ -38,6 +44,8 @@ _LAW = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @law_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
 @text_options
+@structure_options
+@click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, too.")
 @click.option("--plain", is_flag=True, help="Without a draft, also where one is named: the baseline.")
 @ray_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: what it came to.")
@@ -59,7 +67,8 @@ def batch(
     from outrider.batch.journal import Journal
 
     models.refuse_compile("a batch")
-    setup = make_setup(models, given)
+    structure = take_structure(given)
+    setup = make_setup(models, given, structure)
     asked = check_prompts(prompts, setup.defaults)
     if output.resolve() == prompts.resolve():
         raise ParameterError(f"output must be another file than the input, got {output} for both")
@@ -67,18 +76,22 @@ def batch(
         return _run(setup, asked, journal, cluster, as_json)
 
 
-def make_setup(models: ModelChoice, given: dict[str, Any]) -> Setup:
+def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure | None = None) -> Setup:
     """From the options to what the processes are told."""
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
-    beside = {} if given["alternatives"] is None else {"alternatives": given["alternatives"]}
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", *_LAW, "seed", "ignore_eos")
+    asked = {} if structure is None else asdict(structure)
+    beside = {name: given[name] for name in ("alternatives", "logit_bias", "logprobs")} | asked  # settings where given
     return models.setup(
         draft=() if given["plain"] else models.draft,
         num_draft_tokens=parse_length(given["num_draft_tokens"]),
         batch_size=given["batch_size"],
         chat=given["chat"],
-        defaults={**{name: given[name] for name in names}, "stop": list(given["stop"]), **beside},
+        defaults={
+            **{name: given[name] for name in _ALWAYS},
+            "stop": list(given["stop"]),
+            **{name: value for name, value in beside.items() if not (value is None or value is False or value == {})},
+        },
     )
 
 
@@ -137,6 +150,10 @@ def _compute(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | 
             for record in records:
                 journal.append(record)
                 tally.add(record)
+                if "error" in record and tally.errors <= _TOLD:
+                    progress.console.print(
+                        f"outrider: prompt {record['index']}: {record['error']}", markup=False, soft_wrap=True
+                    )
                 progress.update(bar, completed=journal.done, rate=f"{tally.tokens / tally.seconds:.1f} tokens/s")
 
 
@@ -166,5 +183,5 @@ def _conclusion(tally: Tally, journal: Journal) -> str:
     if tally.rounds:
         told += f", {tally.tokens / tally.rounds:.2f} a round"
     if journal.errors:
-        told += f"; {journal.errors} with an error instead of a text"
+        told += f'; {journal.errors} with an error instead of a text ("error" in their lines)'
     return f"outrider: {told}"

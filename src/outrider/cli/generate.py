@@ -17,6 +17,7 @@ from outrider.cli.config import config_option
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
 from outrider.cli.shared_options import json_option, text_options
+from outrider.cli.structured import structure_options, take_structure
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
 from outrider.errors import ParameterError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from outrider.generation import Stream
     from outrider.models.base import TextModel
     from outrider.results import Result
-    from outrider.sampling.stateful import Constraint
     from outrider.sharded.costs import Share
 
 
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 @beam_options
 @click.option("--seed", type=int, help="For the same output again  [default: random]")
 @text_options
-@click.option("--json-schema", type=click.Path(path_type=Path), metavar="FILE", help="Answer with JSON of this schema.")
-@click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression.")
+@structure_options
 @click.option("--plain", is_flag=True, help="Without a draft, also where one is named: the baseline.")
 @click.option("--compare", is_flag=True, help="Run with and without the draft, and compare.")
 @click.option("--profile", is_flag=True, help="Show where the time went, and the bandwidth that was reached.")
@@ -76,6 +75,7 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     if beams is not None:
         return run_beams(beams, models, text, given)
     trace = trace_file(given.pop("trace"), given)
+    structure = take_structure(given)
     _check(given)
     model = models.load_target()
     drafter = None if given["plain"] else models.load_draft(model)
@@ -83,7 +83,7 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     compare, as_json, chat = given.pop("compare"), given.pop("as_json"), given.pop("chat")
     profiled = given.pop("profile")
     given.pop("plain")
-    given["processors"] = _constraints(model, given.pop("json_schema"), given.pop("regex"))
+    given["processors"] = () if structure is None else structure.constraints(model)
     options = {key: value for key, value in given.items() if value is not None}
     shown = as_prompt(model, text, chat) if recording is None else recording
     if compare:
@@ -142,23 +142,8 @@ def _check(given: dict[str, Any]) -> None:
     check_count("max_new_tokens", given["max_new_tokens"])
     if given["lenience"] != 1.0 and given["plain"]:
         raise ParameterError("lenience is about drafted tokens, and --plain drafts none: leave one out")
-    own = ("plain", "compare", "profile", "chat", "as_json", "json_schema", "regex")
+    own = ("plain", "compare", "profile", "chat", "as_json")
     parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
-
-
-def _constraints(model: TextModel, schema: Path | None, pattern: str | None) -> list[Constraint]:
-    from outrider import structured
-
-    found = []
-    if schema is not None:
-        try:
-            text = schema.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ParameterError(f"json-schema {schema} can't be read ({error}): name a JSON file") from None
-        found.append(structured.json_schema(model, text))
-    if pattern is not None:
-        found.append(structured.regex(model, pattern))
-    return found
 
 
 def _check_memory(drafter: Drafter | None) -> None:

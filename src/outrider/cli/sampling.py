@@ -12,6 +12,20 @@ from outrider.errors import ParameterError
 if TYPE_CHECKING:
     from outrider.draft_length import OptimalLength
 
+
+def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[int, float]:
+    """ID=VALUE, … → {id: value}"""
+    del context, parameter
+    found: dict[int, float] = {}
+    for text in given:
+        token, _, value = text.partition("=")
+        try:
+            found[int(token)] = float(value)
+        except ValueError:
+            raise ParameterError(f"logit_bias must be ID=VALUE, a token id and a number or -inf, got {text!r}") from None
+    return found
+
+
 _TRUNCATION = (
     click.option("--top-k", type=int, default=0, help="0: no limit."),
     click.option("--top-p", type=float, default=1.0, help="1: no limit."),
@@ -23,6 +37,13 @@ _LAW = (
     click.option("--repetition-penalty", type=float, default=1.0, help="1: none."),
     click.option("--presence-penalty", type=float, default=0.0, help="0: none."),
     click.option("--frequency-penalty", type=float, default=0.0, help="0: none."),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        metavar="ID=VALUE",
+        callback=_biases,
+        help="Added to a token's logit, -inf excludes it; may be given several times.",
+    ),
 )
 
 
@@ -32,7 +53,7 @@ def truncation_options(command: Command) -> Command:
 
 
 def law_options(command: Command) -> Command:
-    """Add --temperature, the same and the three penalties."""
+    """Add --temperature, the same, the three penalties and --logit-bias."""
     return add_options(command, _LAW)
 
 

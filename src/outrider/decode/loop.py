@@ -20,7 +20,7 @@ from outrider.clock import PhaseClock
 from outrider.decode.row import Request, Row, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
-from outrider.drafters.base import DraftContext, Drafter, check_alternatives
+from outrider.drafters.base import DraftContext, Drafter, check_alternatives, proposal_from
 from outrider.errors import ParameterError
 from outrider.lenience import check_lenience
 from outrider.models.base import LanguageModel, open_sequence
@@ -175,11 +175,7 @@ class Decoder:
         chosen: list[Prospect | None] = [offered[plan.prospect] for offered, plan in zip(prospects, plans, strict=True)]
         if not any(plan.limit for plan in plans):
             return chosen, empty_proposal(len(active), self.target.device)
-        proposal = self.drafter.propose([row.draft for row in active], plans, self._context)
-        for plan, length in zip(plans, proposal.lengths, strict=True):
-            if length > plan.limit:
-                raise ParameterError(f"drafter {self.drafter.name} proposed {length} tokens where {plan.limit} were allowed")
-        return chosen, proposal
+        return chosen, proposal_from(self.drafter, [row.draft for row in active], plans, self._context)
 
     def _close(self, row: Row) -> None:
         if row.closed:

@@ -48,12 +48,12 @@ from outrider.draft_length.tries import Tries
 class AdaptiveLength(DraftLength):
     """The policy.
 
-    costs: measured or assumed. longest: the most it will draft. only: this length or none at all (for a fixed length with
-    several prospects). memory: decisions after which an old one counts 1/e. probe_share: of the time, spent on probes at
-    most. margin: nothing is drafted for a smaller gain than this, since the tables are not exact and a round with a draft
-    does a little more than they know. loss_passes, loss_share: drafts may lose so many passes, each with two changes of its
-    width, and this share of the time against plain decoding; no draft is made whose own pass could lose more (the changes
-    that it brings about are charged once they have been made).
+    costs: measured or assumed. longest: the most it will draft. only: this length, or what there is of it (for a fixed
+    length with several prospects). memory: decisions after which an old one counts 1/e. probe_share: of the time, spent on
+    probes at most. margin: nothing is drafted for a smaller gain than this, since the tables are not exact and a round with
+    a draft does a little more than they know. loss_passes, loss_share: drafts may lose so many passes, each with two
+    changes of its width, and this share of the time against plain decoding; no draft is made whose own pass could lose more
+    (the changes that it brings about are charged once they have been made).
     """
 
     costs: Costs
@@ -68,10 +68,10 @@ class AdaptiveLength(DraftLength):
     def start(self) -> LengthState:
         return _AdaptiveState(self)
 
-    @property
-    def lengths(self) -> range:
-        """The draft lengths it chooses from, besides 0."""
-        return range(1, self.longest + 1) if self.only is None else range(self.only, self.only + 1)
+    def lengths(self, most: int) -> range:
+        """The draft lengths it chooses from where there are `most` tokens to be had, besides 0."""
+        longest = min(most, self.longest if self.only is None else self.only)
+        return range(1 if self.only is None else max(1, longest), longest + 1)
 
 
 def expected(first: float, later: float, length: int) -> float:
@@ -159,9 +159,7 @@ class _AdaptiveState(LengthState):
             first, later = (rate.value for rate in self._of(prospect))
             beside = self._beside(prospect)
             most = 1.0 + beside.share + (first / (1.0 - later) if later < 1.0 else first * prospect.longest)
-            for k in self._policy.lengths:
-                if k > min(prospect.longest, room):
-                    break
+            for k in self._policy.lengths(min(prospect.longest, room)):
                 seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds, beside.width)
                 if most <= best.rate * seconds:  # longer drafts take longer, and none can bring that much
                     break

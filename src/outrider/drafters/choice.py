@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.device_data import index
 from outrider.draft_length.base import Plan, Prospect
-from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.base import DraftContext, Drafter, proposal_from
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.proposal import Candidate, DraftRow, Proposal, empty_proposal, merged_alternatives
@@ -93,7 +93,7 @@ class ChoiceDrafter(Drafter):
             mine = [i for i, (who, part) in enumerate(chosen) if who == number and part.limit > 0]
             if mine:
                 own = [_child(rows[i], number) for i in mine]
-                parts.append((mine, drafter.propose(own, [chosen[i][1] for i in mine], context)))
+                parts.append((mine, proposal_from(drafter, own, [chosen[i][1] for i in mine], context)))
         return _merged(parts, len(rows), context)
 
     def _part(self, row: DraftRow, plan: Plan) -> tuple[int, _Part]:

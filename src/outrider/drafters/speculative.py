@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
-from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.base import DraftContext, Drafter, proposal_from
 from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
@@ -125,7 +125,7 @@ class SpeculativeDrafter(Drafter):
         prospects = [[replace(p, foretold=False) for p in self.drafter.prospects(row)] for row in rows]  # nothing is certain
         plans = [inner.length.plan(p, n, len(inner.row.tokens)) for inner, p, n in zip(inners, prospects, room, strict=True)]
         proposal = (
-            self.drafter.propose(rows, plans, inside)
+            proposal_from(self.drafter, rows, plans, inside)
             if any(plan.limit for plan in plans)
             else empty_proposal(len(rows), self.model.device)
         )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-REMEMBERED = 256  # sequences
+REMEMBERED, NEAR = 256, 64  # sequences; tokens from one to another that are taken back or taken again
 COPIES = 1024  # positions
 
 
@@ -64,12 +64,7 @@ class Constraint:
 
     def _matcher(self, new: list[int]) -> Matcher | None:
         """A matcher that has taken exactly these tokens; None if they can't be taken."""
-        trail = max(self._trails, key=lambda trail: _common(trail.tokens, new), default=None)
-        # Rows begin alike; one that has gone further elsewhere stays with its own trail.
-        if trail is None or (len(trail.tokens) - _common(trail.tokens, new) > REMEMBERED // 4):
-            trail = _Trail(self._start())
-            self._trails.append(trail)
-            del self._trails[:-REMEMBERED]
+        trail = self._trail(new)
         same = _common(trail.tokens, new)
         if same < len(trail.tokens):
             trail.matcher.rollback(len(trail.tokens) - same)
@@ -79,6 +74,23 @@ class Constraint:
                 return None
             trail.tokens.append(token)
         return trail.matcher
+
+    def _trail(self, new: list[int]) -> _Trail:
+        """The trail of the sequence that these tokens belong to; those in use are the last of the list."""
+        found, most = None, -1
+        for i in range(len(self._trails) - 1, -1, -1):
+            held = self._trails[i].tokens
+            same = _common(held, new)
+            if len(held) - same > NEAR:  # rows begin alike; one that has gone further elsewhere keeps its own trail
+                continue
+            if same > most:
+                found, most = i, same
+            if len(new) - same <= NEAR:
+                break  # of hundreds that have ended, none would be so much better
+        trail = _Trail(self._start()) if found is None else self._trails.pop(found)
+        self._trails.append(trail)
+        del self._trails[:-REMEMBERED]
+        return trail
 
 
 class StatefulProcessor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.draft_specs import is_named, split_model
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, why_unread
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "target": str,
@@ -82,7 +82,9 @@ def read_configuration(path: Path) -> dict[str, Any]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ParameterError(f"config {path} can't be read ({error}): make one with outrider tune --write") from None
+        raise ParameterError(
+            f"config {path} can't be read ({why_unread(error)}): make one with outrider tune --write"
+        ) from None
     for key, value in found.items():
         if key not in _KINDS:
             raise ParameterError(f"config {path}: {key!r} is not one of {', '.join(_KINDS)}: remove it")

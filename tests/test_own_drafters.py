@@ -1,0 +1,144 @@
+"""A drafter of a user's own: by name, exact, and refused in one line where it breaks the contract."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outrider
+from outrider.audit.verdict import EXACT, EXIT, UNCLEAR
+from outrider.cli.main import run as command
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import ChoiceDrafter, DraftContext, Drafter, DraftRow, Plan, PromptLookupDrafter, Proposal
+from outrider.errors import ParameterError
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+from tests.test_end_to_end_law import ALARM, LENGTH, V, p_value, samples_of
+from tests.toys import PROMPT, SETTINGS, table
+
+WARM = SETTINGS["temperature 1"]
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of the examples, as their heading says."""
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
+
+
+def own(name: str, *arguments: Any) -> Drafter:
+    made: Drafter = getattr(import_module("own_drafters"), name)(*arguments)
+    return made
+
+
+def test_phrases_are_proposed_and_change_nothing(target_folder: Path) -> None:
+    target = outrider.load(target_folder, dtype="float64")
+    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
+    plain = outrider.generate(target, "the quick", draft=None, **options)
+    tokenizer = target.tokenizer
+    pieces = [plain.tokens[i : i + 3] for i in range(38)]
+    phrase = next(text for one in pieces if tokenizer.encode(text := tokenizer.decode(one)) == one)
+    phrases = own("PhraseDrafter", [phrase])
+    together: list[Any] = [phrases, "random"]
+    drafts: list[Any] = [phrases, together]
+    for draft in drafts:
+        result = outrider.generate(target, "the quick", draft=draft, num_draft_tokens=4, **options)
+        assert result.tokens == plain.tokens
+        assert result.stats.accepted > 0
+        assert "phrases" in {record.drafter for record in result.rounds if record.accepted}
+
+
+BEFORE = [0, 1, 0, 2, 1, 0, 0, 2, 2, 1, 1, 2, 0, *PROMPT]  # after each token, each was there
+
+
+def p_value_with(drafter: Drafter, length: int) -> tuple[float, int]:
+    """→ that of the joint law of four tokens, the tokens accepted"""
+    target = table(1, V)
+    requests = [Request(BEFORE, LENGTH, RandomStream(0, i)) for i in range(samples_of(WARM))]
+    tokens, rounds = decode(target, requests, WARM, drafter, FixedLength(length))
+    return p_value(tokens, target, WARM), sum(record.accepted for row in rounds for record in row)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_followers_keep_the_law(length: int) -> None:
+    p, accepted = p_value_with(own("FollowerDrafter"), length)
+    assert p > ALARM
+    assert accepted > 500
+
+
+def test_one_that_withholds_what_it_drew_is_found() -> None:
+    """The third rule of docs/writing-a-drafter.md; the test of the law sees who breaks it."""
+
+    class Withholding(type(own("FollowerDrafter"))):  # type: ignore[misc]
+        def propose(self, *args: Any) -> Proposal:
+            proposal = super().propose(*args)
+            kept = [0 if 0 in row else len(row) for row in proposal.on_host()]
+            return Proposal(proposal.tokens, kept, proposal.probs)
+
+    assert p_value_with(Withholding(), 1)[0] < ALARM
+
+
+def test_the_command_line_takes_and_audits_it(target_folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--target", str(target_folder), "--dtype", "float32", "--draft", "python:make=own_drafters.FollowerDrafter"]
+    assert command(["generate", "the the the", *options, "--max-new-tokens", "20", "--json", "--temperature", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["drafted"] > 0
+    assert command(["audit", *options, "--tokens", "1000", "--json"]) in (EXIT[EXACT], EXIT[UNCLEAR])
+    assert json.loads(capsys.readouterr().out)["draft"] == "followers"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("", "python:make=MODULE.NAME"),
+        ("Drafter", "python:make=MODULE.NAME"),
+        ("no_such_module.Drafter", "can't be made (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("own_drafters.NoSuch", "has no attribute 'NoSuch'"),
+        ("outrider.drafters.ModelDrafter", "can't be made (TypeError: "),
+        ("outrider.drafters.Drafter", "can't be made (TypeError: "),
+        ("collections.OrderedDict", "must be a subclass of outrider.drafters.Drafter"),
+    ],
+)
+def test_one_that_can_not_be_made_is_refused_in_one_line(make: str, said: str, target_folder: Path, capsys: Any) -> None:
+    options = ["--draft", f"python:make={make}", "--max-new-tokens", "3"]
+    assert command(["generate", "a", "--target", str(target_folder), *options]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+FORMS: dict[str, tuple[Callable[[Proposal], Any], str]] = {
+    "a list": (lambda made: made.on_host(), "must propose a Proposal"),
+    "nothing": (lambda made: None, "must propose a Proposal"),
+    "too long": (
+        lambda made: Proposal(made.tokens.repeat(1, 9), [9 * n for n in made.lengths]),
+        "tokens where 2 were allowed",
+    ),
+    "negative": (lambda made: Proposal(made.tokens, [-1]), "proposed -1 tokens"),
+    "one row": (lambda made: Proposal(made.tokens[0], made.lengths), r"tokens \[1, K\]"),
+    "another row": (lambda made: Proposal(made.tokens, [*made.lengths, 1]), r"tokens \[1, K\]"),
+    "lengths": (lambda made: Proposal(made.tokens[:, :1], [2]), r"got \[1, 1\] and lengths \[2\]"),
+    "laws": (lambda made: Proposal(made.tokens, made.lengths, torch.ones(*made.tokens.shape, 3)), r"laws \[1, 2, 5\]"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_no_proposal_is_refused_in_one_line(name: str) -> None:
+    turn, said = FORMS[name]
+
+    class Formless(PromptLookupDrafter):
+        def propose(self, rows: list[DraftRow], plans: list[Plan], context: DraftContext) -> Any:  # type: ignore[override]
+            return turn(super().propose(rows, plans, context))
+
+    for drafter in (Formless(), ChoiceDrafter([Formless()])):
+        with pytest.raises(ParameterError, match=said) as error:
+            decode(table(1, 5), [Request([1, 2, 1, 2], 9, RandomStream(0))], SamplingSettings(), drafter, FixedLength(2))
+        assert "\n" not in str(error.value)
