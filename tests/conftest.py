@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    # pytest gives its handlers to loggers that hand nothing on, and torch writes a report of each tracing for any handler.
+    logging.getLogger("torch.__trace").propagate = True
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 200)
 

@@ -89,7 +89,7 @@ LENGTHS: dict[str, DraftLength] = {"fixed": FixedLength(3), "adaptive": Adaptive
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_follows_the_targets_law(name: str, length: str, setting: str) -> None:
     target = table(1, V)
-    samples = min(samples_of(SETTINGS[setting]), SAMPLES // 2)
+    samples = min(samples_of(SETTINGS[setting]), SAMPLES // 3)
     tokens, rounds = run(target, DRAFTERS[name](), SETTINGS[setting], LENGTHS[length], samples=samples)
     assert p_value(tokens, target, SETTINGS[setting]) > ALARM
     if length == "fixed":

@@ -33,7 +33,7 @@ from tests import toys
 from tests.toys import PROMPT, SETTINGS, WRONG_RULES, law_of, plant_rule
 
 ALARM = 1e-6
-SAMPLES = 4000
+SAMPLES = 3000
 LENGTH = 4  # tokens whose joint law is tested: all K + 1 positions of a first round with K = 3
 V = 3
 

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from outrider.cli.main import run
+from outrider.cli.main import main, run
+from outrider.cli.models import ModelChoice
 from outrider.garbage import Collector, uncollected
-
-USED = """
-import gc
-from outrider.cli import main, models
-usual, loaded = gc.get_threshold(), models.ModelChoice._load_target
-def load(choice, pack):
-    assert gc.get_threshold()[0] > 1000 * usual[0]
-    return loaded(choice, pack)
-models.ModelChoice._load_target = load
-ran = main.run
-def run(arguments):
-    assert gc.get_threshold()[0] > 1000 * usual[0]
-    code = ran(arguments)
-    assert gc.get_threshold() == usual and gc.get_freeze_count() > 100_000
-    return code
-main.run = run
-main.main(["generate", "hi", "--target", {folder!r}, "--max-new-tokens", "3", "--plain"])
-"""
 
 
 def fail_within() -> None:
@@ -49,11 +31,28 @@ def test_it_is_as_before_afterwards(on: bool) -> None:
         (gc.enable if was else gc.disable)()
 
 
-def test_a_process_of_ours_looks_seldom_until_its_target_is_there(target_folder: Path, cache: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", USED.format(folder=str(target_folder))], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_process_of_ours_looks_seldom_until_its_target_is_there(
+    target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, loaded = gc.get_threshold(), ModelChoice._load_target
+    frozen: list[tuple[int, int, int]] = []
+
+    def load(choice: ModelChoice, pack: bool) -> Any:
+        assert gc.get_threshold()[0] > 1000 * usual[0]
+        return loaded(choice, pack)
+
+    monkeypatch.setattr(ModelChoice, "_load_target", load)
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.get_threshold()))
+    monkeypatch.setattr("outrider.cli.main.collector", collector := Collector())
+    monkeypatch.setattr("outrider.cli.models.collector", collector)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["generate", "hi", "--target", str(target_folder), "--max-new-tokens", "3", "--plain"])
+        assert ended.value.code == 0
+        assert gc.get_threshold() == usual
+        assert [thresholds == usual for thresholds in frozen] == [False, True]  # once it is loaded, and at the end
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_a_process_of_a_user_is_left_alone(target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from outrider.models.table import TableModel
 from outrider.prompts import encode
 from tests.real_models import pruned_draft, smollm2
 
-NEW_TOKENS = 40
+NEW_TOKENS = 32
 QUESTIONS = [
     "Write a Python function that returns the n-th Fibonacci number.",
     "Rewrite this with type hints: def add(a, b): return a + b",
@@ -58,7 +58,7 @@ def plain() -> list[list[int]]:
 
 def test_twenty_prompts_give_the_tokens_of_plain_decoding() -> None:
     """In a batch with two kinds of draft, and alone; in one test, since plain decoding takes long."""
-    for drafter, length in ((PromptLookupDrafter(), NEW_TOKENS), (ModelDrafter(pruned_draft()), 32)):
+    for drafter, length in ((PromptLookupDrafter(), NEW_TOKENS), (ModelDrafter(pruned_draft()), 24)):
         results = outrider.generate(smollm2(), prompts(), draft=drafter, num_draft_tokens=4, max_new_tokens=length, seed=1)
         alone = [tokens[:length] for tokens in plain()]
         assert len(results) == 20
@@ -93,7 +93,7 @@ def test_acceptance_of_a_real_draft_is_sum_min() -> None:
         prompts(),
         draft=pruned_draft(),
         num_draft_tokens=4,
-        max_new_tokens=32,
+        max_new_tokens=24,
         temperature=1.0,
         seed=3,
         betas=True,
