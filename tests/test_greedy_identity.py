@@ -93,7 +93,7 @@ def test_acceptance_of_a_real_draft_is_sum_min() -> None:
         prompts(),
         draft=pruned_draft(),
         num_draft_tokens=4,
-        max_new_tokens=24,
+        max_new_tokens=32,
         temperature=1.0,
         seed=3,
         betas=True,

@@ -50,7 +50,7 @@ _WORKS = {
     "plain",
     "compare",
 }
-_WORKS |= {"as_json", "target", "draft", "dtype", "device", "engine"}
+_WORKS |= {"as_json", "target", "draft", "dtype", "device", "engine", "threads"}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.garbage import collector
 
@@ -131,12 +134,19 @@ _HOW = (
         "the transformers engine, not int8 or int4. The first start with a model compiles for minutes, later ones for "
         "seconds.",
     ),
+    click.option(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="Of a CPU, for the models of this process  [default: one a core; fewer are quicker beside other work]",
+    ),
 )
+MOST_THREADS = 1024
 _NAMES = ("target", "draft", "dtype", "device", "engine", "compile")
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --target, --draft, --dtype, --device, --engine and --compile; the command gets them as `models`."""
+    """Add --target, --draft, --dtype, --device, --engine and --compile, given to the command as `models`, and --threads."""
     return _with(command, (_TARGET, _draft("auto"), *_HOW))
 
 
@@ -154,12 +164,25 @@ def _with(command: Callable[..., Any], options: tuple[Callable[..., Any], ...]) 
     @wraps(command)
     def with_choice(**given: Any) -> Any:
         given.setdefault("draft", ())  # of a command that has no drafts at all
+        _use_threads(given.pop("threads"))
         return command(models=ModelChoice(**{name: given.pop(name) for name in _NAMES}), **given)
 
     wrapped: Callable[..., Any] = with_choice
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped
+
+
+def _use_threads(count: int | None) -> None:
+    """As many for every engine: they ask torch, which asks the environment when it is imported."""
+    if count is None:
+        return
+    check_count("threads", count, 1, MOST_THREADS)
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def load_tokenizer(target: str | None) -> Any:
