@@ -68,6 +68,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "biases": ('{"prompt": "a", "logit_bias": [1]}', "logit_bias must be an object such as"),
     "no token": ('{"prompt": "a", "logit_bias": {"the": 1}}', "logit_bias must be an object such as"),
     "no bias": ('{"prompt": "a", "logit_bias": {"1": "2"}}', "logit_bias must be an object such as"),
+    "no float": ('{"prompt": "a", "logit_bias": {"1": 1' + "0" * 400 + "}}", "logit_bias must be an object such as"),
     "a token below 0": ('{"prompt": "a", "logit_bias": {"-1": 2}}', "logit_bias must map token ids of 0 or more"),
     "a switch": ('{"prompt": "a", "logprobs": 1}', "logprobs must be true or false"),
     "an end": ('{"prompt": "a", "ignore_eos": "false"}', "ignore_eos must be true or false"),

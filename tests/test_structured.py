@@ -207,6 +207,39 @@ class EndsForGood:
         del self.taken[len(self.taken) - count :]
 
 
+class Counting:
+    """A matcher that allows everything, and counts what it is asked to do."""
+
+    def __init__(self, done: list[int]) -> None:
+        self.done = done
+
+    def mask(self) -> Tensor:
+        return torch.ones(9, dtype=torch.bool)
+
+    def advance(self, token: int) -> bool:
+        self.done.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        self.done += [-1] * count
+
+
+def test_rows_side_by_side_keep_a_matcher_each() -> None:
+    """Texts that begin alike, after many that have ended: a token costs a step, not the way to another row and back."""
+    done: list[int] = []
+    constraint = Constraint(lambda: Counting(done))
+    texts = [[1] * 10 + [(i * (row + 2)) % 7 for i in range(50)] for row in range(8)]
+    scores = torch.zeros(9)
+    for _ in range(40):
+        for text in texts:
+            constraint.apply(text, scores)
+    done.clear()
+    for length in range(60):
+        for text in texts:
+            constraint.apply(text[:length], scores)
+    assert len(done) < 2 * 8 * 60
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_constraint_with_nothing_after_the_end_is_no_error(name: str) -> None:
     target = table(1, V, sharpness=0.7)

@@ -193,7 +193,7 @@ def _read_biases(where: str, options: dict[str, Any]) -> None:
         raise wrong
     try:
         options["logit_bias"] = {int(token): float(value) for token, value in biases.items()}
-    except ValueError:
+    except (ValueError, OverflowError):
         raise wrong from None
 
 

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-REMEMBERED, NEAR = 256, 64  # sequences; tokens from one to another that are taken back or taken again
+REMEMBERED = 256  # sequences
+MOST_BACK, NEAR = 32, 4  # tokens taken back where a new beginning would do; tokens by which one sequence goes on
 COPIES = 1024  # positions
 
 
@@ -76,17 +77,18 @@ class Constraint:
         return trail.matcher
 
     def _trail(self, new: list[int]) -> _Trail:
-        """The trail of the sequence that these tokens belong to; those in use are the last of the list."""
-        found, most = None, -1
+        """The trail of the sequence that these tokens belong to, as far as can be told; those in use are the last ones."""
+        found, least = None, len(new) + MOST_BACK  # from there it is nearer from the beginning
         for i in range(len(self._trails) - 1, -1, -1):
             held = self._trails[i].tokens
             same = _common(held, new)
-            if len(held) - same > NEAR:  # rows begin alike; one that has gone further elsewhere keeps its own trail
+            back, forth = len(held) - same, len(new) - same
+            if back and forth > NEAR:  # another sequence's, which has gone on elsewhere and will come back
                 continue
-            if same > most:
-                found, most = i, same
-            if len(new) - same <= NEAR:
-                break  # of hundreds that have ended, none would be so much better
+            if back + forth < least:
+                found, least = i, back + forth
+            if least <= NEAR:
+                break  # none of hundreds that have ended would be so much nearer
         trail = _Trail(self._start()) if found is None else self._trails.pop(found)
         self._trails.append(trail)
         del self._trails[:-REMEMBERED]
