@@ -127,7 +127,7 @@ class NeighbourDrafter(Drafter):
                 above = tokens[-SIDE] if place >= SIDE else START
                 law = standardize(self._logits[left, above].unsqueeze(0), context.sampling)[0]
                 laws.append(law)
-                drafted.append(int(draw(law, torch.tensor(uniform))))
+                drafted.append(int(draw(law, torch.tensor(uniform, dtype=torch.float64))))
         return Proposal(torch.tensor([drafted]), [len(drafted)], torch.stack(laws).unsqueeze(0))
 
 

@@ -61,7 +61,7 @@ class FollowerDrafter(Drafter):
     name = "followers"
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        """A token at a time pays if the last one was there before."""
+        """There is something to draw from if the last token was there before."""
         return [Prospect(self.name, longest=64 if row.tokens[-1] in row.tokens[:-1] else 0)]
 
     def propose(self, rows: Sequence[DraftRow], plans: Sequence[Plan], context: DraftContext) -> Proposal:
@@ -76,7 +76,7 @@ class FollowerDrafter(Drafter):
                     law = self._law([*row.tokens, *drafts[-1]], context.vocab_size)
                     if law is None:
                         break
-                    drafts[-1].append(int(draw(law, torch.tensor(uniform))))
+                    drafts[-1].append(int(draw(law, torch.tensor(uniform, dtype=torch.float64))))
                     laws[-1].append(law[None])
         return padded_proposal(drafts, context.device, laws)
 
