@@ -16,7 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from outrider.costs import Costs
 from outrider.models.loading import load_transformers
+from tests import real_gpu
 from tests.device_texts import opened
+from tests.real_gpu import GPU, RealGPU
 from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 from tests.tiny_models import module
 
@@ -130,14 +132,30 @@ def cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 
 @pytest.fixture(scope="module")
-def machine(target_folder: Path) -> Iterator[SimulatedGPU]:
+def machine(target_folder: Path) -> Iterator[GPU]:
     load_transformers(target_folder, dtype="float32")  # what transformers makes when it is first used is no pretence
-    with simulated_gpu() as made:
-        yield made
+    if real_gpu.WANTED:
+        yield RealGPU()
+    else:
+        with simulated_gpu() as made:
+            yield made
     opened.cache_clear()
 
 
 @pytest.fixture
-def gpu(machine: SimulatedGPU) -> SimulatedGPU:
+def gpu(machine: GPU) -> Iterator[GPU]:
+    """The simulated GPU, or the real one if that is asked for (`real_gpu`)."""
     machine.waits.clear()
-    return machine
+    if isinstance(machine, SimulatedGPU):
+        yield machine
+    else:
+        with machine.watched():
+            yield machine
+
+
+@pytest.fixture
+def simulated(gpu: GPU) -> SimulatedGPU:
+    """For what only the simulation can show."""
+    if not isinstance(gpu, SimulatedGPU):
+        pytest.skip("this is about the simulated GPU")
+    return gpu

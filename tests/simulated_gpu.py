@@ -112,6 +112,11 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph: Graph | None = None  # that is being captured
         self.place = torch.device("cuda", 0)  # where its tensors are
 
+    @property
+    def capturing(self) -> bool:
+        """Whether operations are recorded now."""
+        return self.graph is not None
+
     @contextmanager
     def on(self, index: int) -> Iterator[None]:
         """As another device than the current one, for tensors that are made meanwhile."""

@@ -16,8 +16,9 @@ from outrider.models.pass_graph import run_pass
 from outrider.models.pass_trial import difference
 from outrider.models.tracing import Inputs
 from outrider.models.transformers_model import TransformersModel
+from tests.real_gpu import GPU
 from tests.simulated_gpu import SimulatedGPU
-from tests.simulated_graphs import Graph, Stream, streams
+from tests.simulated_graphs import Graph, Stream
 from tests.tiny_models import module
 
 ONCE = 1 + WARM_UP + 1  # calls of a function until its graph is replayed: an ordinary one, warming up, the capture
@@ -45,7 +46,7 @@ def at(value: float, place: int) -> list[torch.Tensor]:
 
 
 class TestSimulatedCapture:
-    def test_it_computes_nothing(self, gpu: SimulatedGPU) -> None:
+    def test_it_computes_nothing(self, simulated: SimulatedGPU) -> None:
         memory, graph = ones(3), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             memory.mul_(5)
@@ -59,7 +60,7 @@ class TestSimulatedCapture:
         graph.replay()
         assert out.tolist() == [10, 11, 12]
 
-    def test_what_is_made_without_reading_anything_is_in_it(self, gpu: SimulatedGPU) -> None:
+    def test_what_is_made_without_reading_anything_is_in_it(self, simulated: SimulatedGPU) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             made = torch.zeros(2, device="cuda")
@@ -68,21 +69,21 @@ class TestSimulatedCapture:
             graph.replay()
             assert made.tolist() == [3, 3]
 
-    def test_kernels_of_another_stream_are_not(self, gpu: SimulatedGPU) -> None:
+    def test_kernels_of_another_stream_are_not(self, simulated: SimulatedGPU) -> None:
         graph = torch.cuda.CUDAGraph()
-        with gpu.on(1), torch.cuda.graph(graph):
+        with simulated.on(1), torch.cuda.graph(graph):
             ones().add_(1)
         assert isinstance(graph, Graph)
         assert not graph.launches
 
-    def test_it_waits_for_the_device(self, gpu: SimulatedGPU) -> None:
+    def test_it_waits_for_the_device(self, simulated: SimulatedGPU) -> None:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             ones()
-        assert gpu.waits == ["capture"]
+        assert simulated.waits == ["capture"]
 
 
 class TestGraphs:
-    def test_a_replay_computes_anew_and_writes_into_the_memory(self, gpu: SimulatedGPU) -> None:
+    def test_a_replay_computes_anew_and_writes_into_the_memory(self, gpu: GPU) -> None:
         run, memory = Counted(), torch.zeros(6, device="cuda")
         graphs = Graphs(run, "toy")
         for place, value in ((3, 9.0), (0, 1.0), (1, 5.0), (2, 7.0), (0, 2.0), (3, 0.0)):
@@ -91,7 +92,7 @@ class TestGraphs:
         assert memory.tolist() == [2.0, 5.0, 7.0, 0.0, 0.0, 0.0]
         assert (run.calls, graphs.captures, graphs.replays) == (ONCE, 1, 5)
 
-    def test_what_comes_once_is_not_captured(self, gpu: SimulatedGPU) -> None:
+    def test_what_comes_once_is_not_captured(self, gpu: GPU) -> None:
         run, memory = Counted(), torch.zeros(6, device="cuda")
         graphs = Graphs(run, "toy")
         for columns in range(1, 6):
@@ -99,7 +100,7 @@ class TestGraphs:
         assert (run.calls, graphs.captures) == (5, 0)
         assert "capture" not in gpu.waits
 
-    def test_other_memory_is_captured_anew(self, gpu: SimulatedGPU) -> None:
+    def test_other_memory_is_captured_anew(self, gpu: GPU) -> None:
         """Also memory of other sizes at the same address."""
         run, memory = Counted(), torch.zeros(12, device="cuda")
         graphs = Graphs(run, "toy")
@@ -111,7 +112,7 @@ class TestGraphs:
         assert graphs.captures == 4
         assert len(graphs._held) == 1  # the old memory's are forgotten
 
-    def test_few_are_kept(self, gpu: SimulatedGPU) -> None:
+    def test_few_are_kept(self, gpu: GPU) -> None:
         graphs, memory = Graphs(lambda columns, about, memory: (about[0] + columns,), "toy"), [ones()]
         for columns in range(MOST_GRAPHS + 1):
             for _ in range(2):
@@ -122,7 +123,7 @@ class TestGraphs:
         graphs(1, [ones()], memory)  # the one that was used least
         assert graphs.captures == MOST_GRAPHS + 2
 
-    def test_one_is_forgotten_before_the_next_is_captured(self, gpu: SimulatedGPU) -> None:
+    def test_one_is_forgotten_before_the_next_is_captured(self, gpu: GPU) -> None:
         held: list[int] = []
         graphs = Graphs(lambda columns, about, memory: (held.append(len(graphs._held)) or about[0] + 1,), "toy")  # type: ignore[func-returns-value]
         memory = [ones()]
@@ -131,7 +132,7 @@ class TestGraphs:
                 graphs(columns, [ones()], memory)
         assert held[-1] == MOST_GRAPHS - 1
 
-    def test_there_is_one_stream_beside_the_current_one(self, gpu: SimulatedGPU) -> None:
+    def test_there_is_one_stream_beside_the_current_one(self, simulated: SimulatedGPU) -> None:
         graphs, memory = Graphs(lambda columns, about, memory: (about[0] + columns,), "toy"), [ones()]
         graphs(0, [ones()], memory)
         graphs(0, [ones()], memory)
@@ -139,10 +140,10 @@ class TestGraphs:
         for columns in (1, 1, 2, 2):
             graphs(columns, [ones()], memory)
         assert Stream.made == before
-        assert torch.cuda.current_stream() is current
+        assert torch.cuda.current_stream() == current
 
-    def test_another_device_than_the_current_one(self, gpu: SimulatedGPU) -> None:
-        with gpu.on(1):
+    def test_another_device_than_the_current_one(self, simulated: SimulatedGPU) -> None:
+        with simulated.on(1):
             graphs, memory = Graphs(lambda columns, about, memory: (about[0] * columns,), "toy"), [ones()]
             assert [graphs(2, [ones() * n], memory)[0].tolist() for n in (1, 2, 3)] == [[2], [4], [6]]
             assert graphs.replays == 2
@@ -150,35 +151,33 @@ class TestGraphs:
 
 
 class TestFailures:
-    def test_what_waits_for_the_device_runs_as_it_is(self, gpu: SimulatedGPU, caplog: pytest.LogCaptureFixture) -> None:
+    def test_what_waits_for_the_device_runs_as_it_is(self, gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
         """And the capture that failed leaves the current stream and device, and its own reason."""
         graphs = Graphs(lambda columns, about, memory: (about[0] * columns + int(memory[0].sum()),), "toy")
         current, memory = torch.cuda.current_stream(), ones()
         with caplog.at_level(logging.WARNING):
             assert [graphs(2, [ones() * n], [memory])[0].tolist() for n in (1, 2, 3)] == [[3], [5], [7]]
-        assert "not permitted when stream is capturing: aten::_local_scalar_dense" in graphs.failed
-        assert torch.cuda.current_stream() is current
+        assert "not permitted when stream is capturing" in graphs.failed
+        assert torch.cuda.current_stream() == current
         assert len(caplog.records) == 1
-        assert gpu.graph is None
-        assert streams.device.index == 0
+        assert not gpu.capturing
+        assert torch.cuda.current_device() == 0
 
     @pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyError])
-    def test_whatever_is_raised_meanwhile(self, error: type[Exception], gpu: SimulatedGPU) -> None:
+    def test_whatever_is_raised_meanwhile(self, error: type[Exception], gpu: GPU) -> None:
         def run(columns: int, about: Any, memory: Any) -> Tensors:
-            if gpu.graph is not None:
+            if gpu.capturing:
                 raise error("not while it is captured")
             return (about[0] + columns,)
 
         graphs, memory = Graphs(run, "toy"), [ones()]
         assert [graphs(2, [ones() * n], memory)[0].tolist() for n in (1, 2, 3)] == [[3], [4], [5]]
         assert "not while it is captured" in graphs.failed
-        assert gpu.graph is None
+        assert not gpu.capturing
 
-    def test_without_memory_for_another_all_are_given_back(
-        self, gpu: SimulatedGPU, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_without_memory_for_another_all_are_given_back(self, gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
         def run(columns: int, about: Any, memory: Any) -> Tensors:
-            if gpu.graph is not None and columns == 2:
+            if gpu.capturing and columns == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return (about[0] + columns,)
 
@@ -190,7 +189,7 @@ class TestFailures:
         assert not graphs._held
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
-    def test_the_functions_own_errors_are_raised(self, gpu: SimulatedGPU) -> None:
+    def test_the_functions_own_errors_are_raised(self, gpu: GPU) -> None:
         def run(columns: int, about: Any, memory: Any) -> Tensors:
             raise ValueError("its own")
 
@@ -203,7 +202,7 @@ class TestFailures:
 class TestCompiledPass:
     """As the compiler would give it: a function of the pass."""
 
-    def test_it_is_told_the_capacity(self, gpu: SimulatedGPU) -> None:
+    def test_it_is_told_the_capacity(self, gpu: GPU) -> None:
         def run(columns: int, capacity: int, ids: Any, at: Any, *read: Any) -> Tensors:
             return ids + at, read[0][:, :, :columns].sum() * capacity
 
@@ -215,14 +214,14 @@ class TestCompiledPass:
 
     @pytest.mark.parametrize("place", [0, 1])
     @pytest.mark.parametrize("kept", [False, True])
-    def test_the_check_replays_other_tokens(self, place: int, kept: bool, gpu: SimulatedGPU) -> None:
+    def test_the_check_replays_other_tokens(self, place: int, kept: bool, gpu: GPU) -> None:
         """kept: a graph that has kept the tokens of the pass that was captured. Of the second device, as of the first."""
         with gpu.on(place):
             target = TransformersModel(module("Llama").to("cuda"))
             held: list[torch.Tensor] = []
 
             def run(columns: int, capacity: int, ids: Any, at: Any, *read: Any) -> Tensors:
-                if gpu.graph is None:
+                if not gpu.capturing:
                     held.append(ids.clone())
                 elif kept:
                     ids = held[-1]

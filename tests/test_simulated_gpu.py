@@ -34,6 +34,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.round import Extras
 from tests.device_texts import PROMPTS, SETTINGS, flat, given, opened, write
+from tests.real_gpu import GPU
 from tests.simulated_gpu import SimulatedGPU
 from tests.test_heads import write_head
 from tests.tiny_models import VOCABULARY, module
@@ -89,41 +90,41 @@ WAITING: dict[str, Callable[[torch.Tensor], object]] = {
 class TestItself:
     """The simulation notices what a GPU would."""
 
-    def test_numbers_are_computed_and_views_are_views(self, gpu: SimulatedGPU) -> None:
+    def test_numbers_are_computed_and_views_are_views(self, simulated: SimulatedGPU) -> None:
         a = torch.arange(5, device="cuda")
         a[1:3] = 7
         a.add_(1)
         assert a.device == torch.device("cuda", 0)
         assert a.is_cuda
         assert torch.cat([a, a[:1]]).tolist() == [1, 8, 8, 4, 5, 1]
-        assert gpu.waits == ["read back"]
+        assert simulated.waits == ["read back"]
 
-    def test_devices_are_not_mixed(self, gpu: SimulatedGPU) -> None:
+    def test_devices_are_not_mixed(self, simulated: SimulatedGPU) -> None:
         with pytest.raises(RuntimeError, match="same device"):
             torch.arange(3, device="cuda") + torch.arange(3)
         with pytest.raises(TypeError, match="device type"):
             torch.arange(3, device="cuda").numpy()
-        assert not gpu.waits
+        assert not simulated.waits
 
-    def test_what_waits_is_counted(self, gpu: SimulatedGPU) -> None:
+    def test_what_waits_is_counted(self, simulated: SimulatedGPU) -> None:
         there = torch.tensor([1, 2, 3]).to("cuda")
         pinned = torch.tensor([0, 2]).pin_memory().to("cuda", non_blocking=True)
-        assert gpu.waits == ["copy from pageable memory"]
+        assert simulated.waits == ["copy from pageable memory"]
         assert there[pinned].sum().item() == 4
         assert there[there > 1].tolist() == [2, 3]
-        assert gpu.waits[1:] == ["aten::_local_scalar_dense", "aten::index", "read back"]
+        assert simulated.waits[1:] == ["aten::_local_scalar_dense", "aten::index", "read back"]
 
     @pytest.mark.parametrize("name", WAITING)
-    def test_each_way_to_read_back_is_counted(self, name: str, gpu: SimulatedGPU) -> None:
+    def test_each_way_to_read_back_is_counted(self, name: str, simulated: SimulatedGPU) -> None:
         a = torch.arange(3, device="cuda").float()
         WAITING[name](a)
-        assert len(gpu.waits) == 1
+        assert len(simulated.waits) == 1
 
 
 @pytest.mark.parametrize("setting", ["bias", "all"])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_round_waits_once_for_the_device(
-    name: str, setting: str, gpu: SimulatedGPU, target_folder: Path, draft_folder: Path
+    name: str, setting: str, gpu: GPU, target_folder: Path, draft_folder: Path
 ) -> None:
     make = DRAFTS[name]
     wanted, _ = write(opened(target_folder, "cpu"), make(draft_folder, "cpu"), setting)
@@ -136,9 +137,7 @@ def test_a_round_waits_once_for_the_device(
 
 
 @pytest.mark.parametrize("setting", ["greedy", "all"])
-def test_what_is_reported_needs_no_further_wait(
-    setting: str, gpu: SimulatedGPU, target_folder: Path, draft_folder: Path
-) -> None:
+def test_what_is_reported_needs_no_further_wait(setting: str, gpu: GPU, target_folder: Path, draft_folder: Path) -> None:
     reported = Extras(logprobs=True, betas=True, drafts=True)
     found = {}
     for device in ("cpu", "cuda"):
@@ -151,7 +150,7 @@ def test_what_is_reported_needs_no_further_wait(
     assert found["cuda"] == found["cpu"]
 
 
-def test_lenience_needs_no_further_wait(gpu: SimulatedGPU, target_folder: Path, draft_folder: Path) -> None:
+def test_lenience_needs_no_further_wait(gpu: GPU, target_folder: Path, draft_folder: Path) -> None:
     target, draft = opened(target_folder, "cuda"), given(draft_folder, "cuda")
     write(target, draft, count=2)
     gpu.waits.clear()
@@ -163,7 +162,7 @@ def test_lenience_needs_no_further_wait(gpu: SimulatedGPU, target_folder: Path, 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_draft_may_run_elsewhere(
-    name: str, device: str, gpu: SimulatedGPU, target_folder: Path, draft_folder: Path, foreign_folder: Path
+    name: str, device: str, gpu: GPU, target_folder: Path, draft_folder: Path, foreign_folder: Path
 ) -> None:
     """On the host beside a target on the GPU, as all of llama.cpp and OpenVINO, and the other way round."""
     make, other = ELSEWHERE[name], {"cpu": "cuda", "cuda": "cpu"}[device]
@@ -173,7 +172,7 @@ def test_a_draft_may_run_elsewhere(
     assert any(record.drafted for row in rounds for record in row)
 
 
-def test_alternatives_are_scored_there(gpu: SimulatedGPU, target_folder: Path) -> None:
+def test_alternatives_are_scored_there(gpu: GPU, target_folder: Path) -> None:
     texts, options = {}, dict[str, Any](setting="temperature 1", alternatives=3)
     for device in ("cpu", "cuda"):
         texts[device], rounds = write(opened(target_folder, device), flat(target_folder, device), **options)
@@ -182,7 +181,7 @@ def test_alternatives_are_scored_there(gpu: SimulatedGPU, target_folder: Path) -
 
 
 @pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
-def test_a_head_drafts_there(kind: Any, gpu: SimulatedGPU, tmp_path: Path) -> None:
+def test_a_head_drafts_there(kind: Any, gpu: GPU, tmp_path: Path) -> None:
     folder = write_head(tmp_path, kind, VOCABULARY)
     texts = {}
     for device in ("cpu", "cuda"):
@@ -194,7 +193,7 @@ def test_a_head_drafts_there(kind: Any, gpu: SimulatedGPU, tmp_path: Path) -> No
     assert texts["cuda"] == texts["cpu"]
 
 
-def test_a_head_that_costs_something_is_not_asked_after_each_token(gpu: SimulatedGPU, tmp_path: Path) -> None:
+def test_a_head_that_costs_something_is_not_asked_after_each_token(gpu: GPU, tmp_path: Path) -> None:
     """Asking how sure it is would wait for the device each time."""
     target, draft = (
         TransformersModel(module("Llama", 4).to("cuda")),
@@ -210,7 +209,7 @@ def test_a_head_that_costs_something_is_not_asked_after_each_token(gpu: Simulate
 
 
 @pytest.mark.parametrize("architecture", ["T5", "Bart"])
-def test_an_encoder_decoder_runs_there(architecture: str, gpu: SimulatedGPU) -> None:
+def test_an_encoder_decoder_runs_there(architecture: str, gpu: GPU) -> None:
     texts = []
     for device in ("cpu", "cuda"):
         target, draft = (EncoderDecoderModel(module(architecture, seed).to(device)) for seed in (0, 1))
@@ -221,7 +220,7 @@ def test_an_encoder_decoder_runs_there(architecture: str, gpu: SimulatedGPU) -> 
     assert texts[0] == texts[1]
 
 
-def test_beams_are_searched_there(gpu: SimulatedGPU, target_folder: Path, draft_folder: Path) -> None:
+def test_beams_are_searched_there(gpu: GPU, target_folder: Path, draft_folder: Path) -> None:
     options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 10, "num_draft_tokens": 3}
     found = [
         outrider.beam_search(opened(target_folder, device), PROMPTS[0], draft=opened(draft_folder, device), **options)
@@ -230,7 +229,7 @@ def test_beams_are_searched_there(gpu: SimulatedGPU, target_folder: Path, draft_
     assert [one.tokens for one in found[0].sequences] == [one.tokens for one in found[1].sequences]
 
 
-def test_moved(gpu: SimulatedGPU) -> None:
+def test_moved(gpu: GPU) -> None:
     held = torch.ones(2)
     assert moved(held, held.device) is held
     there = moved(held, torch.device("cuda", 0))
