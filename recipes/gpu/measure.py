@@ -101,6 +101,12 @@ def device_times(model: TransformersModel, repeats: int) -> dict[int, float]:
     return found
 
 
+def describe(model: TransformersModel) -> str:
+    """How its passes of a few tokens are run."""
+    lean = getattr(model.recorded, "lean", None)
+    return type(model.recorded).__name__ if lean is None else "lean, captured"
+
+
 class Pair:
     """A target and a draft."""
 
@@ -189,7 +195,7 @@ def main() -> None:
     pair.record()
     for model in (target, draft):
         model.open().close()
-    graphs = [None if model.recorded is None else type(model.recorded).__name__ for model in (target, draft)]
+    graphs = [describe(model) for model in (target, draft)]
     tell(what="recorded", seconds=time.perf_counter() - start, how=graphs)
     table = {name: times(model, 20) for name, model in (("target", target), ("draft", draft))}
     for name, model in (("target", target), ("draft", draft)):

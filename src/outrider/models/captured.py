@@ -1,15 +1,16 @@
-"""Passes as CUDA graphs: one launch instead of a thousand. Never run on a GPU yet: tried on a simulated one (tests).
+"""Passes as CUDA graphs: one launch instead of a thousand.
 
 Keys and values are written at positions that are a tensor; other rows, widths, or numbers of columns that are read have a
 graph of their own (`cuda_graphs`). Columns are read in steps for that reason, what lies beyond a row's own is masked, and
 passes are padded to a few widths.
 
-What is captured is the model's own code, so nothing is compiled or traced: an ordinary pass, one to warm up, one that is
-recorded.
+What is captured is a lean pass (`lean`) where the model has one, else the model's own code, so nothing is compiled or traced:
+an ordinary pass, one to warm up, one that is recorded.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from outrider.errors import in_one_line
 from outrider.models.base import has_encoder
 from outrider.models.cuda_graphs import Graphs, say_uncaptured
+from outrider.models.lean.run import LeanPass, lean_pass
 from outrider.models.pass_graph import run_pass
 from outrider.models.recording import Untouched, changed
 from outrider.models.shared_keys import WIDEST
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
         def name(self) -> str: ...
 
 
+_log = logging.getLogger(__name__)
 M = TypeVar("M", bound="CapturedModel")
 LEAST_COLUMNS = 256
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, WIDEST)
@@ -113,16 +117,20 @@ class CapturedPasses(Captured["TransformersModel"]):
     About tokens, positions and columns to be written, int64 [R, N] each → logits [R, N, V] and the states of `layers`.
     """
 
-    def __init__(self, model: TransformersModel, layers: Sequence[int]) -> None:
+    def __init__(self, model: TransformersModel, layers: Sequence[int], lean: LeanPass | None = None) -> None:
         self.layers = tuple(layers)
-        super().__init__(model, partial(_pass, self.layers))
+        self.lean = lean
+        super().__init__(model, partial(_pass, self.layers, lean))
 
     def of(self, rows: int) -> CapturedPasses | None:
         """Those for so many rows."""
         return None if self.failed or rows > MOST_ROWS else self
 
 
-def _pass(layers: Sequence[int], model: TransformersModel, given: Inputs) -> tuple[Tensor, ...]:
+def _pass(layers: Sequence[int], lean: LeanPass | None, model: TransformersModel, given: Inputs) -> tuple[Tensor, ...]:
+    tokens, positions, at = given.about
+    if lean is not None and tokens.numel() <= lean.most:
+        return lean.run(tokens, positions, at, given.columns, given.rows, layers)
     return run_pass(model, layers, True, given)
 
 
@@ -135,7 +143,17 @@ def capture_passes(model: TransformersModel, layers: Sequence[int]) -> CapturedP
 
     if has_encoder(model):
         return None
-    reason = changed(model.module) or try_passes(model, layers)
+    reason = changed(model.module)
+    lean = None if reason else lean_pass(model)
+    if lean is not None:
+        try:
+            found = try_passes(model, layers, lean)
+        except Exception as error:  # a compiler's, a driver's: the model's own code is always there
+            found = in_one_line(error, 200)
+        if not found:
+            return CapturedPasses(model, layers, lean)
+        _log.warning("%s runs without lean passes (%s)", model.name, found)
+    reason = reason or try_passes(model, layers)
     if reason:
         say_uncaptured(model.name, reason)
         return None

@@ -20,6 +20,7 @@ from outrider.models.pass_trial import spread_off
 from outrider.models.probe import TOLERANCE
 
 if TYPE_CHECKING:
+    from outrider.models.lean.run import LeanPass
     from outrider.models.slots import SlotSequence
     from outrider.models.transformers_model import TransformersModel
 
@@ -69,9 +70,9 @@ class Trial:
 class _TriedPasses(CapturedPasses):
     """The passes of a model, on trial."""
 
-    def __init__(self, model: TransformersModel, layers: Sequence[int]) -> None:
-        super().__init__(model, layers)
-        self.trial = Trial(CapturedPasses(model, layers))
+    def __init__(self, model: TransformersModel, layers: Sequence[int], lean: LeanPass | None) -> None:
+        super().__init__(model, layers, lean)
+        self.trial = Trial(CapturedPasses(model, layers, lean))
 
     def of(self, rows: int) -> CapturedPasses:
         del rows
@@ -82,10 +83,12 @@ class _TriedPasses(CapturedPasses):
 
 
 @torch.inference_mode()
-def try_passes(model: TransformersModel, layers: Sequence[int]) -> str:
-    """Why the passes of a model should not be captured, empty if they may be. layers: whose states they hand out."""
+def try_passes(model: TransformersModel, layers: Sequence[int], lean: LeanPass | None = None) -> str:
+    """Why the passes of a model should not be captured, empty if they may be. layers: whose states they hand out. lean: what
+    is captured instead of the model's own code.
+    """
     twins = model.with_a_cache_of_its_own(), model.with_a_cache_of_its_own()
-    tried = _TriedPasses(twins[1], layers)
+    tried = _TriedPasses(twins[1], layers, lean)
     try:
         wanted, got = (_scored(twin, passes, layers) for twin, passes in zip(twins, (None, tried), strict=True))
     except torch.OutOfMemoryError:
