@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--alphas", type=float, nargs="*", default=ALPHAS)
+    parser.add_argument("--lengths", type=int, nargs="*", default=(5,), help="of drafts, beside the best one")
     parser.add_argument("--parts", default="passes,plain,speculative")
     given = parser.parse_args()
     given.output.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +252,7 @@ def speak(
             # The length that the theorem calls best for this alpha and these costs, of those that are captured.
             rate = {n: expected_tokens(alpha, n) / (costs.verify(1 + n) + n * step) for n in LENGTHS}
             best = max(rate, key=lambda n: rate[n])
-            for length in dict.fromkeys((best, 5)):
+            for length in dict.fromkeys((best, *given.lengths)):
                 drafter = ModelDrafter(pair.draft, step_seconds=step)
                 one = partial(write, pair, prompts, tokens, sampling, drafter, length)
                 one(0)

@@ -12,7 +12,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-jit: Any = triton.jit
+# These change from pass to pass: kernels made for the value 1, or for multiples of 16, would be compiled beside the others.
+jit: Any = triton.jit(do_not_specialize=("M", "N", "rows", "chunks"))
 
 
 @jit
@@ -92,10 +93,10 @@ def product(
 
 @jit
 def gated(
-    x, gate, up, out, M, N, K,
+    x, gate, up, out, M, inner, K,
     STEPS: tl.constexpr, MB: tl.constexpr, NB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """silu(x gateᵀ) · (x upᵀ): x [M, K], gate and up [N, K] → out [M, N]."""
+    """silu(x gateᵀ) · (x upᵀ): x [M, K], gate and up [inner, K] → out [M, inner]."""
     n = tl.program_id(0) * NB + tl.arange(0, NB)
     m = tl.arange(0, MB)
     kk = tl.arange(0, KB)
@@ -105,7 +106,7 @@ def gated(
     for j in range(STEPS):
         k = j * KB + kk
         a = tl.load(x + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-        there = (n[None, :] < N) & (k[:, None] < K)
+        there = (n[None, :] < inner) & (k[:, None] < K)
         g = tl.load(gate + row[None, :] + k[:, None], mask=there, other=0.0)
         left = tl.dot(a, g, left, input_precision=PRECISION)
         u = tl.load(up + row[None, :] + k[:, None], mask=there, other=0.0)
@@ -114,7 +115,7 @@ def gated(
     g = left.to(kind).to(tl.float32)
     acted = (g / (1.0 + tl.exp(-g))).to(kind).to(tl.float32)
     h = (acted * right.to(kind).to(tl.float32)).to(kind)
-    tl.store(out + m[:, None] * N + n[None, :], h, mask=(m[:, None] < M) & (n[None, :] < N))
+    tl.store(out + m[:, None] * inner + n[None, :], h, mask=(m[:, None] < M) & (n[None, :] < inner))
 
 
 @jit
@@ -131,15 +132,15 @@ def _summed(partials, bias, token, column, step, inside, SPLITS: tl.constexpr, B
 @jit
 def attend(
     parts, q_bias, k_bias, v_bias, keys, values, positions, at, cos, sin, out, highest, totals,
-    M, N, scale, most, k_row, k_head, k_column, v_row, v_head, v_column,
+    M, N, chunks, scale, most, k_row, k_head, k_column, v_row, v_head, v_column,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, QB: tl.constexpr, TB: tl.constexpr, CB: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attention of all queries of a row that share keys, over one chunk of the cache's columns, or over the new tokens.
 
     parts: [SPLITS, M, (HEADS + 2 KV_HEADS) SIZE], the product by q, k and v. positions, at: int64 [M], of each token, and
-    the column where it goes, one after the other in a row. Programs: rows, KV_HEADS, CHUNKS + 1; the last chunk is the new
-    tokens', whose keys and values it writes. → out [CHUNKS + 1, M, HEADS, SIZE], not divided by totals [CHUNKS + 1, M,
+    the column where it goes, one after the other in a row. Programs: rows, KV_HEADS, chunks + 1; the last chunk is the new
+    tokens', whose keys and values it writes. → out [chunks + 1, M, HEADS, SIZE], not divided by totals [chunks + 1, M,
     HEADS], relative to e^highest.
     """
     row = tl.program_id(0)
@@ -158,7 +159,7 @@ def attend(
     own = head * GROUP + q % GROUP
     position = tl.load(positions + token, mask=real, other=0)
     begin = tl.load(at + row * N)
-    if (chunk < CHUNKS) & (chunk * CHUNK >= begin):
+    if (chunk < chunks) & (chunk * CHUNK >= begin):
         place = (chunk * M + token) * HEADS + own
         tl.store(highest + place, tl.full([QB], -float("inf"), tl.float32), mask=real)
         tl.store(totals + place, tl.zeros([QB], tl.float32), mask=real)
@@ -176,7 +177,7 @@ def attend(
         top = tl.full([QB], -float("inf"), tl.float32)
         total = tl.zeros([QB], tl.float32)
         acc = tl.zeros([QB, SIZE], tl.float32)
-        if chunk == CHUNKS:
+        if chunk == chunks:
             t = tl.arange(0, TB)
             here = t < N
             new = row * N + t
@@ -235,14 +236,12 @@ def attend(
 
 
 @jit
-def combine(
-    out, highest, totals, attended, M, HEADS: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr, PB: tl.constexpr
-):
+def combine(out, highest, totals, attended, M, chunks, HEADS: tl.constexpr, SIZE: tl.constexpr, PB: tl.constexpr):
     """The chunks of `attend` → attended [M, HEADS SIZE]. Programs: M, HEADS."""
     m = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.arange(0, PB)
-    there = part < PARTS
+    there = part < chunks
     d = tl.arange(0, SIZE)
     place = (part * M + m) * HEADS + head
     top = tl.load(highest + place, mask=there, other=-float("inf"))

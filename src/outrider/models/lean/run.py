@@ -89,16 +89,15 @@ class LeanPass:
         return out, normed
 
     def _shape(self, rows: int, columns: int, whole: bool) -> Shape:
-        """Enough programs to keep all processors reading."""
+        """What was quickest on an H200 (EXPERIMENTS.md, "On a GPU")."""
         known = self.shapes.get((rows, columns))
         if known is not None:
             return known
-        block = 64 if rows >= 64 * 8 * self._processors else 16
-        wide = 128
-        steps = -(-columns // wide)
-        blocks = -(-rows // block)
-        parts = 1 if whole else max(1, min(8, 2 * self._processors // blocks, steps // 2))
-        return Shape(block, wide, parts)
+        if whole and rows >= 256 * self._processors:
+            return Shape(64, 128, 1)
+        if whole:
+            return Shape(32, 128, 1, stages=3)
+        return Shape(32, 128, min(8, max(2, -(-columns // 1024)) * 2))
 
     def _product(self, x: Tensor, *weights: Tensor, whole: bool = False) -> Tensor:
         """[M, K] by weights [n, K] → [M, n …] in x's type, or the parts of it [SPLITS, M, n …] in float32."""
@@ -139,7 +138,7 @@ class LeanPass:
         parts = self._product(x, layer.query[0], layer.key[0], layer.value[0])
         rows, new = positions.shape
         count, heads, size = len(x), layout.heads, layout.size
-        chunk = max(COLUMNS, -(-columns // (MOST_CHUNKS * COLUMNS)) * COLUMNS)
+        chunk = max(COLUMNS, _power(-(-columns // MOST_CHUNKS)))  # few sizes: each is compiled
         chunks = -(-columns // chunk)
         out = x.new_empty(chunks + 1, count, heads, size, dtype=torch.float32)
         highest, totals = (x.new_empty(chunks + 1, count, heads, dtype=torch.float32) for _ in range(2))
@@ -147,15 +146,15 @@ class LeanPass:
         group = heads // layout.kv_heads
         self._kernels.attend[(rows, layout.kv_heads, chunks + 1)](
             parts, *biases, keys, values, positions, at, layout.cos, layout.sin, out, highest, totals,
-            count, new, layout.scale, len(layout.cos) - 1, *keys.stride()[:3], *values.stride()[:3],
-            HEADS=heads, KV_HEADS=layout.kv_heads, SIZE=size, QB=max(16, _power(new * group)), TB=max(16, _power(new)),
-            CB=COLUMNS, CHUNK=chunk, CHUNKS=chunks, SPLITS=len(parts), BIAS=layer.biased, PRECISION=self._precision,
+            count, new, chunks, layout.scale, len(layout.cos) - 1, *keys.stride()[:3], *values.stride()[:3],
+            HEADS=heads, KV_HEADS=layout.kv_heads, SIZE=size, QB=16 if new * group <= 16 else max(64, _power(new * group)), TB=max(16, _power(new)),
+            CB=COLUMNS, CHUNK=chunk, SPLITS=len(parts), BIAS=layer.biased, PRECISION=self._precision,
             num_warps=4, num_stages=2,
         )  # fmt: skip
         attended = x.new_empty(count, heads * size)
         self._kernels.combine[(count, heads)](
-            out, highest, totals, attended, count,
-            HEADS=heads, SIZE=size, PARTS=chunks + 1, PB=_power(chunks + 1), num_warps=1 if size <= 64 else 2,
+            out, highest, totals, attended, count, chunks + 1,
+            HEADS=heads, SIZE=size, PB=_power(chunks + 1) if chunks < 8 else 2 * MOST_CHUNKS, num_warps=2,
         )  # fmt: skip
         return attended
 
