@@ -26,6 +26,7 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.drafters import Drafter, ModelDrafter
+from outrider.models.captured import CapturedPasses
 from outrider.models.transformers_model import TransformersModel
 from outrider.pass_timer import PassTimer
 from outrider.randomness import RandomStream
@@ -86,7 +87,7 @@ def device_times(model: TransformersModel, repeats: int) -> dict[int, float]:
         for _ in range(3):
             model.score([sequence], tokens, [size])
             sequence.truncate(CONTEXT)
-        graphs = None if model.recorded is None else model.recorded.graphs
+        graphs = model.recorded.graphs if isinstance(model.recorded, CapturedPasses) else None
         if graphs is None or not graphs._held:
             sequence.close()
             return {}

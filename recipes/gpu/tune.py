@@ -73,6 +73,7 @@ def seconds(run: Callable[[], object], repeats: int = 6) -> float:
 
 def shapes(name: str) -> Iterator[Shape]:
     """That are tried: few, since each is compiled."""
+    cuts: tuple[tuple[int, int, int], ...]
     if name in ("gated", "head"):
         cuts = (
             (16, 128, 4),
@@ -84,10 +85,11 @@ def shapes(name: str) -> Iterator[Shape]:
             (64, 128, 8),
             (128, 64, 4),
         )
-        depths, parts = (3, 5), (1,)
+        depths: tuple[int, ...] = (3, 5)
+        parts: tuple[int, ...] = (1,)
     else:
         cuts = ((16, 256, 4), (32, 128, 4), (16, 128, 4), (32, 256, 4), (16, 256, 2), (64, 128, 4))
-        depths, parts = (4,), (1, 2, 4, 8)  # type: ignore[assignment]
+        depths, parts = (4,), (1, 2, 4, 8)
     for (rows, columns, warps), stages, split in product(cuts, depths, parts):
         if stages * (rows * (2 if name == "gated" else 1) + 16) * columns * 2 <= 200_000:
             yield Shape(rows, columns, split, warps, stages)

@@ -4,8 +4,8 @@ Keys and values are written at positions that are a tensor; other rows, widths, 
 graph of their own (`cuda_graphs`). Columns are read in steps for that reason, what lies beyond a row's own is masked, and
 passes are padded to a few widths.
 
-What is captured is a lean pass (`lean`) where the model has one, else the model's own code, so nothing is compiled or traced:
-an ordinary pass, one to warm up, one that is recorded.
+What is captured is a lean pass (`lean`) where the model has one, else the model's own code, so nothing is traced: an
+ordinary pass, one to warm up, one that is recorded.
 """
 
 from __future__ import annotations

@@ -10,40 +10,12 @@ of the probabilities, which are ordered as the numbers are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from outrider.models.cuda_graphs import Graphs
 
 
 def truncated(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
     """The sampled law of logits. float32 or float64 [N, V] → [N, V]; NaN for a row without a law."""
-    if logits.device.type != "cuda":
-        return _truncated(temperature, top_k, top_p, min_p, logits)
-    with torch.inference_mode():  # as its own tensors are made
-        (law,) = _graphs(logits.device, temperature, top_k, top_p, min_p)(0, (logits,), ())
-    return law.clone()
-
-
-@lru_cache(8)
-def _graphs(device: torch.device, *settings: float) -> Graphs:
-    """The search takes over a hundred small kernels, each of which is launched in the time that ten take."""
-    del device  # whose memory they hold
-    from outrider.models.cuda_graphs import Graphs
-
-    def run(columns: int, about: Sequence[Tensor], memory: Sequence[Tensor]) -> tuple[Tensor]:
-        del columns, memory
-        return (_truncated(*settings, about[0]),)  # type: ignore[arg-type]
-
-    return Graphs(run, "truncation")
-
-
-def _truncated(temperature: float, top_k: int, top_p: float, min_p: float, logits: Tensor) -> Tensor:
     probs = softmax(_keep_top_k(logits, top_k), temperature)
     probs = _keep_min_p(_keep_top_p(probs, top_p), min_p)
     return probs.div_(probs.sum(-1, keepdim=True))

@@ -50,7 +50,7 @@ def product(
     x, w0, w1, w2, out, M, n0, n1, n2, K,
     STEPS: tl.constexpr, MB: tl.constexpr, NB: tl.constexpr, KB: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x [M, K] by the rows of up to three weights [n, K] below each other → out [M, n0 + n1 + n2] in x's type (WHOLE), or
+    """X [M, K] by the rows of up to three weights [n, K] below each other → out [M, n0 + n1 + n2] in x's type (WHOLE), or
     [SPLITS, M, n0 + n1 + n2] in float32: parts of STEPS blocks of K each. Programs: blocks of rows, SPLITS.
     """
     block = tl.program_id(0)

@@ -125,8 +125,8 @@ class LeanPass:
         out = x.new_empty(rows, inner)
         self._kernels.gated[(-(-inner // shape.rows),)](
             x, layer.gate, layer.up, out, rows, inner, columns,
-            STEPS=-(-columns // shape.columns), MB=max(16, _power(rows)), NB=shape.rows, KB=shape.columns, PRECISION=self._precision,
-            num_warps=shape.warps, num_stages=shape.stages,
+            STEPS=-(-columns // shape.columns), MB=max(16, _power(rows)), NB=shape.rows, KB=shape.columns,
+            PRECISION=self._precision, num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         return out
 
@@ -143,13 +143,13 @@ class LeanPass:
         out = x.new_empty(chunks + 1, count, heads, size, dtype=torch.float32)
         highest, totals = (x.new_empty(chunks + 1, count, heads, dtype=torch.float32) for _ in range(2))
         biases = [bias if bias is not None else parts for _, bias in (layer.query, layer.key, layer.value)]
-        group = heads // layout.kv_heads
+        queries = new * (heads // layout.kv_heads)
         self._kernels.attend[(rows, layout.kv_heads, chunks + 1)](
             parts, *biases, keys, values, positions, at, layout.cos, layout.sin, out, highest, totals,
             count, new, chunks, layout.scale, len(layout.cos) - 1, *keys.stride()[:3], *values.stride()[:3],
-            HEADS=heads, KV_HEADS=layout.kv_heads, SIZE=size, QB=16 if new * group <= 16 else max(64, _power(new * group)), TB=max(16, _power(new)),
-            CB=COLUMNS, CHUNK=chunk, SPLITS=len(parts), BIAS=layer.biased, PRECISION=self._precision,
-            num_warps=4, num_stages=2,
+            HEADS=heads, KV_HEADS=layout.kv_heads, SIZE=size, QB=16 if queries <= 16 else max(64, _power(queries)),
+            TB=max(16, _power(new)), CB=COLUMNS, CHUNK=chunk, SPLITS=len(parts), BIAS=layer.biased,
+            PRECISION=self._precision, num_warps=4, num_stages=2,
         )  # fmt: skip
         attended = x.new_empty(count, heads * size)
         self._kernels.combine[(count, heads)](
@@ -166,7 +166,7 @@ def _power(count: int) -> int:
 
 def lean_pass(model: TransformersModel) -> LeanPass | None:
     """The lean passes of a model on a GPU; None where it has none, or Triton is missing."""
-    if model.device.type != "cuda":
+    if model.device.type != "cuda" or torch.version.cuda is None:
         return None
     layout = layout_of(model)
     if layout is None:
