@@ -1,6 +1,6 @@
 #!/bin/sh
-# The draft head for SmolLM2-135M-Instruct that the one in the package began as (`gpu_head`), from nothing but this checkout and its environment
-# (extra `bench`). It goes on where it stopped.
+# The draft head for SmolLM2-135M-Instruct that the one in the package began as (`gpu_head`), from nothing but this checkout
+# and its environment (extra `bench`). It goes on where it stopped.
 #
 #     recipes/smollm2-head.sh FOLDER [TEXTS] [STEPS]
 #
