@@ -47,7 +47,6 @@ from outrider.heads.layers import AutoregressiveHead
 from outrider.train import fused
 from outrider.train.trainee import HeadTrainee
 
-CARD = {"chat": (0.424, 0.374, 0.358), "code": (0.496, 0.416, 0.393), "prose": (0.468, 0.429, 0.419)}
 DEPTH = 3  # at which is evaluated
 FIRST = 96  # tokens of an answer that are its beginning
 STATES_AT_ONCE = 64  # windows
@@ -405,8 +404,9 @@ def _work(options: argparse.Namespace, target: Target, stored: dict[str, np.ndar
     held_out = HeldOut(target, apart, config.layers, end, options.batch_size)
     shipped = held_out.measure(_trainee(network, target, tokens))
     log.say(f"the head that is begun from: {shown(shipped)}", held_out=shipped)
-    for name, alphas in CARD.items():
-        log.say(f"  {name}: card {alphas}, here {[round(alpha, 3) for alpha in shipped[name]['alpha']]}")
+    card = json.loads((options.start / "card.json").read_text(encoding="utf-8"))["held_out"]
+    for name in sorted(card.keys() & shipped.keys()):
+        log.say(f"  {name}: card {card[name]['alpha']}, here {[round(alpha, 3) for alpha in shipped[name]['alpha']]}")
 
     prompts, domains = read(stored, "train"), stored["domains"]
     some = np.random.default_rng(options.seed).permutation(len(prompts))[: options.prompts_used]
