@@ -42,8 +42,8 @@ FORMS = (
 SENTENCE = 200  # characters of a docstring's beginning
 
 
-def code_prompts(corpus: Path) -> Iterator[str]:
-    """Functions of the corpus by their signatures and the first lines of their docstrings."""
+def functions(corpus: Path) -> Iterator[tuple[ast.FunctionDef, str]]:
+    """Public functions of a file of the corpus that have docstrings, with the first paragraphs of these."""
     for line in corpus.read_text(encoding="utf-8").splitlines():
         try:
             with warnings.catch_warnings():
@@ -54,8 +54,13 @@ def code_prompts(corpus: Path) -> Iterator[str]:
         for node in ast.walk(tree):
             said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
             if isinstance(node, ast.FunctionDef) and said and not node.name.startswith("_"):
-                first = said.partition("\n\n")[0][:SENTENCE]
-                yield f"Write a Python function `{node.name}({ast.unparse(node.args)})`. {' '.join(first.split())}"
+                yield node, said.partition("\n\n")[0]
+
+
+def code_prompts(corpus: Path) -> Iterator[str]:
+    """Functions of the corpus by their signatures and the first lines of their docstrings."""
+    for node, said in functions(corpus):
+        yield f"Write a Python function `{node.name}({ast.unparse(node.args)})`. {' '.join(said[:SENTENCE].split())}"
 
 
 def main(folder: Path, corpus: Path) -> None:

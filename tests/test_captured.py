@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 import torch
 
 import outrider
+import outrider.models.captured as passes
 from outrider.drafters import HeadDrafter, ModelDrafter
 from outrider.heads.engine import AutoregressiveModel
 from outrider.heads.recorded import CapturedHead
 from outrider.models.captured import MOST_ROWS, CapturedPasses
 from outrider.models.captured_trial import SAME
 from outrider.models.loading import load_transformers
+from outrider.models.pass_graph import run_pass
+from outrider.models.tracing import Inputs
 from outrider.models.transformers_model import TransformersModel
 from tests.device_texts import PROMPTS, flat, given, opened, write
 from tests.real_gpu import GPU, RealGPU
@@ -134,6 +138,80 @@ class TestPasses:
         with caplog.at_level(logging.WARNING):
             assert write(target, None)[0] == wanted
         assert warned(caplog).count("no memory left") == 1
+
+
+Fails = Callable[[int], bool]
+
+
+class OwnCode:
+    """In a lean pass's place, since the simulation has no Triton: the model's own code, for a few tokens.
+
+    fails: whether it raises for so many tokens. off: added to its logits.
+    """
+
+    most = 8
+
+    def __init__(self, model: TransformersModel, fails: Fails = lambda tokens: False, off: float = 0.0) -> None:
+        self.model, self.fails, self.off = model, fails, off
+        self.works, self.passes = True, 0
+
+    def run(self, tokens: Any, positions: Any, at: Any, columns: int, rows: Any, layers: Any) -> tuple[torch.Tensor, ...]:
+        if self.fails(tokens.numel()):
+            raise RuntimeError("out of resource: shared memory")
+        self.passes += 1
+        logits, *states = run_pass(self.model, layers, True, Inputs(columns, (tokens, positions, at), rows, {}))
+        return logits + self.off * torch.arange(logits.shape[-1], device=logits.device), *states
+
+
+class TestLeanPasses:
+    def recorded(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[TransformersModel, OwnCode]:
+        target = llama()
+        lean = OwnCode(target.with_a_cache_of_its_own(), **options)
+        monkeypatch.setattr(passes, "lean_pass", lambda model: lean)
+        target.record()
+        assert isinstance(target.recorded, CapturedPasses)
+        return target, lean
+
+    def test_they_are_captured_in_place_of_the_models_code(
+        self, simulated: SimulatedGPU, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        target, lean = self.recorded(monkeypatch)
+        assert target.recorded.lean is lean  # type: ignore[union-attr]
+        before = lean.passes
+        assert write(target, None)[0] == write(llama(), None)[0]
+        assert lean.passes > before
+        assert not warned(caplog)
+
+    @pytest.mark.parametrize("fault", [{"fails": lambda tokens: True}, {"fails": lambda tokens: tokens > 4}, {"off": 0.01}])
+    def test_those_that_fail_in_the_trial_are_not_used(
+        self,
+        fault: dict[str, Any],
+        simulated: SimulatedGPU,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        target, _ = self.recorded(monkeypatch, **fault)
+        assert target.recorded.lean is None  # type: ignore[union-attr]
+        assert warned(caplog).count("runs without lean passes") == 1
+        assert ("shared memory" if "fails" in fault else "other logits") in warned(caplog)
+        assert write(target, None)[0] == write(llama(), None)[0]
+
+    @pytest.mark.parametrize("captured", [False, True])
+    def test_those_that_fail_later_give_way_to_the_models_code(
+        self,
+        captured: bool,
+        simulated: SimulatedGPU,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """In an ordinary call, or in the one that is captured: the pass that was wanted is there, and all after it."""
+        target, lean = self.recorded(monkeypatch)
+        lean.fails = lambda tokens: simulated.capturing or not captured
+        assert write(target, None)[0] == write(llama(), None)[0]
+        assert not lean.works
+        assert not target.recorded.failed  # type: ignore[union-attr]
+        assert target.recorded.graphs.replays  # type: ignore[union-attr]
+        assert warned(caplog).count("runs without lean passes (out of resource: shared memory)") == 1
 
 
 class TestRefused:

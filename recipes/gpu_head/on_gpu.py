@@ -11,7 +11,6 @@ safetensors, gguf; the modules of outrider that are read here compile nothing an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import math
@@ -45,6 +44,7 @@ except Exception as error:  # another version of transformers
 from outrider.heads.config import HeadConfig, load_head, save_head
 from outrider.heads.layers import AutoregressiveHead
 from outrider.train import fused
+from outrider.train.precision import products
 from outrider.train.trainee import HeadTrainee
 
 DEPTH = 3  # at which is evaluated
@@ -108,17 +108,6 @@ def frequent_tokens(target: Target, batch: Batch, count: int, always: Sequence[i
     weighted[list(always)] = mass.max() + 1
     tokens = weighted.argsort(descending=True, stable=True)[:count].sort().values
     return tokens, float(mass[tokens].sum() / mass.sum())
-
-
-@contextlib.contextmanager
-def products(precision: str) -> Iterator[None]:
-    """How float32 matrices are multiplied meanwhile."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class HeldOut:

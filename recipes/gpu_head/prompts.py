@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import json
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations, product
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 
 DOMAINS = ("code", "prose", "chat")
 LONGEST_PROMPT = 192  # tokens
+LONGEST_SAID = 300  # characters of a docstring's first paragraph
 LONGEST_FUNCTION = 500  # characters of a function that is to be explained
 MOST = {"code": 48000, "prose": 20000, "chat": 8000}
 PAIRS = 20000
@@ -73,27 +73,15 @@ ASKED = (
 )  # fmt: skip
 
 
-def functions(corpus: Path) -> Iterator[tuple[ast.FunctionDef, str]]:
-    """Those of the corpus that have docstrings, with the first paragraph of these."""
-    for line in (corpus / "code.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(json.loads(line)["text"])
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        for node in ast.walk(tree):
-            said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
-            if isinstance(node, ast.FunctionDef) and said and not node.name.startswith("_"):
-                yield node, " ".join(said.partition("\n\n")[0][:300].split())
-
-
 def code_prompts(corpus: Path, taken: frozenset[str], sentence: int) -> Iterator[str]:
     """Requests about functions of other names than `taken`. sentence: characters of a docstring's beginning."""
+    from head_prompts import functions
+
     random = Random(1)
-    for node, said in functions(corpus):
+    for node, first in functions(corpus / "code.jsonl"):
         if node.name in taken:
             continue
+        said = " ".join(first[:LONGEST_SAID].split())
         arguments = ast.unparse(node.args)
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         head = f'def {node.name}({arguments}){returns}:\n    """{said}"""\n'
@@ -150,7 +138,6 @@ def _documents(path: Path, tokenizer: Any) -> Iterator[list[int]]:
 
 def main(corpus: Path, out: Path) -> None:
     """Write them."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from head_prompts import FORMS as FIRST_FORMS
     from head_prompts import HELD_OUT, SENTENCE
     from head_prompts import THINGS as FIRST_THINGS
@@ -225,4 +212,5 @@ def _models() -> list[Path]:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     main(Path(sys.argv[1]), Path(sys.argv[2]))

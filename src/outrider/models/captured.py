@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from outrider.errors import in_one_line
@@ -129,9 +130,19 @@ class CapturedPasses(Captured["TransformersModel"]):
 
 def _pass(layers: Sequence[int], lean: LeanPass | None, model: TransformersModel, given: Inputs) -> tuple[Tensor, ...]:
     tokens, positions, at = given.about
-    if lean is not None and tokens.numel() <= lean.most:
-        return lean.run(tokens, positions, at, given.columns, given.rows, layers)
+    if lean is not None and lean.works and tokens.numel() <= lean.most:
+        try:
+            return lean.run(tokens, positions, at, given.columns, given.rows, layers)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler's or a driver's, for a shape that comes for the first time
+            lean.works = False
+            _say_not_lean(model.name, in_one_line(error, 200))
     return run_pass(model, layers, True, given)
+
+
+def _say_not_lean(name: str, reason: str) -> None:
+    _log.warning("%s runs without lean passes (%s)", name, reason)
 
 
 def capture_passes(model: TransformersModel, layers: Sequence[int]) -> CapturedPasses | None:
@@ -146,13 +157,11 @@ def capture_passes(model: TransformersModel, layers: Sequence[int]) -> CapturedP
     reason = changed(model.module)
     lean = None if reason else lean_pass(model)
     if lean is not None:
-        try:
-            found = try_passes(model, layers, lean)
-        except Exception as error:  # a compiler's, a driver's: the model's own code is always there
-            found = in_one_line(error, 200)
-        if not found:
+        found = try_passes(model, layers, lean)
+        if lean.works and not found:
             return CapturedPasses(model, layers, lean)
-        _log.warning("%s runs without lean passes (%s)", model.name, found)
+        if lean.works:  # else it has been said
+            _say_not_lean(model.name, found)
     reason = reason or try_passes(model, layers)
     if reason:
         say_uncaptured(model.name, reason)

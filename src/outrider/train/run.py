@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from outrider.checks import check_count
 from outrider.errors import ModelError, ParameterError
 from outrider.train.checkpoints import check_settings, keep_settings, last_checkpoint
+from outrider.train.precision import products
 
 Windows = Dataset[dict[str, torch.Tensor]]
 
@@ -164,17 +164,6 @@ def processes() -> Any:
     from accelerate import PartialState
 
     return PartialState(cpu=not torch.cuda.is_available())
-
-
-@contextmanager
-def products(precision: str) -> Iterator[None]:
-    """How float32 matrices are multiplied: "medium" lets factors be rounded to bfloat16 where that is quicker."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

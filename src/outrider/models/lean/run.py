@@ -37,6 +37,7 @@ class LeanPass:
     """
 
     most = 64  # tokens of a pass: more are no longer as quick as one
+    works = True  # until a kernel can't be compiled or launched
 
     def __init__(self, layout: Layout, processors: int) -> None:
         from outrider.models.lean import kernels
