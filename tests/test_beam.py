@@ -23,6 +23,7 @@ from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamRound
 from outrider.beam.settings import EarlyStopping
 from outrider.beam.state import Finished
+from outrider.beam.task import BeamTask
 from outrider.cli.main import run
 from outrider.drafters import ModelDrafter, PromptLookupDrafter
 from outrider.errors import NumericalError, ParameterError
@@ -295,7 +296,7 @@ def test_smollm2_gives_the_same_texts_with_a_draft_and_in_transformers() -> None
     fast = beam_search(
         target, prompt, num_beams=3, num_return_sequences=3, max_new_tokens=12, draft=pruned_draft(), num_draft_tokens=2
     )
-    found = Agreement(fast, plain, prompt, target)
+    found = Agreement(fast, plain, BeamTask(prompt), target)
     assert found.identical or found.gap <= found.rounding, found.text
     assert fast.stats.passes < plain.stats.passes
     ids = torch.tensor([prompt])

@@ -149,11 +149,12 @@ class OwnCode:
     fails: whether it raises for so many tokens. off: added to its logits.
     """
 
-    most = 8
-
     def __init__(self, model: TransformersModel, fails: Fails = lambda tokens: False, off: float = 0.0) -> None:
         self.model, self.fails, self.off = model, fails, off
         self.works, self.passes = True, 0
+
+    def takes(self, rows: int, width: int) -> bool:
+        return rows * width <= 8
 
     def run(self, tokens: Any, positions: Any, at: Any, columns: int, rows: Any, layers: Any) -> tuple[torch.Tensor, ...]:
         if self.fails(tokens.numel()):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.device_data import index, moved, pad_rows
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, Source
+from outrider.models.base import Sequence, Source, tokens_of
 from outrider.randomness import RandomStream
 
 
@@ -44,7 +44,7 @@ class DraftRow:
     @property
     def source_tokens(self) -> list[int]:
         """The source, as far as it is text."""
-        return [] if self.source is None or isinstance(self.source, Tensor) else list(self.source)
+        return tokens_of(self.source)
 
     @property
     def reading(self) -> list[int]:

@@ -14,8 +14,9 @@ from functools import cached_property
 import torch
 
 from outrider.beam.records import BeamResult, BeamText
+from outrider.beam.task import BeamTask
 from outrider.device_data import pad_rows
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
 
 WIDTHS = (1, 2, 3, 5, 8, 16)
@@ -23,11 +24,11 @@ WIDTHS = (1, 2, 3, 5, 8, 16)
 
 @dataclass(frozen=True)
 class Agreement:
-    """Two results of one search. prompt: its token ids."""
+    """Two results of one search."""
 
     speculative: BeamResult
     plain: BeamResult
-    prompt: list[int]
+    task: BeamTask
     model: LanguageModel
 
     @property
@@ -56,7 +57,7 @@ class Agreement:
         return max((self._spread(one) for one in parted[:4]), default=0.0)
 
     def _spread(self, one: BeamText) -> float:
-        totals = [logprob(self.model, self.prompt, one.tokens, width) for width in WIDTHS]
+        totals = [logprob(self.model, self.task, one.tokens, width) for width in WIDTHS]
         return max(*totals, one.logprob) - min(*totals, one.logprob)
 
     @property
@@ -85,10 +86,11 @@ class Agreement:
         }
 
 
-def logprob(model: LanguageModel, prompt: Many[int], tokens: Many[int], width: int) -> float:
+def logprob(model: LanguageModel, task: BeamTask, tokens: Many[int], width: int) -> float:
     """The log-probability of the tokens after the prompt, scored in passes of that many tokens."""
+    prompt = task.prompt
     whole, total = [*prompt, *tokens], 0.0
-    sequence = model.open(reserve=len(whole))
+    sequence = open_sequence(model, task.source, len(whole))
     try:
         prefill(model, [sequence], [whole[: len(prompt) - 1]])
         for start in range(len(prompt) - 1, len(whole) - 1, width):
@@ -96,7 +98,8 @@ def logprob(model: LanguageModel, prompt: Many[int], tokens: Many[int], width: i
             padded, lengths = pad_rows([part], model.device)
             logits = model.score([sequence], padded, lengths, "all")
             assert logits is not None
-            laws = logits[0, : len(part)].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            held = range(start + 1 - len(prompt), start + 1 - len(prompt) + len(part))
+            laws = task.law.logprobs(logits[0, : len(part)], [tuple(tokens[:count]) for count in held])
             following = torch.tensor(whole[start + 1 : start + 1 + len(part)], device=laws.device)
             total += float(laws.gather(-1, following.unsqueeze(-1)).double().sum())
     finally:

@@ -8,10 +8,10 @@ only says which hypotheses the target is asked about.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Many
 
 from outrider.beam.rows import BeamRows
 from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
+from outrider.beam.task import BeamTask
 from outrider.drafters import Drafter, ModelDrafter, SelfDrafter
 from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import LanguageModel
@@ -20,19 +20,18 @@ from outrider.models.base import LanguageModel
 class BeamDraft:
     """A model that drafts hypotheses for one search.
 
-    width: hypotheses that it follows, at least num_beams: more are accepted more often, and cost more to check.
+    A source is read by its own encoder, or, if it has none, in front of the prompt. width: hypotheses that it follows, at
+    least num_beams: more are accepted more often, and cost more to check.
     """
 
-    def __init__(self, model: LanguageModel, target: LanguageModel, prompt: Many[int], rules: Rules, width: int) -> None:
-        self.model = model
+    def __init__(self, model: LanguageModel, target: LanguageModel, task: BeamTask, rules: Rules, width: int) -> None:
         self._rules = rules
         self._width = width
-        self._prompt_length = len(prompt)
-        self._rows = BeamRows(model, prompt, target.vocab_size, len(prompt) + rules.limit)
+        self._rows = BeamRows(model, task, target.vocab_size, rules.limit)
 
     def begin(self) -> None:
         """Read the prompt, if it fits."""
-        if self._fits(0):
+        if self._rows.fits(0):
             self._rows.begin()
 
     def close(self) -> None:
@@ -45,7 +44,7 @@ class BeamDraft:
         """
         found: list[list[Path]] = []
         count = self._rules.continuations_needed(self._width)
-        while len(found) < steps and self._fits(state.steps):
+        while len(found) < steps and self._rows.fits(state.steps):
             laws = {one.tokens: known[one.tokens] for one in state.running if one.tokens in known}
             missing = [one.tokens for one in state.running if one.tokens not in laws]
             if missing:
@@ -58,11 +57,6 @@ class BeamDraft:
                 break
             found.append([one.tokens for one in state.running])
         return found
-
-    def _fits(self, steps: int) -> bool:
-        """Whether the draft model can score hypotheses of that many tokens."""
-        limit = self.model.max_length
-        return limit is None or self._prompt_length + steps <= limit
 
 
 def draft_model(drafter: Drafter) -> LanguageModel:

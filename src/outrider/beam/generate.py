@@ -10,10 +10,11 @@ from outrider.beam.records import BeamResult, BeamRound, BeamText, EndReason, su
 from outrider.beam.search import BeamDecoder
 from outrider.beam.settings import BeamSettings, EarlyStopping
 from outrider.beam.state import Finished
+from outrider.beam.task import task_of
 from outrider.choices import Draft, make_drafter
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel, refuse_encoder
-from outrider.prompts import Prompt, encode, end_tokens
+from outrider.models.base import TextModel
+from outrider.prompts import Prompt, end_tokens, prepare
 from outrider.text import TextTracker
 
 
@@ -70,16 +71,15 @@ class BeamGeneration:
     ) -> None:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.beam.BeamDecoder for token ids")
-        refuse_encoder(target, "beam search")
         drafter = make_drafter(draft, target)
         if drafter is not None:
             drafter.bind(target)
         self.target, self.settings = target, settings
-        self.prompt = encode(target, prompt)
+        self.task = task_of(target, prepare(target, prompt), None if ignore_eos else max_new_tokens)
         self._rounds: list[BeamRound] = []
         self._decoder = BeamDecoder(
             target,
-            self.prompt,
+            self.task,
             settings,
             max_new_tokens,
             frozenset() if ignore_eos else end_tokens(target),
@@ -102,20 +102,20 @@ class BeamGeneration:
 
     def result(self) -> BeamResult:
         """The finished texts; cut short, the running ones as far as they are, where nothing has finished."""
-        state, penalty = self._decoder.state, self.settings.length_penalty
+        state, rules = self._decoder.state, self._decoder.rules
         texts = [self._text(one, self._reason(one)) for one in state.finished]
         if not texts:
             running = [one for one in state.running if one.tokens]
-            cut = [Finished(o.tokens, o.logprob, o.logprob / len(o.tokens) ** penalty, "length") for o in running]
+            cut = [Finished(o.tokens, o.logprob, rules.score(o.logprob, len(o.tokens)), "length") for o in running]
             texts = [self._text(one, "cancelled") for one in cut] or [BeamText("", [], 0.0, 0.0, "cancelled")]
         stats = summarise(self._rounds, self._decoder.prefill_seconds)
-        return BeamResult(texts[: self.settings.num_return_sequences], stats, list(self._rounds), len(self.prompt))
+        return BeamResult(texts[: self.settings.num_return_sequences], stats, list(self._rounds), len(self.task.prompt))
 
     def _reason(self, one: Finished) -> EndReason:
         return "context" if one.reason == "length" and self._decoder.cut_by_context else one.reason
 
     def _text(self, one: Finished, reason: EndReason) -> BeamText:
-        tracker = TextTracker(self.target.tokenizer, self.prompt)
+        tracker = TextTracker(self.target.tokenizer, self.task.prompt)
         tracker(one.tokens)
         tracker.finish()
         return BeamText(tracker.text, list(one.tokens), one.logprob, one.score, reason)

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
-from outrider.beam.state import Continuations
+from outrider.beam.state import Continuations, Path
+from outrider.device_data import index
 from outrider.errors import NumericalError
 
 
-def continuations(logits: Tensor, count: int) -> list[Continuations]:
-    """The `count` most likely tokens of each row, best first, equal ones by id. [M, V] → M; impossible tokens left out.
+@dataclass(frozen=True)
+class BeamLaw:
+    """What tokens score: a model's log-probabilities, and what is forbidden or forced where a hypothesis has come to.
 
-    Log-softmax in float32, or float64 if the logits are. Raises `NumericalError` where a row is no distribution.
+    As in transformers: `bias` is added to them, then each processor sees a hypothesis, behind the tokens of `prefix`, and
+    what is left is not normalised again.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+    prefix: tuple[int, ...] = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
+    processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+
+    def logprobs(self, logits: Tensor, paths: Many[Path]) -> Tensor:
+        """Of each hypothesis. [M, V] → [M, V], in float32, or float64 if the logits are."""
+        out = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        if self.bias:
+            tokens = index(list(self.bias), out.device)
+            out.index_add_(-1, tokens, out.new_tensor(list(self.bias.values())).expand(len(out), -1))
+        if self.processors:
+            out = torch.cat([self._processed(row, path) for row, path in zip(out.unsqueeze(1), paths, strict=True)])
+        return out
+
+    def _processed(self, row: Tensor, path: Path) -> Tensor:
+        tokens = index([*self.prefix, *path], row.device).unsqueeze(0)
+        for processor in self.processors:
+            row = processor(tokens, row)
+        return row
+
+
+def continuations(wide: Tensor, count: int) -> list[Continuations]:
+    """The `count` best tokens of each row of log-probabilities, equal ones by id. [M, V] → M; impossible tokens left out.
+
+    Raises `NumericalError` where a row is no distribution.
+    """
     best = wide.topk(min(count, wide.shape[-1]), dim=-1)
     # Which of several equal tokens at the edge `topk` takes is not said: rows with such an edge are sorted.
     tied = (wide >= best.values[:, -1:]).sum(-1) > best.values.shape[-1]

@@ -14,8 +14,17 @@ from dataclasses import dataclass, field
 
 from outrider.beam.laws import continuations
 from outrider.beam.state import Continuations, Path
+from outrider.beam.task import BeamTask
 from outrider.device_data import index, pad_rows
-from outrider.models.base import CopiesPrefixes, LanguageModel, Sequence, fit_vocabulary, known_tokens
+from outrider.models.base import (
+    CopiesPrefixes,
+    LanguageModel,
+    Sequence,
+    fit_vocabulary,
+    has_encoder,
+    known_tokens,
+    open_sequence,
+)
 from outrider.prefill import prefill
 
 
@@ -49,14 +58,19 @@ class Work:
 
 
 class BeamRows:
-    """The open sequences of one model for one search. vocab_size: the width of the laws. reserve: tokens expected."""
+    """The open sequences of one model for one search. vocab_size: the width of the laws. limit: of new tokens."""
 
-    def __init__(self, model: LanguageModel, prompt: Many[int], vocab_size: int, reserve: int) -> None:
+    def __init__(self, model: LanguageModel, task: BeamTask, vocab_size: int, limit: int) -> None:
         self.model = model
-        self._prompt = known_tokens(list(prompt), model.vocab_size)
+        self._task = task
+        self._prompt = known_tokens(task.prompt if has_encoder(model) else task.reading, model.vocab_size)
         self._vocab_size = vocab_size
-        self._reserve = reserve
+        self._reserve = len(self._prompt) + limit
         self._rows: list[_Row] = []
+
+    def fits(self, new_tokens: int) -> bool:
+        """Whether the model can score hypotheses of so many."""
+        return self.model.max_length is None or len(self._prompt) + new_tokens <= self.model.max_length
 
     def begin(self) -> None:
         """Read the prompt."""
@@ -88,7 +102,8 @@ class BeamRows:
         ]
         device = logits.device
         at = (index([i for i, _, _ in places], device), index([column for _, column, _ in places], device))
-        found = continuations(fit_vocabulary(logits[at], self._vocab_size), count)
+        asked = fit_vocabulary(logits[at], self._vocab_size)
+        found = continuations(self._task.law.logprobs(asked, [path for _, _, path in places]), count)
         work = Work(1, len(rows), sum(lengths), sum(lengths) - len(places))
         return {path: law for (_, _, path), law in zip(places, found, strict=True)}, work
 
@@ -96,7 +111,7 @@ class BeamRows:
         """That many sequences at least, each with the prompt but its last token."""
         fresh: list[_Row] = []
         while len(self._rows) < count:
-            row = _Row(self.model.open(reserve=self._reserve))
+            row = _Row(open_sequence(self.model, self._task.source, self._reserve))
             self._rows.append(row)
             if len(self._rows) > 1 and isinstance(self.model, CopiesPrefixes):
                 self.model.copy_prefix(self._rows[0].sequence, row.sequence, len(self._prompt) - 1)

@@ -23,6 +23,7 @@ from outrider.beam.records import BeamRound
 from outrider.beam.rows import BeamRows
 from outrider.beam.settings import BeamSettings
 from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
+from outrider.beam.task import BeamTask
 from outrider.checks import check_count
 from outrider.clock import PhaseClock
 from outrider.errors import ContextLengthError, ParameterError
@@ -30,17 +31,17 @@ from outrider.models.base import LanguageModel, refuse_draft_only
 
 
 class BeamDecoder:
-    """One search: iterate over `rounds()`; `state` and `prefill_seconds` can be read at any time.
+    """One search: iterate over `rounds()`; `state`, `rules` and `prefill_seconds` can be read at any time.
 
-    prompt: token ids. eos: tokens that end a text, kept as its last. draft: a model that speaks the target's tokens, None
-    for plain beam search. length: how many steps to draft. draft_beams: hypotheses that the draft follows, by default
-    num_beams.
+    task: token ids, or a `BeamTask`. eos: tokens that end a text, kept as its last. draft: a model that speaks the target's
+    tokens, None for plain beam search. length: how many steps to draft. draft_beams: hypotheses that the draft follows, by
+    default num_beams.
     """
 
     def __init__(
         self,
         target: LanguageModel,
-        prompt: Many[int],
+        task: Many[int] | BeamTask,
         settings: BeamSettings,
         max_new_tokens: int,
         eos: frozenset[int] = frozenset(),
@@ -50,16 +51,17 @@ class BeamDecoder:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         refuse_draft_only(target)
-        limit = check_limits(target, prompt, max_new_tokens)
+        task = task if isinstance(task, BeamTask) else BeamTask(list(task))
+        limit = check_limits(target, task.prompt, max_new_tokens)
         width = settings.num_beams if draft_beams is None else draft_beams
         if width < settings.num_beams:
             raise ParameterError(f"draft_beams must be num_beams = {settings.num_beams} or more, got {width}")
         self.state = BeamState()
         self.prefill_seconds = 0.0
         self.cut_by_context = limit < max_new_tokens
-        self._rules = Rules(settings, limit, eos)
-        self._rows = BeamRows(target, prompt, target.vocab_size, len(prompt) + limit)
-        self._draft = None if draft is None else BeamDraft(draft, target, prompt, self._rules, width)
+        self.rules = Rules(settings, limit, eos, task.given)
+        self._rows = BeamRows(target, task, target.vocab_size, limit)
+        self._draft = None if draft is None else BeamDraft(draft, target, task, self.rules, width)
         self._length = length or BeamLength()
         self._known: dict[Path, Continuations] = {}
         self._cancelled = cancelled
@@ -86,7 +88,7 @@ class BeamDecoder:
         wanted = [one.tokens for one in self.state.running if one.tokens not in self._known]
         wanted += [path for level in drafted for path in level]
         with self._clock.phase("verify"):
-            laws, work = self._rows.laws(wanted, self._rules.continuations_needed(self._rules.settings.num_beams))
+            laws, work = self._rows.laws(wanted, self.rules.continuations_needed(self.rules.settings.num_beams))
         laws |= self._known
         steps = self._replay(laws)
         accepted = min(steps - 1, len(drafted))
@@ -95,14 +97,14 @@ class BeamDecoder:
         return BeamRound(steps, len(drafted), accepted, len(wanted), work.rows, work.scored, work.again, seconds)
 
     def _ahead(self) -> list[list[Path]]:
-        steps = min(self._length.plan(), self._rules.limit - self.state.steps - 1)
+        steps = min(self._length.plan(), self.rules.limit - self.state.steps - 1)
         return [] if self._draft is None or steps <= 0 else self._draft.ahead(self.state, self._known, steps)
 
     def _replay(self, laws: dict[Path, Continuations]) -> int:
         """The target's own search, as far as its laws are known. → steps taken"""
         steps = 0
         while not self.state.done and all(one.tokens in laws for one in self.state.running):
-            self.state = advance(self.state, laws, self._rules)
+            self.state = advance(self.state, laws, self.rules)
             steps += 1
         running = [one.tokens for one in self.state.running]
         self._known = {path: laws[path] for path in running if path in laws}

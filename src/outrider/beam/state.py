@@ -42,7 +42,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished one. score: logprob / length ^ length_penalty."""
+    """A finished one. score: `Rules.score`."""
 
     tokens: Path
     logprob: float
@@ -52,11 +52,19 @@ class Finished:
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change during a search. limit: the greatest number of new tokens. eos: tokens that end a text."""
+    """What does not change during a search. limit: the greatest number of new tokens. eos: tokens that end a text.
+
+    given: tokens of the prompt that count as new ones in penalties.
+    """
 
     settings: BeamSettings
     limit: int
     eos: Set[int]
+    given: int = 0
+
+    def score(self, logprob: float, length: int) -> float:
+        """Of a text of so many new tokens."""
+        return float(logprob / (length + self.given) ** self.settings.length_penalty)
 
     def continuations_needed(self, width: int) -> int:
         """How many of a hypothesis's continuations can matter to `width` running ones: as many as may end, and as run on."""
@@ -103,7 +111,7 @@ def _ranked(state: BeamState, laws: Mapping[Path, Continuations]) -> list[tuple[
 
 
 def _finish(one: Hypothesis, rules: Rules) -> Finished:
-    score = float(one.logprob / len(one.tokens) ** rules.settings.length_penalty)
+    score = rules.score(one.logprob, len(one.tokens))
     return Finished(one.tokens, one.logprob, score, "eos" if one.tokens[-1] in rules.eos else "length")
 
 
@@ -115,4 +123,4 @@ def _no_better(best: Hypothesis, finished: tuple[Finished, ...], steps: int, rul
     if settings.early_stopping is True or settings.num_beams == 1:  # transformers decodes greedily with one beam
         return True
     longest = rules.limit if settings.early_stopping == "never" and settings.length_penalty > 0 else steps
-    return bool(best.logprob / longest**settings.length_penalty <= finished[-1].score)
+    return rules.score(best.logprob, longest) <= finished[-1].score

@@ -16,6 +16,7 @@ from outrider.cli.shared_options import add_options
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
+    from outrider.audio import Audio
     from outrider.beam.generate import BeamGeneration
     from outrider.beam.records import BeamResult, BeamStats
     from outrider.beam.settings import BeamSettings, EarlyStopping
@@ -50,7 +51,7 @@ _WORKS = {
     "plain",
     "compare",
 }
-_WORKS |= {"as_json", "target", "draft", "dtype", "device", "engine", "threads"}
+_WORKS |= {"audio", "language", "task", "as_json", "target", "draft", "dtype", "device", "engine", "threads"}
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _differs(parameter: click.Parameter, context: click.Context) -> bool:
     return value != () and bool(value != parameter.default)
 
 
-def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[str, Any]) -> int:
+def run_beams(choice: BeamChoice, models: ModelChoice, read: str | Audio, given: dict[str, Any]) -> int:
     """Load, search, print. → exit code"""
     from outrider.beam.draft import draft_model
     from outrider.beam.generate import BeamGeneration
@@ -126,7 +127,7 @@ def run_beams(choice: BeamChoice, models: ModelChoice, text: str, given: dict[st
     if drafter is not None:
         drafter.bind(model)
         draft_model(drafter)
-    prompt = as_prompt(model, text, given["chat"])
+    prompt = as_prompt(model, read, given["chat"]) if isinstance(read, str) else read
 
     def start(draft: Drafter | None, tokens: int = given["max_new_tokens"]) -> BeamGeneration:
         wide = choice.draft_beams if draft is not None else None
@@ -201,7 +202,7 @@ def _compare(
     code, plain = _run(start(None), given["max_new_tokens"])
     if code:
         return code
-    found = Agreement(speculative, plain, start(None).prompt, model)
+    found = Agreement(speculative, plain, start(None).task, model)
     if given["as_json"]:
         click.echo(json.dumps({**found.to_dict(), "beam_search": asdict(settings)}, ensure_ascii=False))
         return 0

@@ -69,11 +69,9 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
         raise click.UsageError("--logprobs belongs to --json: give both")
     recording = _audio(prompt, path, given)
     beams = beam_choice(given)
-    if beams is not None and recording is not None:
-        raise click.UsageError("--num-beams and --audio exclude each other: leave one out")
-    text = "" if recording is not None else read_prompt(prompt, path)
+    read = recording or read_prompt(prompt, path)
     if beams is not None:
-        return run_beams(beams, models, text, given)
+        return run_beams(beams, models, read, given)
     trace = trace_file(given.pop("trace"), given)
     structure = take_structure(given)
     _check(given)
@@ -85,7 +83,7 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     given.pop("plain")
     given["processors"] = () if structure is None else structure.constraints(model)
     options = {key: value for key, value in given.items() if value is not None}
-    shown = as_prompt(model, text, chat) if recording is None else recording
+    shown = as_prompt(model, read, chat) if isinstance(read, str) else read
     if compare:
         return _compare(model, shown, drafter, options, as_json)
     return _generate(model, shown, drafter, options, as_json, profiled, trace)

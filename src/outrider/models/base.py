@@ -137,6 +137,11 @@ def refuse_draft_only(target: LanguageModel) -> None:
         )
 
 
+def tokens_of(source: Source | None) -> list[int]:
+    """A source, as far as it is text."""
+    return [] if source is None or isinstance(source, Tensor) else list(source)
+
+
 def open_sequence(model: LanguageModel, source: Source | None, reserve: int = 0) -> Sequence:
     """A new sequence of any model; a decoder-only one has no use for the source."""
     return model.open(reserve, source) if has_encoder(model) else model.open(reserve)

@@ -130,7 +130,7 @@ class CapturedPasses(Captured["TransformersModel"]):
 
 def _pass(layers: Sequence[int], lean: LeanPass | None, model: TransformersModel, given: Inputs) -> tuple[Tensor, ...]:
     tokens, positions, at = given.about
-    if lean is not None and lean.works and tokens.numel() <= lean.most:
+    if lean is not None and lean.works and lean.takes(*tokens.shape):
         try:
             return lean.run(tokens, positions, at, given.columns, given.rows, layers)
         except torch.OutOfMemoryError:

@@ -8,7 +8,7 @@ output is that of transformers' `generate` with one beam. What a config says abo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,9 @@ from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import Source
 from outrider.models.encoder_decoder import EncoderDecoderModel
-from outrider.sampling import LogitsProcessor
 
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""Of transformers: tokens [1, n], scores [1, V] → scores."""
 _NOT_KEPT = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty")
 
 
@@ -96,7 +97,7 @@ class Rules:
     """bias: tokens that are never said, at -inf. processors: what depends on the tokens before."""
 
     bias: dict[int, float]
-    processors: tuple[LogitsProcessor, ...]
+    processors: tuple[Processor, ...]
 
 
 def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens: int | None = None) -> Rules:
@@ -117,7 +118,7 @@ def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens
         *_inside(model, getattr(config, "suppress_tokens", None)),
         *_inside(model, [w[0] for w in words if len(w) == 1]),
     }
-    found: list[LogitsProcessor] = []
+    found: list[Processor] = []
     if getattr(config, "sequence_bias", None):
         found.append(made.SequenceBiasLogitsProcessor(config.sequence_bias))
     if getattr(config, "repetition_penalty", None) not in (None, 1.0):
@@ -149,8 +150,12 @@ def _least_length(config: Any, prefix_length: int) -> int:
     fewest = getattr(config, "min_new_tokens", None)
     if fewest is None:
         return getattr(config, "min_length", None) or 0
-    forced = not _is_whisper(config) and getattr(config, "forced_bos_token_id", None) is not None
-    return int(prefix_length - forced + fewest)
+    return int(prefix_length - forces_first(config) + fewest)
+
+
+def forces_first(config: Any) -> bool:
+    """Whether a generation config forces the first new token, which `decoder_prefix` has as its last."""
+    return not _is_whisper(config) and getattr(config, "forced_bos_token_id", None) is not None
 
 
 def _is_whisper(config: Any) -> bool:

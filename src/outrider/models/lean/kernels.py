@@ -143,7 +143,7 @@ def attend(
     tokens', whose keys and values it writes. → out [chunks + 1, M, HEADS, SIZE], not divided by totals [chunks + 1, M,
     HEADS], relative to e^highest.
     """
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # times a row of the cache, which can be gigabytes
     head = tl.program_id(1)
     chunk = tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV_HEADS

@@ -1,11 +1,13 @@
 """Which models have lean passes, and what these read of one: weights as they lie in the module, and a table of angles.
 
-Named by class, since a structure does not tell what else the code does; that the numbers are right is tried on the model
-itself (`captured_trial`).
+The classes are transformers' own, of the model and of each part, since a structure does not tell what else the code does;
+that the numbers are right is tried on the model itself (`captured_trial`), where half precision hides what is small.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,26 +70,19 @@ class Layout:
 def layout_of(model: TransformersModel) -> Layout | None:
     """None for a model that has no lean passes."""
     module = model.module
-    config = module.config
-    angles = getattr(config, "rope_parameters", None) or {}
-    if type(module).__name__ not in CLASSES or model.rounded or model.dtype not in DTYPES:
+    if not _is_known(model) or not all(_plain_tensor(weight, model) for weight in module.parameters()):
         return None
-    if any(window is not None for window in model._pattern.windows.values()) or config.hidden_act != "silu":
+    body = module.model
+    found = [layer for layer in map(_layer, body.layers) if layer is not None]
+    if not found or len(found) < len(body.layers):
         return None
-    if angles.get("rope_type", "default") not in STEADY_ANGLES or not model.max_length or model.max_length > MOST_ANGLES:
-        return None
-    body, found = module.model, []
-    for part in body.layers:
-        layer = _layer(part)
-        if layer is None:
-            return None
-        found.append(layer)
     first = body.layers[0].self_attn
     head = module.lm_head
     size = int(first.head_dim)
     kv_heads, heads = found[0].key[0].shape[0] // size, found[0].query[0].shape[0] // size
     if not _plain(head) or head.bias is not None or size not in SIZES or heads % kv_heads:
         return None
+    assert model.max_length
     cos, sin = _angles(body.rotary_emb, model.max_length, model.dtype, model.device)
     return Layout(
         table=body.embed_tokens.weight,
@@ -104,8 +99,42 @@ def layout_of(model: TransformersModel) -> Layout | None:
     )
 
 
+def _is_known(model: TransformersModel) -> bool:
+    """Whether nothing about it, but for the shapes of its weights, is other than these passes compute."""
+    if model.rounded or model.dtype not in DTYPES or not _is_transformers_own(model.module):
+        return False
+    config = model.module.config
+    angles = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    windows = any(window is not None for window in model._pattern.windows.values())
+    short = model.max_length is not None and 0 < model.max_length <= MOST_ANGLES
+    return angles in STEADY_ANGLES and short and not windows and config.hidden_act == "silu"
+
+
+def _is_transformers_own(module: nn.Module) -> bool:
+    """Whether the model, and every part that is not torch's own, has a class of transformers' file for that model."""
+    import transformers
+
+    kind = type(module)
+    if kind.__name__ not in CLASSES or kind is not getattr(transformers, kind.__name__):
+        return False
+    home = sys.modules[kind.__module__]
+    torchs = (nn.Embedding, nn.Linear, nn.ModuleList, nn.SiLU)
+    return all(type(part) in (*torchs, getattr(home, type(part).__name__, None)) for part in _parts(module))
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """But for the activation, whose class depends on what else is installed; its name is looked at."""
+    return (part for name, part in module.named_modules() if not name.endswith(".act_fn"))
+
+
+def _plain_tensor(tensor: Tensor, model: TransformersModel) -> bool:
+    """Whether its memory can be read as it is: others wrap what they hold, and have none."""
+    like = (tensor.dtype, tensor.device) == (model.dtype, model.device)
+    return type(tensor) in (Tensor, nn.Parameter) and like and tensor.is_contiguous()
+
+
 def _plain(layer: Any) -> bool:
-    return type(layer) is nn.Linear and layer.weight.is_contiguous()
+    return type(layer) is nn.Linear
 
 
 def _layer(part: Any) -> Layer | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 COLUMNS = 64  # of the cache that are read at once
 MOST_CHUNKS = 32
+MOST_TOKENS = 64  # of a pass
+MOST_QUERIES = 128  # that share keys
 
 
 @dataclass(frozen=True)
@@ -33,21 +37,26 @@ class Shape:
 class LeanPass:
     """Passes of one model, as long as its weights are where they are.
 
-    processors: of the device, which a product should keep busy.
+    processors: of the device, which a product should keep busy. memory: bytes that programs of one of them share.
     """
 
-    most = 64  # tokens of a pass: more are no longer as quick as one
     works = True  # until a kernel can't be compiled or launched
 
-    def __init__(self, layout: Layout, processors: int) -> None:
+    def __init__(self, layout: Layout, processors: int, memory: int = 1 << 20) -> None:
         from outrider.models.lean import kernels
 
         self._kernels: Any = kernels
         self._layout = layout
-        self._processors = processors
+        self._processors, self._memory = processors, memory
         dtype = layout.table.dtype
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
         self.shapes: dict[tuple[int, int], Shape] = {}
+
+    def takes(self, rows: int, width: int) -> bool:
+        """Whether a pass of so many rows and tokens a row is for these kernels: more are no longer as quick as one, and
+        attention of that many queries would be compiled for a minute.
+        """
+        return rows * width <= MOST_TOKENS and width * (self._layout.heads // self._layout.kv_heads) <= MOST_QUERIES
 
     @torch.inference_mode()
     def run(
@@ -56,6 +65,13 @@ class LeanPass:
         """tokens, positions, at: int64 [R, N], the columns one after the other; columns: that are read; rows: keys and
         values of each layer [R, heads, capacity, size] → logits [R, N, V], states of `layers` (from 1, or `LAST`) [R, N, W].
         """
+        device = tokens.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton takes the current one
+            return self._run(tokens.contiguous(), positions.contiguous(), at.contiguous(), columns, rows, layers)
+
+    def _run(
+        self, tokens: Tensor, positions: Tensor, at: Tensor, columns: int, rows: Sequence[Tensor], layers: Sequence[int]
+    ) -> tuple[Tensor, ...]:
         layout = self._layout
         wanted = set(layers)
         states: dict[int, Tensor] = {}
@@ -100,13 +116,21 @@ class LeanPass:
             return Shape(32, 128, 1, stages=3)
         return Shape(32, 128, min(8, max(2, -(-columns // 1024)) * 2))
 
+    def _fitting(self, shape: Shape, x: Tensor, weights: int) -> Shape:
+        """The same with fewer stages or rows, if its blocks of x and of so many weights are more than the memory holds."""
+        for rows, stages in product((shape.rows, max(16, shape.rows // 2)), range(shape.stages, 1, -1)):
+            block = (max(16, _power(len(x))) + weights * rows) * shape.columns * x.element_size()
+            if (stages - 1) * block <= self._memory:
+                break
+        return replace(shape, rows=rows, stages=stages)
+
     def _product(self, x: Tensor, *weights: Tensor, whole: bool = False) -> Tensor:
         """[M, K] by weights [n, K] → [M, n …] in x's type, or the parts of it [SPLITS, M, n …] in float32."""
         counts = [weight.shape[0] for weight in weights] + [0] * (3 - len(weights))
         given = [*weights] + [weights[0]] * (3 - len(weights))
         rows, columns = len(x), x.shape[1]
         total = sum(counts)
-        shape = self._shape(total, columns, whole)
+        shape = self._fitting(self._shape(total, columns, whole), x, 1)
         steps = -(-columns // shape.columns)
         each = -(-steps // (1 if whole else shape.parts))
         parts = -(-steps // each)
@@ -122,7 +146,7 @@ class LeanPass:
     def _gated(self, x: Tensor, layer: Layer) -> Tensor:
         rows, columns = len(x), x.shape[1]
         inner = layer.gate.shape[0]
-        shape = self._shape(2 * inner, columns, whole=True)
+        shape = self._fitting(self._shape(2 * inner, columns, whole=True), x, 2)
         out = x.new_empty(rows, inner)
         self._kernels.gated[(-(-inner // shape.rows),)](
             x, layer.gate, layer.up, out, rows, inner, columns,
@@ -169,10 +193,14 @@ def lean_pass(model: TransformersModel) -> LeanPass | None:
     """The lean passes of a model on a GPU; None where it has none, or Triton is missing."""
     if model.device.type != "cuda" or torch.version.cuda is None:
         return None
-    layout = layout_of(model)
+    try:
+        layout = layout_of(model)
+    except torch.OutOfMemoryError:  # of its table of angles
+        return None
     if layout is None:
         return None
+    device: Any = torch.cuda.get_device_properties(model.device)
     try:
-        return LeanPass(layout, torch.cuda.get_device_properties(model.device).multi_processor_count)
+        return LeanPass(layout, device.multi_processor_count, device.shared_memory_per_block_optin)
     except ImportError:
         return None
