@@ -59,8 +59,8 @@ class AdaptiveLength(DraftLength):
     costs: Costs
     longest: int = 16
     only: int | None = None
-    memory: float = 40.0
-    probe_share: float = 0.02
+    memory: float = 30.0
+    probe_share: float = 0.03
     margin: float = 0.05
     loss_passes: float = 2.0
     loss_share: float = 0.01
