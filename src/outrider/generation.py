@@ -6,8 +6,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Unpack, overload
 
-import torch
-
 from outrider.audio import Audio
 from outrider.choices import make_drafter, make_length
 from outrider.costs import review_costs
@@ -15,9 +13,9 @@ from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
-from outrider.models.base import Source, TextModel
+from outrider.models.base import TextModel
 from outrider.options import GenerateOptions, parse_options
-from outrider.prompts import Message, Prompt, end_tokens, prepare, with_own_rules
+from outrider.prompts import Message, Prompt, end_tokens, prepare, source_length, with_own_rules
 from outrider.randomness import RandomStream
 from outrider.records import Origin, Round, summarise
 from outrider.results import Result
@@ -188,14 +186,10 @@ class Generation:
             stats=summarise(rounds, self._decoder.prefill_seconds),
             rounds=list(rounds),
             prompt_tokens=len(self.prompts[i]),
-            source_tokens=_source_length(self._sources[i]),
+            source_tokens=source_length(self._sources[i]),
             logprobs=logprobs,
             lenience=self.options.lenience,
         )
-
-
-def _source_length(source: Source | None) -> int | None:
-    return None if source is None or isinstance(source, torch.Tensor) else len(source)
 
 
 def _is_batch(prompt: Any) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
+from torch import Tensor
+
 from outrider.audio import Audio, features
 from outrider.errors import ParameterError, in_one_line
 from outrider.models.base import LanguageModel, Source, TextModel, has_encoder
@@ -44,6 +46,11 @@ def prepare(target: TextModel, prompt: Prompt) -> Prepared:
         heard = features(target, read)
         return Prepared(decoder_prefix(target, heard, read.language, read.task), heard)
     return Prepared(decoder_prefix(target, read), read)
+
+
+def source_length(source: Source | None) -> int | None:
+    """The tokens of a source that is text."""
+    return None if source is None or isinstance(source, Tensor) else len(source)
 
 
 def asked(target: TextModel, prompt: Prompt) -> Asked:
@@ -114,6 +121,12 @@ def end_tokens(target: TextModel) -> frozenset[int]:
 def law_along(target: TextModel, sampling: SamplingSettings, prefix: Sequence[int]) -> SamplingSettings:
     """The settings along texts whose end nothing forces. prefix: what a decoder of an encoder begins with."""
     return with_own_rules(target, sampling, [prefix])
+
+
+def forces_end(target: LanguageModel) -> bool:
+    """Whether a text that has become as long as it may is made to end, by an encoder–decoder's generation config."""
+    config = getattr(getattr(target, "module", None), "generation_config", None)
+    return has_encoder(target) and getattr(config, "forced_eos_token_id", None) is not None
 
 
 def with_own_rules(

@@ -20,8 +20,9 @@ from outrider.checks import check_count
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.errors import NumericalError, OutriderError
+from outrider.models.base import TextModel
 from outrider.options import Options
-from outrider.prompts import encode, end_tokens
+from outrider.prompts import end_tokens, forces_end, prepare, source_length, with_own_rules
 from outrider.randomness import RandomStream
 from outrider.records import Round, summarise
 from outrider.results import Result
@@ -45,17 +46,24 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What prompts must have in common to share passes. law: values of `LAW`."""
+    """What prompts must have in common to share passes. law: values of `LAW`. rules: what those of an encoder–decoder's
+    config depend on, the tokens that its decoder begins with and may write, None if no end is forced; None without one.
+    """
 
     law: tuple[Any, ...]
     structure: Structure | None
     logprobs: bool
+    rules: tuple[int, int | None] | None
 
     @classmethod
-    def of(cls, options: Options, structure: Structure | None) -> _Kind:
+    def of(cls, options: Options, structure: Structure | None, target: TextModel, request: Request) -> _Kind:
         """What makes them differ, in a form that can be compared."""
         law = {**options.sampling.options(), "logit_bias": tuple(sorted(options.sampling.logit_bias.items()))}
-        return cls(tuple(law[name] for name in LAW), structure, options.extras.logprobs)
+        rules = None
+        if request.source is not None:
+            ends = forces_end(target) and not options.ignore_eos
+            rules = len(request.prompt), options.max_new_tokens if ends else None
+        return cls(tuple(law[name] for name in LAW), structure, options.extras.logprobs, rules)
 
 
 @dataclass
@@ -127,7 +135,7 @@ class ContinuousBatch:
             try:
                 options = options_of(job, self._ready.defaults)
                 request, tracker = self._request(job, options)
-                key = _Kind.of(options, structure_of(job, self._ready.defaults))
+                key = _Kind.of(options, structure_of(job, self._ready.defaults), self._ready.target, request)
                 self._lane(key, options).decoder.check(request)
             except OutriderError as error:
                 self._failed.append(_error(job, error))
@@ -146,10 +154,14 @@ class ContinuousBatch:
         if key not in self._lanes:
             ready = self._ready
             constraints = () if key.structure is None else key.structure.constraints(ready.target)
+            sampling = replace(options.sampling, processors=constraints)
+            if key.rules is not None:
+                begins, limit = key.rules
+                sampling = with_own_rules(ready.target, sampling, [range(begins)], limit)
             decoder = Decoder(
                 ready.target,
                 (),
-                replace(options.sampling, processors=constraints),
+                sampling,
                 ready.drafter,
                 ready.length,
                 options.extras,
@@ -160,13 +172,13 @@ class ContinuousBatch:
 
     def _request(self, job: Job, options: Options) -> tuple[Request, TextTracker]:
         target = self._ready.target
-        tokens = encode(target, self._ready.as_prompt(job.prompt))
-        tracker = TextTracker(target.tokenizer, tokens, options.stop)
+        prepared = prepare(target, self._ready.as_prompt(job.prompt))
+        tracker = TextTracker(target.tokenizer, prepared.tokens, options.stop)
         seed = options.seeds[0]
         # A seed of the line's own gives what `outrider generate --seed` gives; the command's is spread over the prompts.
         stream = RandomStream(seed) if "seed" in job.options else RandomStream(seed, job.index)
         eos = frozenset() if options.ignore_eos else end_tokens(target)
-        return Request(tokens, options.max_new_tokens, stream, eos, tracker), tracker
+        return Request(prepared.tokens, options.max_new_tokens, stream, eos, tracker, prepared.source), tracker
 
     def _step(self, key: _Kind, lane: _Lane) -> list[Record]:
         ended = []
@@ -215,6 +227,7 @@ def _record(place: _Place, with_rounds: bool, logprobs: bool) -> Record:
         stats=summarise(place.rounds, place.row.prefill_seconds),
         rounds=[],
         prompt_tokens=place.row.draft.prompt_length,
+        source_tokens=source_length(place.row.draft.source),
         logprobs=[x for made in place.rounds for x in made.logprobs or ()] if logprobs else None,
     )
     record = {"index": place.job.index, **place.job.passed, **result.to_dict()}

@@ -1,7 +1,8 @@
 """The lines of a file of prompts: checked all at once before a model is loaded, read one by one afterwards.
 
-A line is a JSON object with `prompt` (text or token ids) or `messages` (for the chat template), and, if it wants other
-settings than the command's, any of `OPTIONS`. `id` and `metadata` are handed on to the line's result. A prompt's index is
+A line is a JSON object with `prompt` (text or token ids), `messages` (for the chat template) or `audio` (a WAV file, beside
+the lines' own, for a model that hears; with `language` and `task` if need be), and, if it wants other settings than the
+command's, any of `OPTIONS`. `id` and `metadata` are handed on to the line's result. A prompt's index is
 its line's number among those that are not empty, from 0: with the seed it is all that its randomness depends on.
 """
 
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from outrider.audio import Recordings
 from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.options import Options, parse_options
@@ -26,7 +28,8 @@ LAW = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "logit_bias")
 STRUCTURE = ("json_schema", "regex")
 OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", "logprobs", *LAW, *STRUCTURE)
 _SWITCHES = ("ignore_eos", "logprobs")
-_KEYS = ("prompt", "messages", "id", "metadata", *OPTIONS)
+_PROMPTS = ("prompt", "messages", "audio")
+_KEYS = (*_PROMPTS, "language", "task", "id", "metadata", *OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -136,15 +139,17 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
     unknown = [key for key in found if key not in _KEYS]
     if unknown:
         raise ParameterError(f"{where}: {unknown[0]!r} must be one of {', '.join(_KEYS)}: put other data into metadata")
-    if ("prompt" in found) == ("messages" in found):
-        raise ParameterError(f"{where} must have either prompt or messages")
+    if sum(key in found for key in _PROMPTS) != 1:
+        raise ParameterError(f"{where} must have one of {', '.join(_PROMPTS)}")
+    wrong = [key for key in ("language", "task") if key in found and "audio" not in found]
+    if wrong:
+        raise ParameterError(f"{where}: {wrong[0]} is for audio: leave it out")
     options = {key: found[key] for key in OPTIONS if key in found}
     for key in ("seed", "stop", *_SWITCHES):
         _check_kind(where, key, options)
     _read_structure(where, options)
     _read_biases(where, options)
-    prompt = _tokens_or_text(where, found["prompt"]) if "prompt" in found else _messages(where, found["messages"])
-    return Job(index, prompt, options, {key: found[key] for key in ("id", "metadata") if key in found})
+    return Job(index, _prompt(path, where, found), options, {key: found[key] for key in ("id", "metadata") if key in found})
 
 
 class _TwiceError(Exception):
@@ -195,6 +200,20 @@ def _read_biases(where: str, options: dict[str, Any]) -> None:
         options["logit_bias"] = {int(token): float(value) for token, value in biases.items()}
     except (ValueError, OverflowError):
         raise wrong from None
+
+
+def _prompt(path: Path, where: str, found: Mapping[str, Any]) -> Any:
+    if "prompt" in found:
+        return _tokens_or_text(where, found["prompt"])
+    if "messages" in found:
+        return _messages(where, found["messages"])
+    try:
+        heard = Recordings(path.parent).named_by(found, where)
+    except ParameterError as error:
+        raise error if str(error).startswith(where) else ParameterError(f"{where}: {error}") from None
+    if heard is None:
+        raise ParameterError(f"{where}: audio must name a WAV file, got null")
+    return heard
 
 
 def _tokens_or_text(where: str, prompt: Any) -> Any:

@@ -13,7 +13,7 @@ from outrider.draft_length import DraftLength, FixedLength, OptimalLength
 from outrider.draft_specs import LoadModel, loading_options, make_from_spec
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel, refuse_encoder
+from outrider.models.base import TextModel
 from outrider.models.loading import compiles
 
 
@@ -46,7 +46,6 @@ class Setup:
 
     def use(self, target: TextModel, tables: Mapping[str, Any] | None = None) -> Ready:
         """The same with a target that is loaded already."""
-        refuse_encoder(target, "a batch of prompts")
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: a batch of prompts needs one")
         given = tables or {}
