@@ -111,6 +111,21 @@ def test_wrong_lines_are_refused_before_a_model_is_loaded(
     assert re.search(told, error), error
 
 
+@pytest.mark.parametrize("short", ["target", "draft"])
+def test_a_source_that_is_too_long_is_that_lines_error(
+    short: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the target, or for the draft, which has an encoder of its own; the others' lines go on."""
+    sizes = {name: {"max_position_embeddings": 24 if name == short else 256} for name in ("target", "draft")}
+    models = [str(save_encoder_decoder(tmp_path / name, "Marian", i, **sizes[name])) for i, name in enumerate(sizes)]
+    path, output = written(tmp_path, [{"prompt": "fox " * 30}, {"prompt": "the fox"}]), tmp_path / "out.jsonl"
+    command = ["batch", str(path), "-o", str(output), "--target", models[0], "--draft", models[1], "--max-new-tokens", "5"]
+    assert run(command) == 1
+    first, second = results(output)
+    assert "positions: shorten it" in first["error"]
+    assert "text" in second
+
+
 def test_a_recording_for_a_model_that_reads_is_that_lines_error(
     tmp_path: Path, target_folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,8 @@ class Decoder:
     def check(self, request: Request) -> None:
         """Raise unless the request can be served."""
         check_request(request, self.target)
+        if request.source is not None and self.drafter is not None:
+            self.drafter.check_source(request.source)
 
     def step(self) -> list[tuple[int, Round]]:
         """One round of all unfinished rows; empty if there are none."""

@@ -107,6 +107,8 @@ def check_request(request: Request, target: LanguageModel) -> None:
     if has_encoder(target) is not (request.source is not None):
         wanted = "a source, which its encoder is to read" if request.source is None else "no source: it has no encoder"
         raise ParameterError(f"requests for {target.name} must have {wanted}")
+    if has_encoder(target) and request.source is not None:
+        target.check_source(request.source)
     if not request.prompt:
         raise ParameterError("prompt must hold at least one token, got none: give some text")
     wrong = [token for token in request.prompt if not 0 <= token < target.vocab_size]

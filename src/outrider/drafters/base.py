@@ -22,7 +22,7 @@ from outrider.clock import PhaseClock
 from outrider.costs import DraftSeconds
 from outrider.draft_length.base import Plan, Prospect
 from outrider.errors import ParameterError
-from outrider.models.base import LanguageModel, scores_alternatives
+from outrider.models.base import LanguageModel, Source, scores_alternatives
 from outrider.proposal import DraftRow, Proposal, check_proposal
 from outrider.sampling import SamplingSettings
 
@@ -85,6 +85,12 @@ class Drafter(ABC):
     def bind(self, target: LanguageModel) -> None:
         """Called before a generation: raise if this drafter can't draft for `target`."""
         del target
+
+    def check_source(self, source: Source) -> None:
+        """Raise if its encoder, should it have one, can't read this source; called before a sequence is opened for it."""
+        for part in self.parts():
+            if part is not self:
+                part.check_source(source)
 
     def measure(self) -> None:
         """Measure what a token costs here (or look it up), for `prospects` to tell."""

@@ -13,7 +13,7 @@ from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.drafting import draft_in_steps
 from outrider.drafters.own_tokens import OwnTokens
 from outrider.drafters.steps import Steps
-from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
+from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
@@ -47,6 +47,10 @@ class ModelDrafter(Drafter):
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
         check_same_source(target, self.model)
+
+    def check_source(self, source: Source) -> None:
+        if has_encoder(self.model):
+            self.model.check_source(source)
 
     def _read(self, row: DraftRow) -> list[int]:
         """The tokens that the draft model's sequence is to hold."""

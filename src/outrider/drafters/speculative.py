@@ -16,7 +16,7 @@ from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter, proposal_from
-from outrider.models.base import LanguageModel, has_encoder, known_tokens, open_sequence
+from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_source, check_same_tokens
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal, padded_proposal
@@ -54,6 +54,11 @@ class SpeculativeDrafter(Drafter):
         check_same_tokens(target, self.model)
         check_same_source(target, self.model)
         self.drafter.bind(self.model)
+
+    def check_source(self, source: Source) -> None:
+        if has_encoder(self.model):
+            self.model.check_source(source)
+            self.drafter.check_source(source)
 
     def _read(self, row: DraftRow) -> list[int]:
         return row.tokens if has_encoder(self.model) else row.reading

@@ -105,6 +105,9 @@ class EncoderDecoder(LanguageModel, Protocol):
     def open(self, reserve: int = 0, source: Source | None = None) -> Sequence:
         """A new sequence whose source has been read. `ParameterError` without one, or if it is of another kind."""
 
+    def check_source(self, source: Source) -> None:
+        """Raise `ParameterError` or `ContextLengthError` for one that `open` would refuse."""
+
     def stand_in(self) -> Source:
         """Some source, for measuring what a pass costs."""
 

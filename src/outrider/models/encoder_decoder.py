@@ -118,6 +118,10 @@ class EncoderDecoderModel(TransformersModel):
         self._read_by[sequence] = key
         return sequence
 
+    def check_source(self, source: Source) -> None:
+        """See `EncoderDecoder`."""
+        self._inputs(source)
+
     def _inputs(self, source: Source | None) -> dict[str, Tensor]:
         """The encoder's arguments for one source, checked."""
         if source is None:
