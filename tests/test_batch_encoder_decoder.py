@@ -94,7 +94,7 @@ def test_recordings_are_heard(tmp_path: Path, cache: Path, capsys: pytest.Captur
     [
         ({"audio": "none.wav"}, "line 1: audio .*none.wav can't be read"),
         ({"audio": None}, "must name a WAV file"),
-        ({"audio": "tone.wav", "prompt": "x"}, "must have one of prompt, messages, audio"),
+        ({"audio": "tone.wav", "prompt": "x"}, "must have exactly one of prompt, messages, audio"),
         ({"prompt": "x", "language": "en"}, "language is for audio"),
         ({"audio": "tone.wav", "task": 3}, "must name a recording as"),
     ],

@@ -41,8 +41,8 @@ def test_a_long_file_is_never_held(tmp_path: Path) -> None:
 BAD: dict[str, tuple[str | bytes, str]] = {
     "no JSON": ("{", "line 2 is not JSON ("),
     "a list": ("[1]", "line 2 must be a JSON object"),
-    "neither": ("{}", "line 2 must have either prompt or messages"),
-    "both": ('{"prompt": "a", "messages": []}', "either prompt or messages"),
+    "neither": ("{}", "line 2 must have exactly one of prompt, messages, audio"),
+    "both": ('{"prompt": "a", "messages": []}', "exactly one of prompt, messages, audio"),
     "empty": ('{"prompt": ""}', "prompt must be text or a list of token ids"),
     "half ids": ('{"prompt": [1, "a"]}', "prompt must be text or a list of token ids"),
     "misspelt": ('{"prompt": "a", "temprature": 1}', "'temprature' must be one of"),

@@ -129,6 +129,11 @@ def try_all() -> None:
         found["the least of memory"] = off(model, lean, 1, 3, 20)
         model = opened("Llama")
         lean = of(model)
+        # Few tokens, and few queries that share keys: three heads a key here.
+        assert lean.takes(8, 8)
+        assert lean.takes(1, 42)
+        assert not lean.takes(9, 8)
+        assert not lean.takes(1, 43)
         # A kernel that forgets something is told apart: positions that are one off.
         lean._layout.cos.copy_(lean._layout.cos.roll(1, 0))
         found["broken"] = off(model, lean, 1, 3, 100)
@@ -201,15 +206,6 @@ class TestOtherCode:
         model = opened("Llama")
         model.module.model.norm.double()
         assert layout_of(model) is None
-
-
-def test_few_tokens_and_few_queries_a_key_are_taken() -> None:
-    lean = of(opened("Llama")) if find_spec("triton") else None
-    if lean is None:
-        pytest.skip("Triton is not installed beside torch")
-    assert lean.takes(8, 8)
-    assert not lean.takes(9, 8)
-    assert not lean.takes(1, 43)  # by three heads a key
 
 
 def test_without_a_gpu_there_are_none() -> None:

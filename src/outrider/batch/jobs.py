@@ -140,7 +140,7 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
     if unknown:
         raise ParameterError(f"{where}: {unknown[0]!r} must be one of {', '.join(_KEYS)}: put other data into metadata")
     if sum(key in found for key in _PROMPTS) != 1:
-        raise ParameterError(f"{where} must have one of {', '.join(_PROMPTS)}")
+        raise ParameterError(f"{where} must have exactly one of {', '.join(_PROMPTS)}")
     wrong = [key for key in ("language", "task") if key in found and "audio" not in found]
     if wrong:
         raise ParameterError(f"{where}: {wrong[0]} is for audio: leave it out")
