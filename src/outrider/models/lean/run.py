@@ -21,6 +21,7 @@ COLUMNS = 64  # of the cache that are read at once
 MOST_CHUNKS = 32
 MOST_TOKENS = 64  # of a pass
 MOST_QUERIES = 128  # that share keys
+LEAST_SHARED = 99 << 10  # bytes of a program's shared memory, where torch does not tell what the device has
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,6 @@ def lean_pass(model: TransformersModel) -> LeanPass | None:
         return None
     device: Any = torch.cuda.get_device_properties(model.device)
     try:
-        return LeanPass(layout, device.multi_processor_count, device.shared_memory_per_block_optin)
+        return LeanPass(layout, device.multi_processor_count, getattr(device, "shared_memory_per_block_optin", LEAST_SHARED))
     except ImportError:
         return None
