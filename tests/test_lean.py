@@ -46,7 +46,7 @@ OTHER: dict[str, Any] = {
     "rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
 }  # fmt: skip
 PASSES = ((1, 1, 5), (1, 1, 0), (1, 3, 100), (2, 5, 130), (3, 4, 200), (1, 16, 64))  # rows, tokens, context
-NEAR = 5e-4
+NEAR = 2e-4  # of the spread of the logits
 TRITON = Path(sys.prefix) / "triton"  # where `make test` puts it
 
 
