@@ -125,8 +125,13 @@ def law_along(target: TextModel, sampling: SamplingSettings, prefix: Sequence[in
 
 def forces_end(target: LanguageModel) -> bool:
     """Whether a text that has become as long as it may is made to end, by an encoder–decoder's generation config."""
-    config = getattr(getattr(target, "module", None), "generation_config", None)
-    return has_encoder(target) and getattr(config, "forced_eos_token_id", None) is not None
+    if not has_encoder(target):
+        return False
+    from outrider.models import decoder_rules
+    from outrider.models.encoder_decoder import EncoderDecoderModel
+
+    assert isinstance(target, EncoderDecoderModel)
+    return decoder_rules.forces_end(target.module.generation_config)
 
 
 def with_own_rules(

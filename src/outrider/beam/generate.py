@@ -35,6 +35,7 @@ def beam_search(
 ) -> BeamResult:
     """Beam search on one prompt; with a draft, the same texts and scores in fewer passes of the target (Leviathan A.4).
 
+    prompt: for an encoder-decoder it is the source; its generation config's rules hold, as in `generate`.
     num_beams, length_penalty, early_stopping, num_return_sequences: as in transformers (`BeamSettings`).
     draft: a loaded model with the target's tokens, or None for plain beam search.
     num_draft_tokens: steps to draft in each round; None: what pays. draft_beams: hypotheses that the draft follows.

@@ -130,7 +130,7 @@ def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens
     fewest = _least_length(config, prefix_length)
     if ends and fewest > prefix_length:
         found.append(_Forbidden(ends, prefix_length, fewest))
-    if getattr(config, "forced_eos_token_id", None) is not None and max_new_tokens is not None:
+    if forces_end(config) and max_new_tokens is not None:
         forced = config.forced_eos_token_id
         last = prefix_length + max_new_tokens - 1
         suppressed = _inside(model, getattr(config, "suppress_tokens", None))  # after forcing, so that it prevails
@@ -151,6 +151,11 @@ def _least_length(config: Any, prefix_length: int) -> int:
     if fewest is None:
         return getattr(config, "min_length", None) or 0
     return int(prefix_length - forces_first(config) + fewest)
+
+
+def forces_end(config: Any) -> bool:
+    """Whether a generation config has a text end that has become as long as it may."""
+    return getattr(config, "forced_eos_token_id", None) is not None
 
 
 def forces_first(config: Any) -> bool:

@@ -118,19 +118,15 @@ class EncoderDecoderModel(TransformersModel):
         self._read_by[sequence] = key
         return sequence
 
-    def check_source(self, source: Source) -> None:
+    def check_source(self, source: Source | None) -> None:
         """See `EncoderDecoder`."""
-        self._inputs(source)
-
-    def _inputs(self, source: Source | None) -> dict[str, Tensor]:
-        """The encoder's arguments for one source, checked."""
         if source is None:
             raise ParameterError(f"{self._name} is an encoder-decoder model: give the source that its encoder is to read")
         if self._hears:
             if not isinstance(source, Tensor) or tuple(source.shape) != self._features:
                 got = f"{list(source.shape)}" if isinstance(source, Tensor) else "token ids"
                 raise ParameterError(f"source must be features {list(self._features)} for {self._name}, got {got}")
-            return {"input_features": source.to(self.device, self.dtype).unsqueeze(0)}
+            return
         if isinstance(source, Tensor) and source.dim() != 1:
             raise ParameterError(f"source must be token ids for {self._name}, got features {list(source.shape)}")
         ids = [int(token) for token in source]
@@ -142,7 +138,14 @@ class EncoderDecoderModel(TransformersModel):
             raise ContextLengthError(
                 f"source has {len(ids)} tokens, the encoder of {self._name} has {self._longest_source} positions: shorten it"
             )
-        tokens = torch.tensor([ids], device=self.device)
+
+    def _inputs(self, source: Source | None) -> dict[str, Tensor]:
+        """The encoder's arguments for one source, checked."""
+        self.check_source(source)
+        assert source is not None
+        if isinstance(source, Tensor) and self._hears:
+            return {"input_features": source.to(self.device, self.dtype).unsqueeze(0)}
+        tokens = torch.tensor([[int(token) for token in source]], device=self.device)
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
     @torch.inference_mode()
