@@ -152,9 +152,11 @@ def test_sampling_follows_the_law_of_generate(model: Any, draft: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 2}, "num_beams"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-        ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
+        ({"num_beams": 2, "do_sample": True}, "beam_sample is not available"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states is not available"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions is not available"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search is not available"),
+        ({"synced_gpus": True}, "synced_gpus is not available"),
         ({"guidance_scale": 1.7}, "ClassifierFreeGuidance"),
         ({"inputs_embeds": torch.zeros(1, 5, 32, dtype=torch.float64)}, "inputs_embeds is not available"),
         ({"position_ids": torch.arange(5).unsqueeze(0) + 2}, "position_ids must count"),
@@ -162,7 +164,7 @@ def test_sampling_follows_the_law_of_generate(model: Any, draft: Any) -> None:
 )
 def test_what_is_not_supported_is_refused(model: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        ours(model, IDS, max_new_tokens=4, do_sample=False, pad_token_id=0, **options)
+        ours(model, IDS, max_new_tokens=4, pad_token_id=0, **{"do_sample": False, **options})
 
 
 def test_constraints_by_row_are_honoured_alone_and_refused_in_batches(model: Any) -> None:

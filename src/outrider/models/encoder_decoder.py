@@ -8,9 +8,9 @@ has read already (several answers to a question, a model that drafts for itself)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import torch
@@ -60,6 +60,7 @@ class EncoderDecoderModel(TransformersModel):
         self._longest_source = None if self._biased or self._hears else context_limit(config)
         self._size = int(config.hidden_size)
         self._read_by: dict[SlotSequence, bytes] = {}  # who has read what
+        self._encoded: dict[bytes, Tensor] = {}  # what was read elsewhere
 
     def _num_layers(self, config: Any) -> int:
         return _decoder_layers(config)
@@ -94,6 +95,17 @@ class EncoderDecoderModel(TransformersModel):
         count = min(STAND_IN, self._longest_source or STAND_IN)
         return [(7 * i + 3) % self._vocab_size for i in range(count)]
 
+    @contextmanager
+    def encoded(self, known: Iterable[tuple[Source, Tensor]]) -> Iterator[None]:
+        """Until it ends, these sources need no pass of the encoder: what it has made of each is given, [S, W]."""
+        before = dict(self._encoded)
+        self._encoded.update((_key(self._inputs(source)), states) for source, states in known)
+        try:
+            yield
+        finally:
+            self._encoded.clear()
+            self._encoded.update(before)
+
     def _read_each_pass(self) -> Iterable[nn.Module]:
         head = self.module.get_output_embeddings()
         return dict.fromkeys([*self._decoder.modules(), *([] if head is None else [head])])
@@ -104,12 +116,12 @@ class EncoderDecoderModel(TransformersModel):
         Raises `ParameterError` without a source or for one of another kind, `ContextLengthError` for one that is too long.
         """
         inputs = self._inputs(source)
-        key = next(iter(inputs.values())).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        key = _key(inputs)
         reader = next((other for other, held in self._read_by.items() if held == key), None)
         sequence = super().open(reserve)
         try:
             if reader is None:
-                self._read(inputs, sequence)
+                self._read(self._known(inputs, key), sequence)
             else:
                 self._cross.copy(reader.slot, sequence.slot)
         except BaseException:
@@ -148,8 +160,16 @@ class EncoderDecoderModel(TransformersModel):
         tokens = torch.tensor([[int(token) for token in source]], device=self.device)
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
+    def _known(self, inputs: dict[str, Tensor], key: bytes) -> dict[str, Any]:
+        """The encoder's arguments, or in their place what it has made of them before."""
+        states = self._encoded.get(key)
+        if states is None:
+            return inputs
+        mask = {name: value for name, value in inputs.items() if name == "attention_mask"}
+        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states.unsqueeze(0)), **mask}
+
     @torch.inference_mode()
-    def _read(self, inputs: dict[str, Tensor], sequence: SlotSequence) -> None:
+    def _read(self, inputs: dict[str, Any], sequence: SlotSequence) -> None:
         """Run the encoder, and one token of the decoder, whose cross attention then keeps what it computed."""
         first = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         self._cross.filling = sequence.slot
@@ -210,6 +230,11 @@ class EncoderDecoderModel(TransformersModel):
             "past_key_values": both,
             "use_cache": True,
         }
+
+
+def _key(inputs: dict[str, Tensor]) -> bytes:
+    """What tells a source from others: its own bits."""
+    return next(iter(inputs.values())).cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _decoder_layers(config: Any) -> int:

@@ -1,0 +1,129 @@
+"""The drop-in for people who stay with transformers.
+
+    model.generate(**inputs, custom_generate=outrider.transformers_generate, assistant_model=draft_model)
+
+takes what `generate` takes and returns what it returns, for decoder-only models and encoder–decoders, with one beam or
+several. Sampling settings, processors, stopping criteria, the streamer and the seed (torch's global one) are the call's.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.choices import make_length
+from outrider.decode import Decoder, Request
+from outrider.drafters import Drafter
+from outrider.hf_generate.beams import search
+from outrider.hf_generate.engines import beam_draft, drafter_of, engine_of
+from outrider.hf_generate.inputs import Inputs, read_inputs, refuse_inputs, refuse_settings
+from outrider.hf_generate.outputs import output, padded_sequences, scores_along
+from outrider.hf_generate.rules import Limits, one_row_processors
+from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.transformers_model import TransformersModel
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+
+
+def transformers_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    assistant_model: Any = None,
+    draft: Any = None,
+    num_draft_tokens: int | None = None,
+    inputs_tensor: Tensor | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Called by `generate` as its decoding method. → int64 [B, T], or the output object if `return_dict_in_generate`.
+
+    assistant_model: a transformers model as the draft; without one, draft="auto": the context, or the source, is copied.
+    draft, num_draft_tokens: as in `outrider.generate`, or a transformers model; give them to `model.generate`.
+    inputs_tensor: what an encoder reads; `generate` gives it.
+    """
+    assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
+    streamer = streamer if streamer is not None else _from_caller("streamer")
+    refuse_settings(generation_config, input_ids, streamer, bool(synced_gpus or _from_caller("synced_gpus")))
+    refuse_inputs(model, input_ids, model_kwargs)
+    target = engine_of(model)
+    copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+    inputs = read_inputs(target, input_ids, inputs_tensor, model_kwargs, copies)
+    limits = Limits.of(input_ids.shape[1], generation_config, stopping_criteria)
+    with ExitStack() as stack:
+        if isinstance(target, EncoderDecoderModel):
+            stack.enter_context(target.encoded(inputs.states))
+        if (generation_config.num_beams or 1) > 1:
+            model_of_beams = beam_draft(assistant_model, draft, target)
+            return search(
+                target,
+                inputs,
+                input_ids,
+                logits_processor or (),
+                limits,
+                generation_config,
+                model_of_beams,
+                num_draft_tokens,
+            )
+        drafter = drafter_of(assistant_model, draft, target)
+        processors = one_row_processors(logits_processor or (), len(inputs.prompts), inputs.padded)
+        decoder = _decoder(target, inputs, limits, processors, generation_config, drafter, num_draft_tokens)
+        _run(decoder, streamer)
+        sequences = padded_sequences(
+            [row.tokens[row.draft.prompt_length :] for row in decoder.rows], input_ids, generation_config
+        )
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        rows = [(row.tokens, row.draft.prompt_length) for row in decoder.rows]
+        return output(target, sequences, scores_along(target, rows, inputs.sources, processors, generation_config))
+
+
+def _decoder(
+    target: TransformersModel,
+    inputs: Inputs,
+    limits: Limits,
+    processors: tuple[Any, ...],
+    config: Any,
+    drafter: Drafter | None,
+    num_draft_tokens: int | None,
+) -> Decoder:
+    seed = int(torch.randint(2**62, ()))  # drawn from torch's global generator, so that torch.manual_seed governs it
+    requests = [
+        Request(prompt, limits.new_tokens, RandomStream(seed, i), limits.ends, limits.stop(prompt), source)
+        for i, (prompt, source) in enumerate(zip(inputs.prompts, inputs.sources, strict=True))
+    ]
+    sampling = SamplingSettings(temperature=1.0 if config.do_sample else 0.0, processors=processors)
+    return Decoder(target, requests, sampling, drafter, make_length(num_draft_tokens, target, drafter))
+
+
+def _run(decoder: Decoder, streamer: Any) -> None:
+    for batch in decoder.rounds():
+        for _, record in batch:
+            if streamer is not None:
+                streamer.put(torch.tensor(record.tokens))
+    if streamer is not None:
+        streamer.end()
+
+
+def _from_caller(name: str) -> Any:
+    """A local of the `generate` call that called us.
+
+    transformers (5.23) drops `assistant_model`, `streamer` and `synced_gpus` on the way to a custom_generate function: its
+    `_extract_generation_mode_kwargs` keeps only keywords that `generate` itself does not name.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(8):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "generate" and name in frame.f_locals:
+            return frame.f_locals[name]
+        frame = frame.f_back
+    return None

@@ -1,0 +1,66 @@
+"""The engines around transformers' models, and the drafter that a call means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from outrider.beam.draft import draft_model
+from outrider.choices import make_drafter
+from outrider.drafters import Drafter, ModelDrafter
+from outrider.errors import ParameterError
+from outrider.models.base import LanguageModel
+from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.transformers_model import TransformersModel
+
+_KEPT_AS = "_outrider_engine"
+
+
+class SameTokensDrafter(ModelDrafter):
+    """No tokenizers here: like `generate`, take the caller's word that both models share one, whatever the padding."""
+
+    def bind(self, target: Any) -> None:
+        del target
+
+
+def engine_of(model: Any) -> TransformersModel:
+    """The engine around a model, kept on the model, since opening it costs a few forward passes."""
+    engine = model.__dict__.get(_KEPT_AS)
+    embedding = model.get_input_embeddings().weight
+    as_opened = (model.dtype, model.device, model.config._attn_implementation, tuple(embedding.shape))
+    if engine is None or engine[0] != as_opened:
+        made = EncoderDecoderModel if model.config.is_encoder_decoder else TransformersModel
+        engine = (as_opened, made(model))
+        model.__dict__[_KEPT_AS] = engine
+    return engine[1]  # type: ignore[no-any-return]
+
+
+def drafter_of(assistant_model: Any, draft: Any, target: TransformersModel) -> Drafter | None:
+    """Who drafts: the assistant, or what `draft` names, by default whatever is best without a further model."""
+    _refuse_both(assistant_model, draft)
+    if assistant_model is not None:
+        return SameTokensDrafter(engine_of(assistant_model))
+    return make_drafter(_wrapped("auto" if draft is None else draft), target)
+
+
+def beam_draft(assistant_model: Any, draft: Any, target: TransformersModel) -> LanguageModel | None:
+    """The model that drafts hypotheses; None for plain beam search."""
+    _refuse_both(assistant_model, draft)
+    asked = assistant_model if assistant_model is not None else draft
+    if asked is None or isinstance(asked, nn.Module):
+        return None if asked is None else engine_of(asked)
+    drafter = make_drafter(asked, target)
+    return None if drafter is None else draft_model(drafter)
+
+
+def _refuse_both(assistant_model: Any, draft: Any) -> None:
+    if assistant_model is not None and draft is not None:
+        raise ParameterError("draft and assistant_model must not both be given: leave one out")
+
+
+def _wrapped(draft: Any) -> Any:
+    """A draft as `outrider.generate` takes it: models of transformers by themselves or in a list are wrapped."""
+    if isinstance(draft, list | tuple):
+        return [_wrapped(one) for one in draft]
+    return SameTokensDrafter(engine_of(draft)) if isinstance(draft, nn.Module) else draft

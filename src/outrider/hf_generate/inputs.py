@@ -1,0 +1,114 @@
+"""What a call of `generate` gives: its rows without their padding, sources, and what can't be honoured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ParameterError
+from outrider.models.base import Source
+from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.transformers_model import TransformersModel
+
+_HERE = "with outrider.transformers_generate: leave it out"
+_UNSUPPORTED = ("output_attentions", "output_hidden_states")
+_KNOWN = ("past_key_values", "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
+_KNOWN_WITH_ENCODER = (*_KNOWN, "encoder_outputs", "decoder_attention_mask")
+_MODES = ("greedy_search", "sample", "assisted_generation", "beam_search")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """prompts: what each row begins with, without padding. sources: what an encoder reads, None without one.
+
+    states: what `generate` has let the encoder make of each source already, [S, W]. padded: whether any row was.
+    """
+
+    prompts: list[list[int]]
+    sources: list[Source | None]
+    padded: bool
+    states: list[tuple[Source, Tensor]] = field(default_factory=list)
+
+
+def refuse_settings(config: Any, input_ids: Tensor, streamer: Any, synced_gpus: bool) -> None:
+    """Raise for what the call asks for and can't have."""
+    mode = str(config.get_generation_mode().value)
+    if mode not in _MODES:
+        raise ParameterError(f"{mode} is not available with outrider.transformers_generate: sample, or search with beams")
+    beams = (config.num_beams or 1) > 1
+    asked = [
+        name
+        for name in (*_UNSUPPORTED, *(("output_scores", "output_logits") if beams else ()))
+        if getattr(config, name, None)
+    ]
+    if asked:
+        what = " and several beams, whose sequences_scores are there in any case" if beams and "output_s" in asked[0] else ""
+        raise ParameterError(f"{asked[0]} is not available with outrider.transformers_generate{what}: leave it out")
+    if synced_gpus:
+        raise ParameterError(f"synced_gpus is not available {_HERE}")
+    if streamer is not None and len(input_ids) > 1:
+        raise ParameterError(f"streamer must go with one prompt, got {len(input_ids)}: leave it out")
+
+
+def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
+    """Raise for inputs of the model that would be ignored; `generate` itself adds some harmless ones."""
+    known = _KNOWN_WITH_ENCODER if model.config.is_encoder_decoder else _KNOWN
+    unknown = [name for name, value in given.items() if value is not None and name not in known]
+    if unknown:
+        raise ParameterError(f"{unknown[0]} is not available {_HERE}")
+    past = given.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise ParameterError(f"past_key_values must be empty {_HERE}")
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
+    if positions is not None:
+        real = torch.ones_like(input_ids) if mask is None else mask.long()
+        own = positions.expand(len(input_ids), -1)[:, -real.shape[1] :]
+        if not bool(((own == real.cumsum(-1) - 1) | (real == 0)).all()):
+            raise ParameterError(f"position_ids must count the tokens {_HERE}")
+
+
+def read_inputs(
+    target: TransformersModel, input_ids: Tensor, inputs_tensor: Tensor | None, given: dict[str, Any], copies: int
+) -> Inputs:
+    """The rows. inputs_tensor: what the encoder reads, each row `copies` times in input_ids."""
+    if not isinstance(target, EncoderDecoderModel):
+        prompts = _without_padding(input_ids, given.get("attention_mask"))
+        return Inputs(prompts, [None] * len(prompts), any(len(prompt) < input_ids.shape[1] for prompt in prompts))
+    mask = given.get("decoder_attention_mask")
+    if mask is not None and not target.hears and not bool(mask.bool().all()):
+        raise ParameterError(f"decoder_attention_mask must be all ones {_HERE}")  # BART counts the padding as positions
+    prompts = _without_padding(input_ids, mask)
+    padded = any(len(prompt) < input_ids.shape[1] for prompt in prompts)
+    assert inputs_tensor is not None
+    read = _sources(target, inputs_tensor, given.get("attention_mask"), given.get("encoder_outputs"), copies)
+    return Inputs(prompts, [read[i // copies][0] for i in range(len(prompts))], padded, read)
+
+
+def _sources(
+    target: EncoderDecoderModel, inputs: Tensor, mask: Tensor | None, outputs: Any, copies: int
+) -> list[tuple[Source, Tensor]]:
+    """Each source, and the encoder's states of it."""
+    states = outputs[0][::copies]
+    if target.hears:
+        return list(zip(inputs, states, strict=True))
+    if inputs.is_floating_point() or inputs.shape[1] != states.shape[1] or bool((inputs < 0).any()):
+        raise ParameterError(
+            "encoder_outputs can't stand for a source with outrider.transformers_generate, drafts read its tokens: give "
+            "input_ids, too"
+        )
+    kept = torch.ones_like(inputs) if mask is None else mask[::copies]
+    found: list[tuple[Source, Tensor]] = []
+    for row, state, keep in zip(inputs, states, kept.bool().to(inputs.device), strict=True):
+        found.append(([int(token) for token in row[keep].tolist()], state[keep.to(state.device)]))
+    return found
+
+
+def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """The rows without their padding, on either side."""
+    if attention_mask is None:
+        return [list(map(int, row)) for row in input_ids.tolist()]
+    mask = attention_mask.bool().cpu()
+    return [list(map(int, row[keep].tolist())) for row, keep in zip(input_ids.cpu(), mask, strict=True)]

@@ -1,0 +1,74 @@
+"""What `generate` returns: padded rows, and the output object with scores and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.forced import logits_along
+from outrider.models.base import Source, has_encoder
+from outrider.models.transformers_model import TransformersModel
+
+
+def padded_sequences(new: Sequence[Sequence[int]], input_ids: Tensor, config: Any) -> Tensor:
+    """The new tokens of each row behind its prompt, filled up to the longest. → int64 [B, T]"""
+    pad = _pad(config)
+    width = max(map(len, new))
+    tail = torch.tensor([[*row, *[pad] * (width - len(row))] for row in new], dtype=input_ids.dtype)
+    return torch.cat([input_ids, tail.to(input_ids.device)], dim=1)
+
+
+def output(target: TransformersModel, sequences: Tensor, further: Mapping[str, Any], beams: bool = False) -> Any:
+    """The output object of transformers for this kind of model and search."""
+    from transformers.generation import utils
+
+    name = f"Generate{'Beam' if beams else ''}{'EncoderDecoder' if has_encoder(target) else 'DecoderOnly'}Output"
+    return getattr(utils, name)(sequences=sequences, **further)
+
+
+def scores_along(
+    target: TransformersModel,
+    rows: Sequence[tuple[list[int], int]],
+    sources: Sequence[Source | None],
+    processors: Sequence[Any],
+    config: Any,
+) -> dict[str, tuple[Tensor, ...]]:
+    """`scores` and `logits`, if the call wants them: a tensor [B, V] a step, from one more pass along each text.
+
+    rows: tokens, and how many of them are the prompt's. Where a row has ended, its padding is certain.
+    """
+    wanted = [name for name in ("scores", "logits") if getattr(config, f"output_{name}", None)]
+    if not wanted:
+        return {}
+    width = max(len(tokens) - start for tokens, start in rows)
+    found: dict[str, tuple[Tensor, ...]] = {}
+    steps = {name: torch.full((width, len(rows), target.vocab_size), -torch.inf, device=target.device) for name in wanted}
+    for tensor in steps.values():
+        tensor[:, :, _pad(config)] = 0.0
+    for i, ((tokens, start), source) in enumerate(zip(rows, sources, strict=True)):
+        if len(tokens) == start:
+            continue
+        logits = torch.cat([chunk.float() for chunk in logits_along(target, tokens, start, source)])
+        if "logits" in steps:
+            steps["logits"][: len(logits), i] = logits
+        if "scores" in steps:
+            ids = torch.tensor([tokens], device=target.device)
+            for n in range(len(logits)):
+                steps["scores"][n, i] = _processed(logits[n : n + 1], ids[:, : start + n], processors)[0]
+    for name, tensor in steps.items():
+        found[name] = tuple(tensor.unbind(0))
+    return found
+
+
+def _processed(logits: Tensor, tokens: Tensor, processors: Sequence[Any]) -> Tensor:
+    scores = logits.clone()
+    for processor in processors:
+        scores = processor(tokens, scores)
+    return scores
+
+
+def _pad(config: Any) -> int:
+    return config.pad_token_id if config.pad_token_id is not None else 0
