@@ -110,6 +110,40 @@ def test_the_encoder_runs_once_a_sequence(architecture: str) -> None:
     assert len(projected) == 2 * layers
 
 
+@pytest.mark.parametrize("architecture", FOUR)
+@pytest.mark.parametrize("kind", ["same", "one weight differs", "another scale"])
+def test_a_draft_with_the_targets_encoder_does_not_run_its_own(architecture: str, kind: str) -> None:
+    """As distilled drafts have it. Whether it is shared or not, the tokens are those of plain decoding."""
+    target, draft = EncoderDecoderModel(module(architecture)), EncoderDecoderModel(module(architecture))
+    with torch.no_grad():
+        for parameter in draft.module.get_decoder().layers.parameters() if architecture != "T5" else ():
+            parameter.mul_(0.9)
+        if kind == "one weight differs":
+            list(draft.module.get_encoder().parameters())[-1].view(-1)[-1] += 0.5
+        if kind == "another scale":  # of which no weight tells
+            for part in draft.module.get_encoder().modules():
+                for name in ("scaling", "relative_attention_max_distance", "variance_epsilon"):
+                    if isinstance(getattr(part, name, None), int | float):
+                        setattr(part, name, 5 if "distance" in name else 0.7)
+    calls: list[int] = []
+    hook = draft.module.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    requests = [request(target, some_source(target, i), 8, 0, i) for i in range(2)]
+    wanted = decode(target, requests, SamplingSettings(), None, FixedLength(0))[0]
+    try:
+        drafter = ModelDrafter(draft)
+        drafter.bind(target)
+        calls.clear()
+        tokens, rounds = decode(target, requests, SamplingSettings(), drafter, FixedLength(2))
+    finally:
+        hook.remove()
+    assert tokens == wanted
+    assert len(calls) == (0 if kind == "same" else 2)
+    assert any(record.drafted for row in rounds for record in row)
+    for model in (target, draft):
+        assert not model._open
+        assert not model._states
+
+
 def request(model: EncoderDecoderModel, source: Source, count: int, seed: int = 0, row: int = 0) -> Request:
     return Request(decoder_prefix(model, source), count, RandomStream(seed, row), model.end_tokens, source=source)
 

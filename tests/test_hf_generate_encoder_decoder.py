@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from scipy import stats
 from torch import Tensor
 
@@ -93,7 +94,7 @@ def test_the_encoder_is_not_run_again() -> None:
     finally:
         hook.remove()
     assert len(calls) == 1  # by `generate` itself, for all rows
-    assert not engine_of(model)._encoded  # type: ignore[attr-defined]
+    assert not engine_of(model)._given  # type: ignore[attr-defined]
 
 
 def test_sampling_follows_the_law_of_generate() -> None:
@@ -207,6 +208,13 @@ def test_scores_and_logits_are_those_along_the_text(architecture: str, sampled: 
 def test_what_can_not_be_had_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ParameterError, ValueError), match=message):
         ours(module("T5"), input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=4, **options)
+
+
+def test_half_a_whisper_is_refused() -> None:
+    """transformers takes it as an assistant; here an equal encoder is found by its weights."""
+    half = transformers.WhisperForCausalLM(module("Whisper").config)
+    with pytest.raises(ParameterError, match="load it as WhisperForConditionalGeneration"):
+        ours(ruled("Whisper").module, **inputs("Whisper", 1), max_new_tokens=4, draft=half)
 
 
 def test_states_without_a_source_are_refused() -> None:

@@ -15,6 +15,7 @@ from outrider.beam.task import BeamTask
 from outrider.drafters import Drafter, ModelDrafter, SelfDrafter
 from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import LanguageModel
+from outrider.models.compatibility import share_source
 
 
 class BeamDraft:
@@ -25,6 +26,7 @@ class BeamDraft:
     """
 
     def __init__(self, model: LanguageModel, target: LanguageModel, task: BeamTask, rules: Rules, width: int) -> None:
+        share_source(target, model)
         self._rules = rules
         self._width = width
         self._rows = BeamRows(model, task, target.vocab_size, rules.limit)

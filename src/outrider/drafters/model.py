@@ -14,7 +14,7 @@ from outrider.drafters.drafting import draft_in_steps
 from outrider.drafters.own_tokens import OwnTokens
 from outrider.drafters.steps import Steps
 from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
-from outrider.models.compatibility import check_same_source, check_same_tokens
+from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
@@ -46,7 +46,7 @@ class ModelDrafter(Drafter):
 
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
-        check_same_source(target, self.model)
+        share_source(target, self.model)
 
     def check_source(self, source: Source) -> None:
         if has_encoder(self.model):

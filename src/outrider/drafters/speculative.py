@@ -17,7 +17,7 @@ from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Tria
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter, proposal_from
 from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
-from outrider.models.compatibility import check_same_source, check_same_tokens
+from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, empty_proposal, padded_proposal
 from outrider.round import Extras, Outcome, Scorer, verify_round
@@ -52,7 +52,7 @@ class SpeculativeDrafter(Drafter):
 
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
-        check_same_source(target, self.model)
+        share_source(target, self.model)
         self.drafter.bind(self.model)
 
     def check_source(self, source: Source) -> None:

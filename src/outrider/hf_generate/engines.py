@@ -11,6 +11,7 @@ from outrider.choices import make_drafter
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
+from outrider.models.compatibility import share_source
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 
@@ -21,11 +22,16 @@ class SameTokensDrafter(ModelDrafter):
     """No tokenizers here: like `generate`, take the caller's word that both models share one, whatever the padding."""
 
     def bind(self, target: Any) -> None:
-        del target
+        share_source(target, self.model)
 
 
 def engine_of(model: Any) -> TransformersModel:
     """The engine around a model, kept on the model, since opening it costs a few forward passes."""
+    if model.config.model_type == "whisper" and not model.config.is_encoder_decoder:
+        raise ParameterError(
+            f"{type(model).__name__} can't draft alone: load it as WhisperForConditionalGeneration; an encoder that is the "
+            "target's is run once for both"
+        )
     engine = model.__dict__.get(_KEPT_AS)
     embedding = model.get_input_embeddings().weight
     as_opened = (model.dtype, model.device, model.config._attn_implementation, tuple(embedding.shape))

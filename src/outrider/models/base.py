@@ -111,6 +111,9 @@ class EncoderDecoder(LanguageModel, Protocol):
     def stand_in(self) -> Source:
         """Some source, for measuring what a pass costs."""
 
+    def share_encoder(self, other: Any) -> bool:
+        """Take over what another model's encoder makes of a source, if it is the same encoder. → whether it is"""
+
 
 def has_encoder(model: object) -> TypeGuard[EncoderDecoder]:
     """Whether a model is an encoder-decoder: asked for every token, so by one attribute instead of by all of them."""

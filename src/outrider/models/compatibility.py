@@ -23,8 +23,11 @@ def same_tokens(target: Any, draft: Any) -> bool:
     return True
 
 
-def check_same_source(target: Any, draft: Any) -> None:
-    """Raise `VocabularyMismatchError` if the draft has an encoder that can't read what the target's encoder reads."""
+def share_source(target: Any, draft: Any) -> None:
+    """Let a draft with the target's own encoder use what that has made of a source (`EncoderDecoder.share_encoder`).
+
+    Raises `VocabularyMismatchError` if the draft has an encoder that can't read what the target's encoder reads.
+    """
     if not has_encoder(draft):
         return
     if not has_encoder(target):
@@ -34,6 +37,7 @@ def check_same_source(target: Any, draft: Any) -> None:
     if target.source_kind != draft.source_kind:
         kinds = f"{draft.source_kind} and {target.source_kind}"
         raise VocabularyMismatchError(f"draft {draft.name} and target {target.name} read different sources: {kinds}")
+    draft.share_encoder(target)
 
 
 def fingerprint(model: Any) -> str:

@@ -3,7 +3,8 @@
 A sequence's source is read when it is opened: the encoder runs once, every layer's cross attention keeps its keys and values
 in the sequence's slot (`cross_cache`), and from then on a pass is the decoder's alone, as cheap to roll back as in a
 decoder-only model. Sources are encoded one by one, so that no row's depend on another's padding; one that an open sequence
-has read already (several answers to a question, a model that drafts for itself) is copied from there.
+has read already (several answers to a question, a model that drafts for itself) is copied from there. A draft with the
+target's own encoder, as distilled ones have (distil-whisper), takes over what that has made of a source (`share_encoder`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class EncoderDecoderModel(TransformersModel):
         self._longest_source = None if self._biased or self._hears else context_limit(config)
         self._size = int(config.hidden_size)
         self._read_by: dict[SlotSequence, bytes] = {}  # who has read what
-        self._encoded: dict[bytes, Tensor] = {}  # what was read elsewhere
+        self._states: dict[bytes, Tensor] = {}  # what the encoder has made of what open sequences read, [1, S, W]
+        self._given: dict[bytes, Tensor] = {}  # the same, by whoever has run it already
+        self._compared: EncoderDecoderModel | None = None
+        self._lender: EncoderDecoderModel | None = None  # the same, if its encoder is
 
     def _num_layers(self, config: Any) -> int:
         return _decoder_layers(config)
@@ -84,7 +88,7 @@ class EncoderDecoderModel(TransformersModel):
     def with_a_cache_of_its_own(self) -> Self:
         """See `TransformersModel`."""
         twin = super().with_a_cache_of_its_own()
-        twin._cross, twin._read_by = CrossCache(len(self._cross.layers)), {}
+        twin._cross, twin._read_by, twin._states = CrossCache(len(self._cross.layers)), {}, {}
         twin._both = EncoderDecoderCache(twin._cache, twin._cross)
         return twin
 
@@ -98,13 +102,34 @@ class EncoderDecoderModel(TransformersModel):
     @contextmanager
     def encoded(self, known: Iterable[tuple[Source, Tensor]]) -> Iterator[None]:
         """Until it ends, these sources need no pass of the encoder: what it has made of each is given, [S, W]."""
-        before = dict(self._encoded)
-        self._encoded.update((_key(self._inputs(source)), states) for source, states in known)
+        before = dict(self._given)
+        self._given.update((_key(self._inputs(source)), states.unsqueeze(0)) for source, states in known)
         try:
             yield
         finally:
-            self._encoded.clear()
-            self._encoded.update(before)
+            self._given.clear()
+            self._given.update(before)
+
+    def share_encoder(self, other: EncoderDecoderModel) -> bool:
+        """Take over what another model's encoder has made of a source, if it is the same encoder. → whether it is
+
+        The same: all weights are equal, and so is what both make of some source.
+        """
+        if self._compared is not other:
+            self._compared = other
+            self._lender = other if other is not self and self._has_the_encoder_of(other) else None
+        return self._lender is not None
+
+    @torch.inference_mode()
+    def _has_the_encoder_of(self, other: EncoderDecoderModel) -> bool:
+        if (self.device, self.dtype, self.source_kind) != (other.device, other.dtype, other.source_kind):
+            return False
+        mine, theirs = (model.module.get_encoder().state_dict() for model in (self, other))
+        if mine.keys() != theirs.keys() or any(mine[name].shape != theirs[name].shape for name in mine):
+            return False
+        if not all(torch.equal(mine[name], theirs[name]) for name in mine):
+            return False
+        return torch.equal(*(model._encode(model._inputs(self.stand_in())) for model in (self, other)))
 
     def _read_each_pass(self) -> Iterable[nn.Module]:
         head = self.module.get_output_embeddings()
@@ -121,11 +146,13 @@ class EncoderDecoderModel(TransformersModel):
         sequence = super().open(reserve)
         try:
             if reader is None:
-                self._read(self._known(inputs, key), sequence)
+                self._read(inputs, key, sequence)
             else:
                 self._cross.copy(reader.slot, sequence.slot)
         except BaseException:
             super().release(sequence)
+            if reader is None:
+                self._states.pop(key, None)
             raise
         self._read_by[sequence] = key
         return sequence
@@ -160,27 +187,41 @@ class EncoderDecoderModel(TransformersModel):
         tokens = torch.tensor([[int(token) for token in source]], device=self.device)
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
-    def _known(self, inputs: dict[str, Tensor], key: bytes) -> dict[str, Any]:
-        """The encoder's arguments, or in their place what it has made of them before."""
-        states = self._encoded.get(key)
-        if states is None:
-            return inputs
-        mask = {name: value for name, value in inputs.items() if name == "attention_mask"}
-        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states.unsqueeze(0)), **mask}
+    def _encode(self, inputs: dict[str, Tensor]) -> Tensor:
+        """What the encoder makes of a source. → [1, S, W]"""
+        states: Tensor = self.module.get_encoder()(**inputs).last_hidden_state
+        return states
+
+    def _known(self, key: bytes) -> Tensor | None:
+        """What it has made of a source already."""
+        found = self._given.get(key)
+        found = self._states.get(key) if found is None else found
+        return self._lender._known(key) if found is None and self._lender is not None else found
 
     @torch.inference_mode()
-    def _read(self, inputs: dict[str, Any], sequence: SlotSequence) -> None:
+    def _read(self, inputs: dict[str, Tensor], key: bytes, sequence: SlotSequence) -> None:
         """Run the encoder, and one token of the decoder, whose cross attention then keeps what it computed."""
+        known = self._known(key)
+        states = self._states[key] = self._encode(inputs) if known is None else known
         first = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        mask = {name: value for name, value in inputs.items() if name == "attention_mask"}
         self._cross.filling = sequence.slot
         self._cache.placement = Placement((sequence.slot,), (0,), first, 1)
         self._both.is_updated = dict.fromkeys(range(len(self._cross.layers)), False)
         with at_positions(self._tables, self._biased, first, 1):
-            self.module(**inputs, decoder_input_ids=first, past_key_values=self._both, use_cache=True)
+            self.module(
+                **mask,
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                decoder_input_ids=first,
+                past_key_values=self._both,
+                use_cache=True,
+            )
 
     def release(self, sequence: SlotSequence) -> None:
         """Free a sequence's slot; the last sequence moves into it, its source, too."""
-        self._read_by.pop(sequence, None)
+        key = self._read_by.pop(sequence, None)
+        if key is not None and key not in self._read_by.values():
+            self._states.pop(key, None)
         if sequence in self._open and self._open[-1] is not sequence:
             self._cross.copy(self._open[-1].slot, sequence.slot)
         super().release(sequence)
