@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,10 @@ def test_recordings_are_heard(tmp_path: Path, cache: Path, capsys: pytest.Captur
         ({"audio": "tone.wav", "prompt": "x"}, "must have exactly one of prompt, messages, audio"),
         ({"prompt": "x", "language": "en"}, "language is for audio"),
         ({"audio": "tone.wav", "task": 3}, "must name a recording as"),
+        ({"audio": "wide.wav"}, "wide.wav has 40 bits a sample, 8, 16, 24 or 32 are read"),
+        ({"audio": "a\0b.wav"}, "can't be read .*null byte"),
+        ({"audio": "\ud800.wav"}, "can't be read"),
+        ({"audio": "~nobody-here/x.wav"}, "nobody-here/x.wav can't be read"),
     ],
 )
 def test_wrong_lines_are_refused_before_a_model_is_loaded(
@@ -104,11 +109,51 @@ def test_wrong_lines_are_refused_before_a_model_is_loaded(
 ) -> None:
     import re
 
-    write_wav(tmp_path / "tone.wav", tone())
+    raw = bytearray(write_wav(tmp_path / "tone.wav", tone()).read_bytes())
+    struct.pack_into("<HH", raw, 32, 5, 40)  # bytes a frame, bits a sample
+    (tmp_path / "wide.wav").write_bytes(raw)
     assert run(["batch", str(written(tmp_path, [line])), "-o", str(tmp_path / "out"), "--target", "nowhere"]) in (1, 2)
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(told, error), error
+
+
+def test_a_run_does_not_go_on_with_other_recordings(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_encoder_decoder(tmp_path / "whisper", "Whisper")
+    path = written(tmp_path, [{"audio": write_wav(tmp_path / f"{i}.wav", tone(0.3)).name} for i in range(3)])
+    output = tmp_path / "out.jsonl"
+    command = ["batch", str(path), "-o", str(output), "--target", str(folder), "--max-new-tokens", "4", "--batch-size", "1"]
+    assert run(command) == 0
+    whole, tokens = output.read_text(), [one["tokens"] for one in results(output)]
+    output.write_text(whole.splitlines(keepends=True)[0])
+    assert run(command) == 0  # goes on
+    assert [one["tokens"] for one in results(output)] == tokens
+    output.write_text(whole.splitlines(keepends=True)[0])
+    write_wav(tmp_path / "2.wav", tone(0.5))
+    capsys.readouterr()
+    assert run(command) in (1, 2)
+    error = capsys.readouterr().err
+    assert "another --output" in error or "input" in error
+    assert output.read_text() == whole.splitlines(keepends=True)[0]
+
+
+@pytest.mark.parametrize("what", ["alternatives", "config"])
+def test_what_no_line_could_be_served_with_is_said_once(
+    what: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_encoder_decoder(tmp_path / "target", "T5")
+    command = ["batch", str(written(tmp_path, [{"prompt": "the fox"}] * 3)), "-o", str(tmp_path / "out.jsonl")]
+    command += ["--target", str(folder), "--max-new-tokens", "4"]
+    if what == "alternatives":
+        command += ["--draft", str(folder), "--alternatives", "2"]
+    else:
+        config = folder / "generation_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "encoder_no_repeat_ngram_size": 2}))
+    assert run(command) in (1, 2)
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ("alternatives" if what == "alternatives" else "encoder_no_repeat_ngram_size") in error
+    output = tmp_path / "out.jsonl"
+    assert not output.exists() or not output.read_text()
 
 
 @pytest.mark.parametrize("short", ["target", "draft"])

@@ -24,17 +24,25 @@ from outrider.prompts import Prepared
 from tests.commands import call
 from tests.conftest import save_encoder_decoder
 from tests.test_encoder_decoder import FOUR, ruled, some_source
-from tests.tiny_models import tiny, tiny_encoder_decoder
+from tests.tiny_models import module, tiny, tiny_encoder_decoder
 
 COUNT = 12
 SEARCHES: list[tuple[int, float, EarlyStopping]] = [(1, 1.0, False), (3, 2.0, False), (4, -0.5, True), (4, 0.6, "never")]
 
 
+def configured(architecture: str, **rules: Any) -> EncoderDecoderModel:
+    """With another generation config than `ruled`."""
+    model = EncoderDecoderModel(module(architecture), name=f"configured-{architecture}")
+    for name, value in rules.items():
+        setattr(model.module.generation_config, name, value)
+    return model
+
+
 def searched(
-    model: EncoderDecoderModel, settings: BeamSettings, draft: LanguageModel | None = None
+    model: EncoderDecoderModel, settings: BeamSettings, draft: LanguageModel | None = None, seed: int = 1
 ) -> tuple[tuple[Finished, ...], int]:
     """What was found for a source, and the passes that it took."""
-    source = some_source(model, 1, 9)
+    source = some_source(model, seed, 9)
     task = task_of(model, Prepared(decoder_prefix(model, source), source), COUNT)
     decoder = BeamDecoder(model, task, settings, COUNT, model.end_tokens, draft, BeamLength(2))
     passes = len(list(decoder.rounds()))
@@ -118,6 +126,39 @@ def test_the_interface_and_the_command_read_a_source(
     command = ["generate", "the quick brown fox", "--target", folders[0], "--dtype", "float64", "--json"]
     command += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     printed = call(capsys, *command, "--draft", folders[1], "--num-draft-tokens", 2, "--compare")
+    assert call(capsys, *command)["source_tokens"] > 1
     assert printed["identical"]
     assert [one["tokens"] for one in printed["sequences"]] == [one.tokens for one in found.sequences]
     assert found.stats.drafted
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rules"),
+    [
+        ("Marian", {"renormalize_logits": True, "bad_words_ids": [[39], [44], [17]], "forced_eos_token_id": 2}),
+        ("T5", {"renormalize_logits": True, "no_repeat_ngram_size": 1, "repetition_penalty": 1.3}),
+        ("T5", {"repetition_penalty": 1.2}),
+        ("Bart", {"repetition_penalty": 1.2, "min_length": 6}),
+    ],
+)
+@pytest.mark.parametrize("width", [1, 4])
+def test_what_is_left_is_normalised_where_the_config_says_so(architecture: str, rules: dict[str, Any], width: int) -> None:
+    """And with one beam, penalties are greedy decoding's: on logits, not on log-probabilities."""
+    model = configured(architecture, **rules)
+    for seed in range(6):
+        source = torch.tensor([list(map(int, some_source(model, seed, 9)))])
+        out = model.module.generate(
+            source,
+            do_sample=False,
+            use_cache=False,
+            num_beams=width,
+            max_new_tokens=COUNT,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        best = searched(model, BeamSettings(width), None, seed)[0][0]
+        new = out.sequences[0, 1:].tolist()
+        end = next((i + 1 for i, token in enumerate(new) if token in model.end_tokens), len(new))
+        assert list(best.tokens) == new[:end]
+        if width > 1:
+            assert best.score == pytest.approx(float(out.sequences_scores[0]), abs=1e-4)

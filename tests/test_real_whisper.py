@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import outrider
 from outrider.audio import features, read_wav
+from outrider.costs import measured_costs
+from outrider.hf_generate.engines import engine_of
 from outrider.models.decoder_rules import decoder_prefix
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from tests.real_whisper import package_folder, save_whisper
@@ -50,3 +53,35 @@ def test_speech_is_written_as_transformers_writes_it_whoever_drafts(target: Enco
         assert [token for token in result.tokens if token != 50256] == [token for token in new if token != 50256]
     assert result.source_tokens is None
     assert torch.isfinite(heard).all()
+
+
+def test_the_drop_in_hears_long_recordings_with_timestamps_as_generate_does(
+    target: EncoderDecoderModel, tmp_path: Path
+) -> None:
+    """By Whisper's own `generate`: two windows, silence between, scores for its thresholds, a draft with its encoder."""
+    speech = read_wav(SPEECH)
+    long = np.concatenate([speech.samples, np.zeros(28 * speech.rate, np.float32), speech.samples])
+    heard = target.feature_extractor(
+        long, sampling_rate=speech.rate, return_tensors="pt", truncation=False, padding="longest", return_attention_mask=True
+    )
+    options = {
+        **heard,
+        "return_timestamps": True,
+        "temperature": (0.0,),
+        "logprob_threshold": -9.0,
+        "no_speech_threshold": 0.9,
+    }
+    wanted = target.module.generate(**options)
+    draft = opened(tmp_path / "draft", 3).module
+    engine_of(draft).share_encoder(engine_of(target.module))
+    measured_costs(engine_of(draft))
+    calls: list[int] = []
+    hook = draft.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    try:
+        for extra in ({"draft": draft, "num_draft_tokens": 2}, {}):
+            got = target.module.generate(**options, custom_generate=outrider.transformers_generate, **extra)
+            assert got.tolist() == wanted.tolist()
+    finally:
+        hook.remove()
+    assert not calls
+    assert wanted.shape[1] > 20

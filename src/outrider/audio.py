@@ -8,6 +8,7 @@ hears a recording as it is or says why not.
 
 from __future__ import annotations
 
+import hashlib
 import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ContextLengthError, ParameterError
+from outrider.errors import ContextLengthError, ParameterError, in_one_line
 
 if TYPE_CHECKING:
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
 Samples = np.ndarray[tuple[int], np.dtype[np.float32]]
+_WIDTHS = (1, 2, 3, 4)  # bytes a sample
+_HOW = "ffmpeg -i FILE -c:a pcm_s16le out.wav"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,11 @@ class Audio:
     def seconds(self) -> float:
         return len(self.samples) / self.rate
 
+    @property
+    def digest(self) -> bytes:
+        """What tells it from other recordings."""
+        return hashlib.sha256(self.samples.tobytes() + str((self.rate, self.language, self.task)).encode()).digest()
+
 
 def read_wav(path: Path | str, language: str | None = None, task: str | None = None) -> Audio:
     """The recording in a WAV file. Raises `ParameterError` for files that are not PCM WAV."""
@@ -59,11 +67,15 @@ def read_wav(path: Path | str, language: str | None = None, task: str | None = N
         with wave.open(str(path), "rb") as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
             raw = file.readframes(file.getnframes())
-    except OSError as error:
-        raise ParameterError(f"audio {path} can't be read ({error.strerror}): name a WAV file") from None
+    except (OSError, ValueError) as error:  # a file system takes no NUL and no halves of characters
+        reason = error.strerror if isinstance(error, OSError) else in_one_line(error, 80)
+        shown = str(path).encode("utf-8", "backslashreplace").decode()
+        raise ParameterError(f"audio {shown} can't be read ({reason}): name a WAV file") from None
     except (wave.Error, EOFError) as error:
         reason = str(error) or "it ends early"
-        raise ParameterError(f"audio {path} is no PCM WAV file ({reason}): convert it, ffmpeg -i FILE out.wav") from None
+        raise ParameterError(f"audio {path} is no PCM WAV file ({reason}): convert it, {_HOW}") from None
+    if width not in _WIDTHS:
+        raise ParameterError(f"audio {path} has {8 * width} bits a sample, 8, 16, 24 or 32 are read: convert it, {_HOW}")
     raw = raw[: len(raw) // (width * channels) * (width * channels)]
     if not raw:
         raise ParameterError(f"audio {path} holds no samples: record something")
@@ -87,8 +99,16 @@ class Recordings:
             raise ParameterError(f'{where}: must name a recording as {{"audio": FILE, "language": …, "task": …}}')
         key = (file, language, task)
         if key not in self._read:
-            self._read[key] = read_wav(self._folder / Path(file).expanduser(), language, task)
+            self._read[key] = read_wav(self._folder / _expanded(file), language, task)
         return self._read[key]
+
+
+def _expanded(file: str) -> Path:
+    """With a home folder in place of "~", if there is such a user."""
+    try:
+        return Path(file).expanduser()
+    except RuntimeError:
+        return Path(file)
 
 
 def named(audio: Audio) -> dict[str, str]:

@@ -13,9 +13,9 @@ from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, end_tokens
 from outrider.options import GenerateOptions, parse_options
-from outrider.prompts import Message, Prompt, end_tokens, prepare, source_length, with_own_rules
+from outrider.prompts import Message, Prompt, prepare, source_length, with_own_rules
 from outrider.randomness import RandomStream
 from outrider.records import Origin, Round, summarise
 from outrider.results import Result

@@ -112,12 +112,6 @@ def check_characters(what: str, text: str) -> None:
         ) from None
 
 
-def end_tokens(target: TextModel) -> frozenset[int]:
-    """The tokens that end a sequence: the generation config's, and the tokenizer's (which chat templates rely on)."""
-    own = getattr(target.tokenizer, "eos_token_id", None)
-    return target.end_tokens | (frozenset() if own is None else {own})
-
-
 def law_along(target: TextModel, sampling: SamplingSettings, prefix: Sequence[int]) -> SamplingSettings:
     """The settings along texts whose end nothing forces. prefix: what a decoder of an encoder begins with."""
     return with_own_rules(target, sampling, [prefix])

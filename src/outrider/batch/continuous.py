@@ -20,9 +20,9 @@ from outrider.checks import check_count
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.errors import NumericalError, OutriderError
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, end_tokens
 from outrider.options import Options
-from outrider.prompts import end_tokens, forces_end, prepare, source_length, with_own_rules
+from outrider.prompts import forces_end, prepare, source_length, with_own_rules
 from outrider.randomness import RandomStream
 from outrider.records import Round, summarise
 from outrider.results import Result

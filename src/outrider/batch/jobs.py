@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outrider.audio import Recordings
+from outrider.audio import Audio, Recordings
 from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.options import Options, parse_options
@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Prompts:
-    """A checked file. digest: of its bytes, by which a run that goes on knows that it is the same file."""
+    """A checked file. digest: of its bytes and of the recordings that it names, by which a run that goes on knows them."""
 
     path: Path
     count: int
@@ -57,10 +57,13 @@ class Prompts:
             digest.update(line)
             if index >= self.count:
                 break
-            yield _job(self.path, number, index, line)
+            job = _job(self.path, number, index, line)
+            _add_recording(digest, job)
+            yield job
         if index + 1 != self.count or digest.hexdigest() != self.digest:
             raise ParameterError(
-                f"{self.path} has changed since it was checked: restore it and go on, or begin anew with another --output"
+                f"{self.path}, or a recording that it names, has changed since it was checked: restore it and go on, or "
+                "begin anew with another --output"
             )
 
 
@@ -73,6 +76,7 @@ def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
     for number, index, line in _lines(path):
         digest.update(line)
         job = _job(path, number, index, line)
+        _add_recording(digest, job)
         try:
             options_of(job, defaults)
             _check_structure(structure_of(job, defaults))
@@ -82,6 +86,11 @@ def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
     if not count:
         raise ParameterError(f'{path} holds no prompts: give a JSON object such as {{"prompt": "…"}} on each line')
     return Prompts(path, count, digest.hexdigest())
+
+
+def _add_recording(digest: hashlib._Hash, job: Job) -> None:
+    if isinstance(job.prompt, Audio):
+        digest.update(job.prompt.digest)
 
 
 def options_of(job: Job, defaults: Mapping[str, Any]) -> Options:

@@ -9,12 +9,15 @@ from typing import Any
 import outrider
 from outrider.choices import make_length
 from outrider.costs import CostBook, costs_by
+from outrider.decode import Decoder
 from outrider.draft_length import DraftLength, FixedLength, OptimalLength
 from outrider.draft_specs import LoadModel, loading_options, make_from_spec
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.models.loading import compiles
+from outrider.prompts import with_own_rules
+from outrider.sampling import SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ class Setup:
         drafter = self.drafter(target)
         with costs_by(book):
             length = self._length(target, drafter)
+        # What no prompt could be served with is said once, before the first.
+        whole = with_own_rules(target, SamplingSettings(), [range(1)], 1)
+        Decoder(target, (), whole, drafter, length, alternatives=self.defaults.get("alternatives"))
         return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds)
 
     def _length(self, target: TextModel, drafter: Drafter | None) -> DraftLength:

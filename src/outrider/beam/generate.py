@@ -13,8 +13,8 @@ from outrider.beam.state import Finished
 from outrider.beam.task import task_of
 from outrider.choices import Draft, make_drafter
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel
-from outrider.prompts import Prompt, end_tokens, prepare
+from outrider.models.base import TextModel, end_tokens
+from outrider.prompts import Prompt, prepare, source_length
 from outrider.text import TextTracker
 
 
@@ -110,7 +110,13 @@ class BeamGeneration:
             cut = [Finished(o.tokens, o.logprob, rules.score(o.logprob, len(o.tokens)), "length") for o in running]
             texts = [self._text(one, "cancelled") for one in cut] or [BeamText("", [], 0.0, 0.0, "cancelled")]
         stats = summarise(self._rounds, self._decoder.prefill_seconds)
-        return BeamResult(texts[: self.settings.num_return_sequences], stats, list(self._rounds), len(self.task.prompt))
+        return BeamResult(
+            texts[: self.settings.num_return_sequences],
+            stats,
+            list(self._rounds),
+            len(self.task.prompt),
+            source_length(self.task.source),
+        )
 
     def _reason(self, one: Finished) -> EndReason:
         return "context" if one.reason == "length" and self._decoder.cut_by_context else one.reason

@@ -18,23 +18,27 @@ from outrider.errors import NumericalError
 class BeamLaw:
     """What tokens score: a model's log-probabilities, and what is forbidden or forced where a hypothesis has come to.
 
-    As in transformers: `bias` is added to them, then each processor sees a hypothesis, behind the tokens of `prefix`, and
-    what is left is not normalised again.
+    As in transformers: `bias` is added to them, then each processor sees a hypothesis, behind the tokens of `prefix`.
+    normalised: whether what is left sums to one again. greedy: whether there is one beam, for which bias and processors see
+    logits instead (a repetition penalty tells them apart), and what is left sums to one in any case.
     """
 
     prefix: tuple[int, ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
     processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+    normalised: bool = False
+    greedy: bool = False
 
     def logprobs(self, logits: Tensor, paths: Many[Path]) -> Tensor:
         """Of each hypothesis. [M, V] → [M, V], in float32, or float64 if the logits are."""
-        out = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        out = wide.clone() if self.greedy else wide.log_softmax(-1)
         if self.bias:
             tokens = index(list(self.bias), out.device)
             out.index_add_(-1, tokens, out.new_tensor(list(self.bias.values())).expand(len(out), -1))
         if self.processors:
             out = torch.cat([self._processed(row, path) for row, path in zip(out.unsqueeze(1), paths, strict=True)])
-        return out
+        return out.log_softmax(-1) if self.normalised or self.greedy else out
 
     def _processed(self, row: Tensor, path: Path) -> Tensor:
         tokens = index([*self.prefix, *path], row.device).unsqueeze(0)

@@ -107,12 +107,16 @@ class BeamText:
 
 @dataclass(frozen=True)
 class BeamResult:
-    """What a search returns. sequences: best first, as many as were asked for (fewer only where fewer exist)."""
+    """What a search returns. sequences: best first, as many as were asked for (fewer only where fewer exist).
+
+    prompt_tokens: those that texts began with; source_tokens: those that an encoder read, None without one or for audio.
+    """
 
     sequences: list[BeamText]
     stats: BeamStats
     rounds: list[BeamRound]
     prompt_tokens: int
+    source_tokens: int | None = None
 
     @property
     def best(self) -> BeamText:
@@ -136,5 +140,6 @@ class BeamResult:
             **asdict(self.best),
             "sequences": [asdict(one) for one in self.sequences],
             "prompt_tokens": self.prompt_tokens,
+            **({} if self.source_tokens is None else {"source_tokens": self.source_tokens}),
             "stats": self.stats.to_dict(),
         }

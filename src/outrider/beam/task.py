@@ -37,5 +37,5 @@ def task_of(target: LanguageModel, prepared: Prepared, max_new_tokens: int | Non
 
     assert isinstance(target, EncoderDecoderModel)
     rules = decoder_rules(target, len(prepared.tokens), max_new_tokens)
-    law = BeamLaw(tuple(prepared.tokens), rules.bias, rules.processors)
+    law = BeamLaw(tuple(prepared.tokens), rules.bias, rules.processors, rules.normalised)
     return BeamTask(prepared.tokens, prepared.source, law, int(forces_first(target.module.generation_config)))

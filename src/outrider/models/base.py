@@ -89,6 +89,12 @@ class TextModel(LanguageModel, Protocol):
         """The tokens that its generation config names as ends of a text."""
 
 
+def end_tokens(target: TextModel) -> frozenset[int]:
+    """The tokens that end a sequence: the generation config's, and the tokenizer's (which chat templates rely on)."""
+    own = getattr(target.tokenizer, "eos_token_id", None)
+    return target.end_tokens | (frozenset() if own is None else {own})
+
+
 @runtime_checkable
 class EncoderDecoder(LanguageModel, Protocol):
     """A language model whose sequences begin with a source: its encoder reads it once, its decoder goes on from there.

@@ -17,12 +17,17 @@ from torch import Tensor
 
 from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import Source
+from outrider.models.base import Source, end_tokens
 from outrider.models.encoder_decoder import EncoderDecoderModel
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """Of transformers: tokens [1, n], scores [1, V] → scores."""
-_NOT_KEPT = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty")
+_NOT_KEPT = (
+    "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "guidance_scale",
+)
 
 
 def decoder_prefix(
@@ -94,10 +99,14 @@ def _heard(model: EncoderDecoderModel, source: Source, start: int) -> int:
 
 @dataclass(frozen=True)
 class Rules:
-    """bias: tokens that are never said, at -inf. processors: what depends on the tokens before."""
+    """bias: tokens that are never said, at -inf. processors: what depends on the tokens before.
+
+    normalised: whether what is left of the log-probabilities is made to sum to one, which matters to beams alone.
+    """
 
     bias: dict[int, float]
     processors: tuple[Processor, ...]
+    normalised: bool = False
 
 
 def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens: int | None = None) -> Rules:
@@ -110,8 +119,8 @@ def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens
     config = model.module.generation_config
     ignored = [name for name in _NOT_KEPT if getattr(config, name, None) not in (None, 0, 1.0)]
     if ignored:
-        raise ModelError(f"{model.name} can't be used: its generation config sets {ignored[0]}, which looks at the source")
-    ends = _inside(model, sorted(model.end_tokens))
+        raise ModelError(f"{model.name} can't be used: its generation config sets {ignored[0]}, which is not kept here")
+    ends = _inside(model, sorted(end_tokens(model)))
     words = [word for word in getattr(config, "bad_words_ids", None) or () if word not in [[end] for end in ends]]
     phrases = [word for word in words if len(word) > 1]
     never = {
@@ -142,7 +151,8 @@ def decoder_rules(model: EncoderDecoderModel, prefix_length: int, max_new_tokens
         found.append(_Forced(tuple(said), last))
     if first := _inside(model, getattr(config, "begin_suppress_tokens", None)):
         found.append(_Forbidden(first, prefix_length, prefix_length + 1))
-    return Rules(dict.fromkeys(sorted(never), -math.inf), tuple(found))
+    normalised = bool(getattr(config, "renormalize_logits", None))
+    return Rules(dict.fromkeys(sorted(never), -math.inf), tuple(found), normalised)
 
 
 def _least_length(config: Any, prefix_length: int) -> int:

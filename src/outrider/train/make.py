@@ -18,10 +18,9 @@ from outrider.errors import ParameterError
 from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
 from outrider.heads.engine import check_fits
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
-from outrider.models.base import refuse_draft_only
+from outrider.models.base import end_tokens, refuse_draft_only
 from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.transformers_model import TransformersModel
-from outrider.prompts import end_tokens
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.checkpoints import CHECKPOINTS
 from outrider.train.corpus import Source, stamp, windows

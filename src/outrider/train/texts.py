@@ -15,8 +15,8 @@ from typing import Any
 from outrider.batch import ContinuousBatch, Job, Ready, Setup
 from outrider.checks import check_count
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import TextModel
-from outrider.prompts import encode, end_tokens
+from outrider.models.base import TextModel, end_tokens
+from outrider.prompts import encode
 from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 
