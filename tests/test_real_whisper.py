@@ -78,7 +78,7 @@ def test_the_drop_in_hears_long_recordings_with_timestamps_as_generate_does(
     calls: list[int] = []
     hook = draft.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     try:
-        for extra in ({"draft": draft, "num_draft_tokens": 2}, {}):
+        for extra in ({"draft": draft, "num_draft_tokens": 2},):
             got = target.module.generate(**options, custom_generate=outrider.transformers_generate, **extra)
             assert got.tolist() == wanted.tolist()
     finally:
