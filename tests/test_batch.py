@@ -254,3 +254,28 @@ def test_the_command_takes_structure_and_biases_and_goes_on(
     bad = [part if part != "17=-inf" else "17:-inf" for part in command]
     assert run(bad) == 2
     assert "logit_bias must be ID=VALUE, a token id and a number or -inf, got '17:-inf'" in capsys.readouterr().err
+
+
+def test_lenience_is_each_lines_and_said_to_be_lossy(
+    target_folder: Path, draft_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    prompts = PROMPTS[:4]
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text, "seed": i}) + "\n" for i, text in enumerate(prompts)))
+    models = ["--target", str(target_folder), "--draft", str(draft_folder), "--dtype", "float64"]
+    command = ["batch", str(path), "-o", str(output), *models, "--temperature", "1", "--max-new-tokens", "12", "--raw"]
+    assert run([*command, "--lenience", "0.3", "--num-draft-tokens", "3"]) == 0
+    assert "LOSSY: lenience 0.3" in capsys.readouterr().err
+    target, draft = (outrider.load(folder, dtype="float64") for folder in (target_folder, draft_folder))
+    options: dict[str, Any] = {"draft": draft, "num_draft_tokens": 3, "temperature": 1.0, "max_new_tokens": 12}
+    found = sorted((json.loads(line) for line in output.read_text().splitlines()), key=lambda one: one["index"])
+    differ = 0
+    for i, one in enumerate(found):
+        lenient, exact = (outrider.generate(target, prompts[i], seed=i, lenience=x, **options) for x in (0.3, 1.0))
+        assert one["tokens"] == lenient.tokens
+        assert (one["lossy"], one["lenience"]) == (True, 0.3)
+        differ += lenient.tokens != exact.tokens
+    assert differ
+    for wrong, told in (([], "in (0, 1]"), (["--plain"], "nothing is drafted"), (["--num-draft-tokens", "0"], "nothing is")):
+        assert run([*command, "--lenience", "0" if not wrong else "0.5", *wrong]) == 2
+        assert told in capsys.readouterr().err

@@ -73,8 +73,10 @@ def test_the_drop_in_hears_long_recordings_with_timestamps_as_generate_does(
     }
     wanted = target.module.generate(**options)
     draft = opened(tmp_path / "draft", 3).module
-    engine_of(draft).share_encoder(engine_of(target.module))
-    measured_costs(engine_of(draft))
+    engine = engine_of(draft)
+    assert isinstance(engine, EncoderDecoderModel)
+    assert engine.share_encoder(engine_of(target.module))
+    measured_costs(engine)
     calls: list[int] = []
     hook = draft.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     try:

@@ -165,6 +165,7 @@ class ContinuousBatch:
                 ready.drafter,
                 ready.length,
                 options.extras,
+                lenience=options.lenience,
                 alternatives=ready.defaults.get("alternatives"),
             )
             self._lanes[key] = _Lane(decoder)
@@ -186,7 +187,7 @@ class ContinuousBatch:
             place = lane.places[number]
             place.rounds.append(record)
             if record.finish_reason is not None:
-                ended.append(_record(lane.places.pop(number), self._ready.rounds, key.logprobs))
+                ended.append(_record(lane.places.pop(number), self._ready, key.logprobs))
         if ended:
             lane.decoder.dismiss()
         return ended
@@ -217,7 +218,7 @@ class ContinuousBatch:
         return ended
 
 
-def _record(place: _Place, with_rounds: bool, logprobs: bool) -> Record:
+def _record(place: _Place, ready: Ready, logprobs: bool) -> Record:
     place.tracker.finish()
     result = Result(
         text=place.tracker.text,
@@ -228,10 +229,11 @@ def _record(place: _Place, with_rounds: bool, logprobs: bool) -> Record:
         rounds=[],
         prompt_tokens=place.row.draft.prompt_length,
         source_tokens=source_length(place.row.draft.source),
+        lenience=ready.defaults.get("lenience", 1.0),
         logprobs=[x for made in place.rounds for x in made.logprobs or ()] if logprobs else None,
     )
     record = {"index": place.job.index, **place.job.passed, **result.to_dict()}
-    if with_rounds:
+    if ready.rounds:
         record["rounds"] = [[len(made.tokens), made.drafted, made.accepted] for made in place.rounds]
     return record
 

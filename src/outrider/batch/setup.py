@@ -61,7 +61,8 @@ class Setup:
             length = self._length(target, drafter)
         # What no prompt could be served with is said once, before the first.
         whole = with_own_rules(target, SamplingSettings(), [range(1)], 1)
-        Decoder(target, (), whole, drafter, length, alternatives=self.defaults.get("alternatives"))
+        beside = {name: self.defaults[name] for name in ("alternatives", "lenience") if name in self.defaults}
+        Decoder(target, (), whole, drafter, length, **beside)
         return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds)
 
     def _length(self, target: TextModel, drafter: Drafter | None) -> DraftLength:

@@ -42,6 +42,7 @@ _TOLD = 5  # errors of prompts that are told while the run goes on; the output h
 @alternatives_option
 @click.option("--max-new-tokens", type=int, default=256, show_default=True)
 @law_options
+@click.option("--lenience", type=float, default=1.0, help="Below 1: LOSSY, accept more than the target's law allows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
 @text_options
 @structure_options
@@ -80,6 +81,11 @@ def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure 
     """From the options to what the processes are told."""
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
+    from outrider.lenience import check_lenience
+
+    lenience = check_lenience(given["lenience"])
+    if lenience < 1.0 and (given["plain"] or parse_length(given["num_draft_tokens"]) == 0):
+        raise ParameterError(f"lenience must be 1 where nothing is drafted, got {lenience:g}: it is about drafted tokens")
     asked = {} if structure is None else asdict(structure)
     beside = {name: given[name] for name in ("alternatives", "logit_bias", "logprobs")} | asked  # settings where given
     return models.setup(
@@ -90,6 +96,7 @@ def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure 
         defaults={
             **{name: given[name] for name in _ALWAYS},
             "stop": list(given["stop"]),
+            **({"lenience": lenience} if lenience < 1.0 else {}),
             **{name: value for name, value in beside.items() if not (value is None or value is False or value == {})},
         },
     )
@@ -127,6 +134,9 @@ def _run(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | None
         click.echo(json.dumps({**about, **totals, **tally.to_dict()}))
     elif code == 0:
         click.echo(_conclusion(tally, journal), err=True)
+        if "lenience" in setup.defaults:
+            lenience = setup.defaults["lenience"]
+            click.echo(f"outrider: LOSSY: lenience {lenience:g}, the texts need not follow the target's law", err=True)
     return code or int(journal.errors > 0)
 
 

@@ -110,7 +110,7 @@ class EncoderDecoderModel(TransformersModel):
             self._given.clear()
             self._given.update(before)
 
-    def share_encoder(self, other: EncoderDecoderModel) -> bool:
+    def share_encoder(self, other: Any) -> bool:
         """Take over what another model's encoder has made of a source, if it is the same encoder. → whether it is
 
         The same: all weights are equal, and so is what both make of some source.
