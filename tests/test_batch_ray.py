@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from outrider.audio import read_wav
 from outrider.audit.sources import own_texts
 from outrider.audit.spread import spread_texts
 from outrider.batch import Job, Setup
@@ -22,7 +23,11 @@ from outrider.cli.main import run
 from outrider.draft_specs import make_named
 from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load
+from outrider.prompts import encode
 from outrider.sampling import SamplingSettings
+from outrider.tune import writing
+from tests.conftest import save_encoder_decoder
+from tests.test_encoder_decoder_commands import tone, write_wav
 
 pytest.importorskip("ray")
 # Ray's own modules and its sockets at the end of a process
@@ -131,6 +136,31 @@ def test_audited_texts_are_those_of_one_process_in_the_same_order(address: str, 
     assert [one.tokens for one in got] == [one.tokens for one in want]
     counts = [[[(len(r.tokens), r.drafted, r.accepted) for r in one.rounds] for one in texts] for texts in (got, want)]
     assert counts[0] == counts[1]
+
+
+def test_encoder_decoders_are_audited_and_tuned_on_the_texts_of_one_process(
+    address: str, tmp_path: Path, cache: Path
+) -> None:
+    """Recordings travel; answers to a source may end in tuning, and not in audits."""
+    sampling, draft = SamplingSettings(temperature=1.0, top_p=0.9), "self:temperature=1.5"
+    folder = save_encoder_decoder(tmp_path / "whisper", "Whisper")
+    target = load(folder, dtype="float64")
+    sounds = [read_wav(write_wav(tmp_path / f"{i}.wav", tone(0.3 + 0.1 * i))) for i in range(2)]
+    setup = Setup(str(folder), (draft,), 3, batch_size=8, dtype="float64", device="cpu", rounds=True)
+    got = list(spread_texts(Cluster(address, 1), setup, target, sampling, 60, 5, 0, sounds))
+    want = list(own_texts(target, make_named(draft, target), sampling, 60, 3, sounds, 5))
+    assert [(one.tokens, one.prompt_length, one.heard) for one in got] == [
+        (one.tokens, one.prompt_length, one.heard) for one in want
+    ]
+    assert sum(len(one.new) for one in got) >= 60
+
+    folder = save_encoder_decoder(tmp_path / "t5", "T5")
+    target = load(folder, dtype="float64")
+    setup = Setup(str(folder), dtype="float64", device="cpu")
+    sources = [encode(target, text) for text in ("the fox", "def f(x): return x", "0123")]
+    tuned = list(writing.spread_texts(target, Cluster(address, 1), setup, sources, sampling, 24, 3))
+    assert tuned == list(writing.own_texts(target, sources, sampling, 24, 3))
+    assert any(len(tokens) < 24 for tokens in tuned)
 
 
 def test_tasks_are_answered_as_by_one_process(

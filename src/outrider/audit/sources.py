@@ -111,10 +111,10 @@ def own_texts(
         done += ROWS
         for prompt, result in zip(read, results, strict=True):
             made += len(result.tokens)
-            yield _text(target, prompt, result.tokens, tuple(result.rounds))
+            yield text_of(target, prompt, result.tokens, tuple(result.rounds))
 
 
-def _text(target: TextModel, prompt: Asked, new: Sequence[int], rounds: tuple[Round, ...]) -> Text:
+def text_of(target: TextModel, prompt: Asked, new: Sequence[int], rounds: tuple[Round, ...]) -> Text:
     """The text of a prompt, which is an encoder-decoder's source, and the new tokens."""
     seen = prepare(target, prompt)
     source = seen.source if seen.source is None or isinstance(seen.source, Tensor) else tuple(seen.source)
@@ -202,7 +202,7 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
     if wrong or not new or not read:
         what = f"token {wrong[0]}" if wrong else "no tokens"
         raise ParameterError(f"{where}: tokens must be in 0 … {target.vocab_size - 1}, got {what}: another tokenizer?")
-    return _text(target, read, new, rounds)
+    return text_of(target, read, new, rounds)
 
 
 def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from outrider.audit.sources import PROMPTS, ROWS, longest_text, plan_group, read_rounds
+from outrider.audit.sources import PROMPTS, ROWS, longest_text, plan_group, read_rounds, text_of
 from outrider.audit.text import Text
 from outrider.batch import Job, Setup
 from outrider.batch.jobs import LAW
 from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
 from outrider.errors import ModelError
-from outrider.models.base import TextModel, refuse_encoder
-from outrider.prompts import Prompt, encode
+from outrider.models.base import TextModel
+from outrider.prompts import Prompt, asked
 from outrider.sampling import SamplingSettings
 
 
@@ -26,13 +26,12 @@ def spread_texts(
     done: int,
     prompts: Sequence[Prompt] = PROMPTS,
 ) -> Iterator[Text]:
-    """Texts until they hold `tokens` new tokens or more. setup: with `rounds`; its defaults are replaced by `sampling`.
+    """Texts until they hold `tokens` new tokens or more. setup: with `rounds`; `sampling` is laid over its defaults.
 
     done: texts made before, after which the prompts and seeds go on.
     """
     law = {name: getattr(sampling, name) for name in LAW}
-    setup = replace(setup, chat=False, defaults={**law, "seed": 0, "ignore_eos": True})
-    refuse_encoder(target, "audit --ray")
+    setup = replace(setup, chat=False, defaults={**setup.defaults, **law, "seed": 0, "ignore_eos": True})
     longest = longest_text(sampling, tokens, prompts)
     made = 0
     while made < tokens:
@@ -41,10 +40,10 @@ def spread_texts(
         for record in in_order(records, done):
             if "error" in record:
                 raise ModelError(f"text {record['index']} could not be written: {record['error']}")
-            prompt = record["metadata"]
+            read = asked(target, prompts[done % len(prompts)])
             made += len(record["tokens"])
             done += 1
-            yield Text((*prompt, *record["tokens"]), len(prompt), read_rounds(record["rounds"], record["tokens"]))
+            yield text_of(target, read, record["tokens"], read_rounds(record["rounds"], record["tokens"]))
         if made == before:
             return  # no further texts are to be had
 
@@ -62,8 +61,7 @@ def _jobs(
     planned = 0
     while group := plan_group(sampling, tokens - planned, longest, seed, done, prompts):
         for one in group:
-            prompt = encode(target, one.prompt)
             options = {"max_new_tokens": one.max_new_tokens, "seed": one.seed}
-            yield Job(one.number, prompt, options, {"metadata": prompt})
+            yield Job(one.number, asked(target, one.prompt), options)
         planned += ROWS * group[0].max_new_tokens
         done += ROWS

@@ -146,15 +146,12 @@ def _write(
     cluster: Cluster | None,
 ) -> list[tuple[Asked, list[int]]]:
     """The target's own texts. → prompt and new tokens of each"""
-    from outrider.models.base import refuse_encoder
     from outrider.tune.writing import own_texts, spread_texts
 
     if cluster is None:
         texts = own_texts(model, prompts, sampling, tokens, seed)
     else:
-        refuse_encoder(model, "tune --ray")
-        read = [prompt for prompt in prompts if isinstance(prompt, list)]  # all of them: nothing is heard without an encoder
-        texts = spread_texts(cluster, models.setup(compile=models.compile), read, sampling, tokens, seed)
+        texts = spread_texts(model, cluster, models.setup(compile=models.compile), prompts, sampling, tokens, seed)
     return list(zip(prompts, _bar(texts, "The target writes", len(prompts)), strict=True))
 
 

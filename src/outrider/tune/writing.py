@@ -28,13 +28,19 @@ def own_texts(
 
 
 def spread_texts(
-    cluster: Cluster, setup: Setup, prompts: Many[Many[int]], sampling: SamplingSettings, tokens: int, seed: int
+    target: TextModel,
+    cluster: Cluster,
+    setup: Setup,
+    prompts: Many[Asked],
+    sampling: SamplingSettings,
+    tokens: int,
+    seed: int,
 ) -> Iterator[list[int]]:
     """The same by actors, each with one prompt at a time, as one process has. setup: the target's; its draft is left out."""
     options = {name: value for name, value in sampling.options().items() if name != "processors"}
-    options |= {"max_new_tokens": tokens, "ignore_eos": True, "seed": seed}
+    options |= {"max_new_tokens": tokens, "ignore_eos": not has_encoder(target), "seed": seed}
     alone = replace(setup, draft=(), num_draft_tokens=0, batch_size=1, chat=False, defaults=options)
-    jobs = (Job(number, list(prompt), {"seed": seed + number}) for number, prompt in enumerate(prompts))
+    jobs = (Job(number, prompt, {"seed": seed + number}) for number, prompt in enumerate(prompts))
     for record in in_order(RayPool(cluster)(alone, jobs, {}, forget_tables)):
         if "error" in record:
             raise ModelError(f"prompt {record['index']} could not be written on: {record['error']}")
