@@ -94,7 +94,7 @@ def test_the_encoder_is_not_run_again() -> None:
     finally:
         hook.remove()
     assert len(calls) == 1  # by `generate` itself, for all rows
-    assert not engine_of(model)._given  # type: ignore[attr-defined]
+    assert not len(engine_of(model)._states)  # type: ignore[attr-defined]
 
 
 def test_sampling_follows_the_law_of_generate() -> None:

@@ -9,9 +9,10 @@ target's own encoder, as distilled ones have (distil-whisper), takes over what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
@@ -22,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import Source
 from outrider.models.cross_cache import CrossCache, SourceLayer
+from outrider.models.encoder_states import EncoderStates, same_weights, source_key
 from outrider.models.limits import context_limit
 from outrider.models.masks import make_mask
 from outrider.models.row_positions import at_positions, position_modules
@@ -61,10 +63,8 @@ class EncoderDecoderModel(TransformersModel):
         self._longest_source = None if self._biased or self._hears else context_limit(config)
         self._size = int(config.hidden_size)
         self._read_by: dict[SlotSequence, bytes] = {}  # who has read what
-        self._states: dict[bytes, Tensor] = {}  # what the encoder has made of what open sequences read, [1, S, W]
-        self._given: dict[bytes, Tensor] = {}  # the same, by whoever has run it already
-        self._compared: EncoderDecoderModel | None = None
-        self._lender: EncoderDecoderModel | None = None  # the same, if its encoder is
+        self._states = EncoderStates()
+        self._compared: tuple[Any, bool] = (None, False)  # a model (weakly), and whether its encoder is the same
 
     def _num_layers(self, config: Any) -> int:
         return _decoder_layers(config)
@@ -88,7 +88,7 @@ class EncoderDecoderModel(TransformersModel):
     def with_a_cache_of_its_own(self) -> Self:
         """See `TransformersModel`."""
         twin = super().with_a_cache_of_its_own()
-        twin._cross, twin._read_by, twin._states = CrossCache(len(self._cross.layers)), {}, {}
+        twin._cross, twin._read_by, twin._states = CrossCache(len(self._cross.layers)), {}, EncoderStates()
         twin._both = EncoderDecoderCache(twin._cache, twin._cross)
         return twin
 
@@ -99,35 +99,27 @@ class EncoderDecoderModel(TransformersModel):
         count = min(STAND_IN, self._longest_source or STAND_IN)
         return [(7 * i + 3) % self._vocab_size for i in range(count)]
 
-    @contextmanager
-    def encoded(self, known: Iterable[tuple[Source, Tensor]]) -> Iterator[None]:
+    def encoded(self, known: Iterable[tuple[Source, Tensor]]) -> AbstractContextManager[None]:
         """Until it ends, these sources need no pass of the encoder: what it has made of each is given, [S, W]."""
-        before = dict(self._given)
-        self._given.update((_key(self._inputs(source)), states.unsqueeze(0)) for source, states in known)
-        try:
-            yield
-        finally:
-            self._given.clear()
-            self._given.update(before)
+        return self._states.given((source_key(self._inputs(source)), states.unsqueeze(0)) for source, states in known)
 
     def share_encoder(self, other: Any) -> bool:
         """Take over what another model's encoder has made of a source, if it is the same encoder. → whether it is
 
         The same: all weights are equal, and so is what both make of some source.
         """
-        if self._compared is not other:
-            self._compared = other
-            self._lender = other if other is not self and self._has_the_encoder_of(other) else None
-        return self._lender is not None
+        compared, same = self._compared
+        if compared is None or compared() is not other:
+            same = other is not self and self._has_the_encoder_of(other)
+            self._compared = weakref.ref(other), same
+            self._states.borrow(other._states if same else None)
+        return same
 
     @torch.inference_mode()
     def _has_the_encoder_of(self, other: EncoderDecoderModel) -> bool:
         if (self.device, self.dtype, self.source_kind) != (other.device, other.dtype, other.source_kind):
             return False
-        mine, theirs = (model.module.get_encoder().state_dict() for model in (self, other))
-        if mine.keys() != theirs.keys() or any(mine[name].shape != theirs[name].shape for name in mine):
-            return False
-        if not all(torch.equal(mine[name], theirs[name]) for name in mine):
+        if not same_weights(self.module.get_encoder(), other.module.get_encoder()):
             return False
         return torch.equal(*(model._encode(model._inputs(self.stand_in())) for model in (self, other)))
 
@@ -141,7 +133,7 @@ class EncoderDecoderModel(TransformersModel):
         Raises `ParameterError` without a source or for one of another kind, `ContextLengthError` for one that is too long.
         """
         inputs = self._inputs(source)
-        key = _key(inputs)
+        key = source_key(inputs)
         reader = next((other for other, held in self._read_by.items() if held == key), None)
         sequence = super().open(reserve)
         try:
@@ -152,7 +144,7 @@ class EncoderDecoderModel(TransformersModel):
         except BaseException:
             super().release(sequence)
             if reader is None:
-                self._states.pop(key, None)
+                self._states.drop(key)
             raise
         self._read_by[sequence] = key
         return sequence
@@ -192,17 +184,12 @@ class EncoderDecoderModel(TransformersModel):
         states: Tensor = self.module.get_encoder()(**inputs).last_hidden_state
         return states
 
-    def _known(self, key: bytes) -> Tensor | None:
-        """What it has made of a source already."""
-        found = self._given.get(key)
-        found = self._states.get(key) if found is None else found
-        return self._lender._known(key) if found is None and self._lender is not None else found
-
     @torch.inference_mode()
     def _read(self, inputs: dict[str, Tensor], key: bytes, sequence: SlotSequence) -> None:
         """Run the encoder, and one token of the decoder, whose cross attention then keeps what it computed."""
-        known = self._known(key)
-        states = self._states[key] = self._encode(inputs) if known is None else known
+        known = self._states.known(key)
+        states = self._encode(inputs) if known is None else known
+        self._states.keep(key, states)
         first = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = {name: value for name, value in inputs.items() if name == "attention_mask"}
         self._cross.filling = sequence.slot
@@ -221,7 +208,7 @@ class EncoderDecoderModel(TransformersModel):
         """Free a sequence's slot; the last sequence moves into it, its source, too."""
         key = self._read_by.pop(sequence, None)
         if key is not None and key not in self._read_by.values():
-            self._states.pop(key, None)
+            self._states.drop(key)
         if sequence in self._open and self._open[-1] is not sequence:
             self._cross.copy(self._open[-1].slot, sequence.slot)
         super().release(sequence)
@@ -271,11 +258,6 @@ class EncoderDecoderModel(TransformersModel):
             "past_key_values": both,
             "use_cache": True,
         }
-
-
-def _key(inputs: dict[str, Tensor]) -> bytes:
-    """What tells a source from others: its own bits."""
-    return next(iter(inputs.values())).cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _decoder_layers(config: Any) -> int:
