@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from scipy import stats
-from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteriaList, TextStreamer
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
 
 import outrider
 from outrider.choices import make_length
@@ -44,6 +54,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 20, "min_new_tokens": 12, "eos_token_id": list(range(3, 40, 3))},
     {"max_new_tokens": 20, "no_repeat_ngram_size": 2},
     {"max_new_tokens": 12, "suppress_tokens": [3, 4, 5, 30]},
+    {"max_new_tokens": 20, "bad_words_ids": [[0, 9], [5, 6, 7]]},
+    {"max_new_tokens": 20, "eos_token_id": list(range(3, 40, 3)), "exponential_decay_length_penalty": (3, 1.5)},
 ]
 
 
@@ -53,10 +65,6 @@ def test_greedy_is_what_generate_gives(model: Any, draft: Any, options: dict[str
     options = {"do_sample": False, "pad_token_id": 0, **options}
     extra = {"assistant_model": draft} if with_draft else {}
     for ids, mask in ((IDS, None), (PADDED, MASK)):
-        if mask is not None and "min_new_tokens" in options:
-            with pytest.raises(ParameterError, match="counts the padding"):
-                ours(model, ids, attention_mask=mask, **options, **extra)
-            continue
         inputs = {"attention_mask": mask if mask is not None else torch.ones_like(ids)}
         wanted = model.generate(ids, **inputs, **options)
         assert torch.equal(ours(model, ids, **inputs, **options, **extra), wanted)
@@ -109,6 +117,110 @@ def test_a_streamer_gets_the_text(model: Any, capsys: pytest.CaptureFixture[str]
     streamer = TextStreamer(tokenizer, skip_prompt=True)
     got = ours(model, IDS, max_new_tokens=16, do_sample=False, pad_token_id=0, streamer=streamer)
     assert capsys.readouterr().out.strip("\n") == tokenizer.decode(got[0, 5:]).strip("\n")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_rows_are_filled_up_as_generate_does_it(model: Any, beams: int) -> None:
+    """Without a padding token by the first end, with beams also where it is 0."""
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 20, "num_beams": beams}
+    options["eos_token_id"] = list(range(3, 40, 3))
+    for pad in (None, 0, 7):
+        config = GenerationConfig(**options, pad_token_id=pad)
+        wanted = model.generate(PADDED, attention_mask=MASK, generation_config=config)
+        got = ours(model, PADDED, attention_mask=MASK, generation_config=config)
+        assert torch.equal(got, wanted)
+
+
+HOLE = torch.tensor([[1, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
+
+
+class Counts(LogitsProcessor):  # type: ignore[misc]
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores if input_ids.shape[1] % 4 else scores.index_fill(-1, input_ids[0, :2], 1e3)
+
+
+@pytest.mark.parametrize("mask", [MASK, HOLE], ids=["left", "hole"])
+@pytest.mark.parametrize("kind", ["counts", "penalties", "stops"])
+def test_processors_and_criteria_see_the_padding_as_in_generate(model: Any, mask: torch.Tensor, kind: str) -> None:
+    """They count it, or find its tokens."""
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 14, "pad_token_id": 0}
+    further: dict[str, dict[str, Any]] = {
+        "counts": {"logits_processor": [Counts()]},
+        "penalties": {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2},
+        "stops": {"stopping_criteria": [lambda ids, _: torch.full((len(ids),), ids.shape[1] >= 9)], "eos_token_id": 1},
+    }
+    options |= further[kind]
+    rows = 1 if kind == "counts" else 2  # that processor looks at the first row for all of them
+    given = {"inputs": PADDED[:rows], "attention_mask": mask[:rows]}
+    assert torch.equal(ours(model, **given, **options), model.generate(**given, **options))
+
+
+def test_a_criterion_may_say_it_in_one_word(model: Any) -> None:
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 14, "pad_token_id": 0}
+    assert ours(model, IDS, stopping_criteria=[lambda ids, _: ids.shape[1] >= 9], **options).shape[1] == 9
+
+
+def test_what_a_batch_can_not_tell_is_refused(model: Any) -> None:
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0}
+    with pytest.raises(ParameterError, match="must not end in padding"):
+        ours(model, IDS, attention_mask=torch.tensor([[1, 1, 1, 0, 0]]), **options)
+    criterion = [lambda ids, _: ids.shape[1] > 7]
+    with pytest.raises(ParameterError, match="eos_token_id must be given beside function for 2 prompts"):
+        ours(model, PADDED, attention_mask=MASK, eos_token_id=None, stopping_criteria=criterion, **options)
+    begins = torch.tensor([[0, 0, 5, 6, 7], [0, 5, 6, 7, 9]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
+    with pytest.raises(ParameterError, match="begin with another one that is padded otherwise"):
+        ours(model, begins, attention_mask=mask, no_repeat_ngram_size=2, **options)
+    assert ours(model, begins, attention_mask=mask, **options).shape == (2, 11)
+    only = {"prefix_allowed_tokens_fn": lambda row, ids: [40, 41] if len(ids) < 6 else [1], "eos_token_id": 1}
+    with pytest.raises(ParameterError, match="num_return_sequences must be 2 at most"):
+        ours(model, IDS, num_beams=4, num_return_sequences=4, **options, **only)
+
+
+def test_a_text_that_ends_with_the_context_is_said_to() -> None:
+    short = module("Llama", max_position_embeddings=24)
+    with pytest.warns(UserWarning, match=r"ended with the context of .*, 24 tokens"):
+        assert ours(short, IDS, max_new_tokens=40, do_sample=False, pad_token_id=0).shape == (1, 24)
+    with pytest.warns(UserWarning, match="ended with the context"):
+        ours(short, IDS, max_new_tokens=40, num_beams=2, pad_token_id=0, eos_token_id=None)
+
+
+def test_models_are_left_as_they_were(draft: Any) -> None:
+    """In training mode they are refused; a copy, a pickle and torch's generator know nothing of a call."""
+    used, options = module("Llama", 5), {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    used.train()
+    with pytest.raises(ParameterError, match="training mode"):
+        ours(used, IDS, **options)
+    assert used.training
+    used.eval()
+    before = torch.get_rng_state()
+    wanted = used.generate(IDS, **options)
+    assert torch.equal(ours(used, IDS, assistant_model=draft, **options), wanted)
+    assert torch.equal(torch.get_rng_state(), before)
+    for again in (pickle.loads(pickle.dumps(used)), copy.deepcopy(used), copy.copy(used)):
+        assert torch.equal(ours(again, IDS, **options), wanted)
+
+
+def test_several_threads_may_call_at_once(model: Any, draft: Any) -> None:
+    """Each waits for its models; drafts and targets may change places."""
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    prompts = [torch.tensor([[i + 3, i + 4, i + 5]]) for i in range(6)]
+    pairs = [(model, draft), (draft, model)]
+    wanted = [[one.generate(prompt, **options).tolist() for prompt in prompts] for one, _ in pairs]
+
+    def task(number: int) -> list[list[list[int]]]:
+        target, other = pairs[number % 2]
+        return [ours(target, prompt, assistant_model=other, **options).tolist() for prompt in prompts]
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, found in enumerate(pool.map(task, range(4))):
+            assert found == wanted[number % 2]
+
+
+@pytest.mark.parametrize("named", ["self", "early-exit:layers=1", "suffix"])
+def test_drafters_that_need_the_target_are_bound_to_it(model: Any, named: str) -> None:
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    assert torch.equal(ours(model, IDS, draft=named, num_draft_tokens=2, **options), model.generate(IDS, **options))
 
 
 def test_several_sequences_per_prompt_differ(model: Any) -> None:

@@ -12,8 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 import outrider
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.hf_generate.engines import engine_of
+from outrider.models.encoder_decoder import EncoderDecoderModel
 from tests.test_encoder_decoder import FOUR, ruled, some_source
 from tests.tiny_models import module
 
@@ -208,6 +209,42 @@ def test_scores_and_logits_are_those_along_the_text(architecture: str, sampled: 
 def test_what_can_not_be_had_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ParameterError, ValueError), match=message):
         ours(module("T5"), input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=4, **options)
+
+
+def test_the_same_source_padded_otherwise_is_refused_where_that_matters() -> None:
+    """BART's encoder counts padding as positions; T5's does not."""
+    given = {
+        "input_ids": torch.tensor([[5, 6, 7, 0, 0], [0, 0, 5, 6, 7]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]]),
+    }
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6, "num_beams": 1}
+    with pytest.raises(ParameterError, match="must be padded alike"):
+        ours(ruled("Bart").module, **given, **options)
+    model = ruled("T5").module
+    assert same(ours(model, **given, **options), plain(model, given, **options))
+
+
+def test_models_that_lend_each_other_their_encoder() -> None:
+    one, other = module("T5"), module("T5")
+    given = inputs("T5", 2)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6}
+    wanted = plain(one, given, **options)
+    for target, draft in ((one, other), (other, one), (one, other)):
+        assert same(ours(target, **given, **options, draft=draft, num_draft_tokens=2), wanted)
+    for used in (one, other):
+        engine = engine_of(used)
+        assert isinstance(engine, EncoderDecoderModel)
+        engine.open(source=[5, 6, 7]).close()
+        assert not len(engine._states)
+
+
+def test_two_models_in_one_are_refused_by_name() -> None:
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    parts = [transformers.BertConfig(**size) for _ in range(2)]
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    model = transformers.EncoderDecoderModel(config).eval()
+    with pytest.raises(ModelError, match="two models with a configuration each"):
+        ours(model, input_ids=torch.tensor([[5, 6, 7]]), decoder_start_token_id=1, pad_token_id=0, max_new_tokens=3)
 
 
 def test_half_a_whisper_is_refused() -> None:

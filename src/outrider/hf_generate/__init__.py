@@ -20,10 +20,10 @@ from outrider.choices import make_length
 from outrider.decode import Decoder, Request
 from outrider.drafters import Drafter
 from outrider.hf_generate.beams import search
-from outrider.hf_generate.engines import beam_draft, drafter_of, engine_of
+from outrider.hf_generate.engines import OPENING, beam_draft, drafter_of, engine_of, locks_of
 from outrider.hf_generate.inputs import Inputs, read_inputs, refuse_inputs, refuse_settings
-from outrider.hf_generate.outputs import output, padded_sequences, scores_along
-from outrider.hf_generate.rules import Limits, one_row_processors
+from outrider.hf_generate.outputs import output, padded_sequences, padding, scores_along, warn_of_context
+from outrider.hf_generate.rules import Limits, check_processors, loop_processors
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
@@ -54,32 +54,31 @@ def transformers_generate(
     streamer = streamer if streamer is not None else _from_caller("streamer")
     refuse_settings(generation_config, input_ids, streamer, bool(synced_gpus or _from_caller("synced_gpus")))
     refuse_inputs(model, input_ids, model_kwargs)
-    target = engine_of(model)
-    copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
-    inputs = read_inputs(target, input_ids, inputs_tensor, model_kwargs, copies)
-    limits = Limits.of(input_ids.shape[1], generation_config, stopping_criteria)
+    beams = (generation_config.num_beams or 1) > 1
     with ExitStack() as stack:
+        with OPENING:
+            target = engine_of(model)
+            drafter = None if beams else drafter_of(assistant_model, draft, target)
+            of_beams = beam_draft(assistant_model, draft, target) if beams else None
+        for lock in locks_of(target, drafter, of_beams):
+            stack.enter_context(lock)
+        copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+        inputs = read_inputs(target, input_ids, inputs_tensor, model_kwargs, copies)
+        limits = Limits.of(input_ids.shape[1], generation_config, stopping_criteria)
+        given = tuple(logits_processor or ())
         if isinstance(target, EncoderDecoderModel):
             stack.enter_context(target.encoded(inputs.states))
-        if (generation_config.num_beams or 1) > 1:
-            model_of_beams = beam_draft(assistant_model, draft, target)
-            return search(
-                target,
-                inputs,
-                input_ids,
-                logits_processor or (),
-                limits,
-                generation_config,
-                model_of_beams,
-                num_draft_tokens,
-            )
-        drafter = drafter_of(assistant_model, draft, target)
-        processors = one_row_processors(logits_processor or (), len(inputs.prompts), inputs.padded)
+        if beams:
+            return search(target, inputs, input_ids, given, limits, generation_config, of_beams, num_draft_tokens)
+        limits.refuse_rows(len(inputs.prompts))
+        check_processors(given, len(inputs.prompts))
+        processors = loop_processors(given, inputs)
         decoder = _decoder(target, inputs, limits, processors, generation_config, drafter, num_draft_tokens)
         _run(decoder, streamer)
-        sequences = padded_sequences(
-            [row.tokens[row.draft.prompt_length :] for row in decoder.rows], input_ids, generation_config
-        )
+        if any(row.finish_reason == "context" for row in decoder.rows):
+            warn_of_context(target)
+        new = [row.tokens[row.draft.prompt_length :] for row in decoder.rows]
+        sequences = padded_sequences(new, input_ids, padding(generation_config))
         if not generation_config.return_dict_in_generate:
             return sequences
         rows = [(row.tokens, row.draft.prompt_length) for row in decoder.rows]
@@ -95,11 +94,14 @@ def _decoder(
     drafter: Drafter | None,
     num_draft_tokens: int | None,
 ) -> Decoder:
-    seed = int(torch.randint(2**62, ()))  # drawn from torch's global generator, so that torch.manual_seed governs it
+    # Drawn from torch's global generator, so that torch.manual_seed governs it.
+    seed = int(torch.randint(2**62, ())) if config.do_sample else 0
     requests = [
-        Request(prompt, limits.new_tokens, RandomStream(seed, i), limits.ends, limits.stop(prompt), source)
+        Request(prompt, limits.new_tokens, RandomStream(seed, i), limits.ends, limits.stop(inputs.whole[i]), source)
         for i, (prompt, source) in enumerate(zip(inputs.prompts, inputs.sources, strict=True))
     ]
+    if drafter is not None:
+        drafter.bind(target)
     sampling = SamplingSettings(temperature=1.0 if config.do_sample else 0.0, processors=processors)
     return Decoder(target, requests, sampling, drafter, make_length(num_draft_tokens, target, drafter))
 

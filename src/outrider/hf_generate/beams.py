@@ -16,9 +16,9 @@ from outrider.beam.state import Finished
 from outrider.beam.task import BeamTask
 from outrider.errors import ParameterError
 from outrider.hf_generate.inputs import Inputs
-from outrider.hf_generate.outputs import output, padded_sequences
-from outrider.hf_generate.rules import Limits, one_row_processors
-from outrider.models.base import LanguageModel, Source
+from outrider.hf_generate.outputs import output, padded_sequences, padding, warn_of_context
+from outrider.hf_generate.rules import Limits, check_processors, row_processors
+from outrider.models.base import LanguageModel
 from outrider.models.transformers_model import TransformersModel
 
 
@@ -46,12 +46,14 @@ def search(
         False if config.early_stopping is None else config.early_stopping,
         config.num_return_sequences or 1,
     )
-    rows = one_row_processors(processors, len(inputs.prompts) // beams, inputs.padded)
+    check_processors(processors, len(inputs.prompts) // beams)
     found: list[Finished] = []
-    for prompt, source in zip(inputs.prompts[::beams], inputs.sources[::beams], strict=True):
-        found += _best(target, prompt, source, rows, limits, settings, draft, num_draft_tokens)
+    for i in range(0, len(inputs.prompts), beams):
+        law = BeamLaw(tuple(inputs.whole[i]), {}, row_processors(processors, i))
+        task = BeamTask(inputs.prompts[i], inputs.sources[i], law)
+        found += _best(target, task, limits, settings, draft, num_draft_tokens)
     begins = input_ids[::beams].repeat_interleave(settings.num_return_sequences, dim=0)
-    sequences = padded_sequences([one.tokens for one in found], begins, config)
+    sequences = padded_sequences([one.tokens for one in found], begins, padding(config, beams=True))
     if not config.return_dict_in_generate:
         return sequences
     scores = torch.tensor([one.score for one in found], device=sequences.device)
@@ -60,17 +62,20 @@ def search(
 
 def _best(
     target: TransformersModel,
-    prompt: list[int],
-    source: Source | None,
-    processors: tuple[Any, ...],
+    task: BeamTask,
     limits: Limits,
     settings: BeamSettings,
     draft: LanguageModel | None,
     num_draft_tokens: int | None,
 ) -> tuple[Finished, ...]:
-    task = BeamTask(prompt, source, BeamLaw(tuple(prompt), {}, processors))
     length = BeamLength(num_draft_tokens)
     decoder = BeamDecoder(target, task, settings, limits.new_tokens, limits.ends, draft, length)
     for _ in decoder.rounds():
         pass
-    return decoder.state.finished[: settings.num_return_sequences]
+    found = decoder.state.finished[: settings.num_return_sequences]
+    if len(found) < settings.num_return_sequences:
+        most = len(found)
+        raise ParameterError(f"num_return_sequences must be {most} at most here: the call's rules allow no further text")
+    if decoder.cut_by_context and any(one.reason == "length" for one in found):
+        warn_of_context(target)
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from threading import RLock
 from typing import Any
 
 from torch import nn
@@ -16,6 +18,8 @@ from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 
 _KEPT_AS = "_outrider_engine"
+OPENING = RLock()
+"""Held while engines are opened."""
 
 
 class SameTokensDrafter(ModelDrafter):
@@ -32,14 +36,37 @@ def engine_of(model: Any) -> TransformersModel:
             f"{type(model).__name__} can't draft alone: load it as WhisperForConditionalGeneration; an encoder that is the "
             "target's is run once for both"
         )
-    engine = model.__dict__.get(_KEPT_AS)
+    if model.training:
+        raise ParameterError(
+            f"{type(model).__name__} is in training mode, with dropout that no draft foresees: call .eval()"
+        )
+    kept = model.__dict__.get(_KEPT_AS)
     embedding = model.get_input_embeddings().weight
     as_opened = (model.dtype, model.device, model.config._attn_implementation, tuple(embedding.shape))
-    if engine is None or engine[0] != as_opened:
+    if kept is None or kept.engine is None or kept.as_opened != as_opened or kept.engine.module is not model:
         made = EncoderDecoderModel if model.config.is_encoder_decoder else TransformersModel
-        engine = (as_opened, made(model))
-        model.__dict__[_KEPT_AS] = engine
-    return engine[1]  # type: ignore[no-any-return]
+        kept = model.__dict__[_KEPT_AS] = _Kept(as_opened, made(model))
+    return kept.engine  # type: ignore[no-any-return]
+
+
+class _Kept:
+    """An engine on its model. Copies of the model, and what is written of it, do without: theirs are opened anew."""
+
+    def __init__(self, as_opened: Any = None, engine: TransformersModel | None = None) -> None:
+        self.as_opened, self.engine, self.lock = as_opened, engine, RLock()
+
+    def __reduce__(self) -> Any:
+        return _Kept, ()
+
+
+def locks_of(
+    target: TransformersModel, drafter: Drafter | None, draft: LanguageModel | None
+) -> list[AbstractContextManager[Any]]:
+    """To be held for a call: engines are not for several threads at once, and `generate` is. In one order for all calls."""
+    used = [target, draft, *(getattr(part, "model", None) for part in (drafter.parts() if drafter is not None else ()))]
+    modules = {id(one.module): one.module for one in used if isinstance(one, TransformersModel)}
+    kept = [modules[key].__dict__.get(_KEPT_AS) for key in sorted(modules)]
+    return [one.lock for one in kept if one is not None]
 
 
 def drafter_of(assistant_model: Any, draft: Any, target: TransformersModel) -> Drafter | None:
@@ -54,6 +81,8 @@ def beam_draft(assistant_model: Any, draft: Any, target: TransformersModel) -> L
     """The model that drafts hypotheses; None for plain beam search."""
     _refuse_both(assistant_model, draft)
     asked = assistant_model if assistant_model is not None else draft
+    if isinstance(asked, list | tuple) and len(asked) == 1:
+        asked = asked[0]
     if asked is None or isinstance(asked, nn.Module):
         return None if asked is None else engine_of(asked)
     drafter = make_drafter(asked, target)

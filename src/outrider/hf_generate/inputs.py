@@ -22,15 +22,20 @@ _MODES = ("greedy_search", "sample", "assisted_generation", "beam_search")
 
 @dataclass(frozen=True)
 class Inputs:
-    """prompts: what each row begins with, without padding. sources: what an encoder reads, None without one.
+    """prompts: what each row begins with, without padding; whole: with it. sources: what an encoder reads, None without one.
 
-    states: what `generate` has let the encoder make of each source already, [S, W]. padded: whether any row was.
+    states: what `generate` has let the encoder make of each source already, [S, W].
     """
 
     prompts: list[list[int]]
+    whole: list[list[int]]
     sources: list[Source | None]
-    padded: bool
     states: list[tuple[Source, Tensor]] = field(default_factory=list)
+
+    @property
+    def padded(self) -> bool:
+        """Whether any row was."""
+        return self.prompts != self.whole
 
 
 def refuse_settings(config: Any, input_ids: Tensor, streamer: Any, synced_gpus: bool) -> None:
@@ -45,7 +50,8 @@ def refuse_settings(config: Any, input_ids: Tensor, streamer: Any, synced_gpus: 
         if getattr(config, name, None)
     ]
     if asked:
-        what = " and several beams, whose sequences_scores are there in any case" if beams and "output_s" in asked[0] else ""
+        scores = " and several beams, whose sequences_scores are there in any case (Whisper's logprob_threshold asks for it)"
+        what = scores if beams and asked[0] == "output_scores" else ""
         raise ParameterError(f"{asked[0]} is not available with outrider.transformers_generate{what}: leave it out")
     if synced_gpus:
         raise ParameterError(f"synced_gpus is not available {_HERE}")
@@ -56,7 +62,7 @@ def refuse_settings(config: Any, input_ids: Tensor, streamer: Any, synced_gpus: 
 def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
     """Raise for inputs of the model that would be ignored; `generate` itself adds some harmless ones."""
     known = _KNOWN_WITH_ENCODER if model.config.is_encoder_decoder else _KNOWN
-    unknown = [name for name, value in given.items() if value is not None and name not in known]
+    unknown = [name for name, value in given.items() if name not in known and not _is_nothing(value)]
     if unknown:
         raise ParameterError(f"{unknown[0]} is not available {_HERE}")
     past = given.get("past_key_values")
@@ -75,16 +81,18 @@ def read_inputs(
 ) -> Inputs:
     """The rows. inputs_tensor: what the encoder reads, each row `copies` times in input_ids."""
     if not isinstance(target, EncoderDecoderModel):
-        prompts = _without_padding(input_ids, given.get("attention_mask"))
-        return Inputs(prompts, [None] * len(prompts), any(len(prompt) < input_ids.shape[1] for prompt in prompts))
+        mask = given.get("attention_mask")
+        if mask is not None and bool((mask[:, -1] == 0).any()):
+            raise ParameterError('attention_mask must not end in padding: pad on the left, padding_side="left"')
+        prompts = _without_padding(input_ids, mask)
+        return Inputs(prompts, input_ids.tolist(), [None] * len(prompts))
     mask = given.get("decoder_attention_mask")
     if mask is not None and not target.hears and not bool(mask.bool().all()):
         raise ParameterError(f"decoder_attention_mask must be all ones {_HERE}")  # BART counts the padding as positions
     prompts = _without_padding(input_ids, mask)
-    padded = any(len(prompt) < input_ids.shape[1] for prompt in prompts)
     assert inputs_tensor is not None
     read = _sources(target, inputs_tensor, given.get("attention_mask"), given.get("encoder_outputs"), copies)
-    return Inputs(prompts, [read[i // copies][0] for i in range(len(prompts))], padded, read)
+    return Inputs(prompts, input_ids.tolist(), [read[i // copies][0] for i in range(len(prompts))], read)
 
 
 def _sources(
@@ -103,7 +111,17 @@ def _sources(
     found: list[tuple[Source, Tensor]] = []
     for row, state, keep in zip(inputs, states, kept.bool().to(inputs.device), strict=True):
         found.append(([int(token) for token in row[keep].tolist()], state[keep.to(state.device)]))
+    first: dict[tuple[int, ...], Tensor] = {}
+    for source, state in found:
+        before = first.setdefault(tuple(map(int, source)), state)
+        if not torch.allclose(before.float(), state.float(), rtol=1e-3, atol=1e-3):
+            raise ParameterError("sources of the same tokens must be padded alike in a call: give each once, or one a call")
     return found
+
+
+def _is_nothing(value: Any) -> bool:
+    """`generate` itself adds empty dictionaries."""
+    return value is None or (isinstance(value, dict | list | tuple) and not value)
 
 
 def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,16 @@ from outrider.models.base import Source, has_encoder
 from outrider.models.transformers_model import TransformersModel
 
 
-def padded_sequences(new: Sequence[Sequence[int]], input_ids: Tensor, config: Any) -> Tensor:
+def padded_sequences(new: Sequence[Sequence[int]], input_ids: Tensor, pad: int) -> Tensor:
     """The new tokens of each row behind its prompt, filled up to the longest. → int64 [B, T]"""
-    pad = _pad(config)
     width = max(map(len, new))
     tail = torch.tensor([[*row, *[pad] * (width - len(row))] for row in new], dtype=input_ids.dtype)
     return torch.cat([input_ids, tail.to(input_ids.device)], dim=1)
+
+
+def warn_of_context(target: TransformersModel) -> None:
+    """Transformers writes on behind a model's last position, or ends in an error there."""
+    warnings.warn(f"a text ended with the context of {target.name}, {target.max_length} tokens", stacklevel=2)
 
 
 def output(target: TransformersModel, sequences: Tensor, further: Mapping[str, Any], beams: bool = False) -> Any:
@@ -47,7 +52,7 @@ def scores_along(
     found: dict[str, tuple[Tensor, ...]] = {}
     steps = {name: torch.full((width, len(rows), target.vocab_size), -torch.inf, device=target.device) for name in wanted}
     for tensor in steps.values():
-        tensor[:, :, _pad(config)] = 0.0
+        tensor[:, :, padding(config)] = 0.0
     for i, ((tokens, start), source) in enumerate(zip(rows, sources, strict=True)):
         if len(tokens) == start:
             continue
@@ -70,5 +75,10 @@ def _processed(logits: Tensor, tokens: Tensor, processors: Sequence[Any]) -> Ten
     return scores
 
 
-def _pad(config: Any) -> int:
-    return config.pad_token_id if config.pad_token_id is not None else 0
+def padding(config: Any, beams: bool = False) -> int:
+    """What `generate` fills up with: its padding token, or for want of one the first end; with beams the end also for 0."""
+    pad, ends = config._pad_token_tensor, config._eos_token_tensor
+    token = 0 if pad is None else int(pad)
+    if not beams:
+        return token
+    return -1 if ends is None else token or int(ends[0])

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from outrider.errors import ParameterError
+from outrider.hf_generate.inputs import Inputs
 
-_COUNTS_PADDING = (
-    "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor",
-    "ExponentialDecayLengthPenalty",
-    "SuppressTokensAtBeginLogitsProcessor",
-    "WhisperTimeStampLogitsProcessor",
-)
 _STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 _BY_ROW = (
     "PrefixConstrainedLogitsProcessor",
@@ -28,27 +22,62 @@ _BY_ROW = (
 )
 
 
-def one_row_processors(given: Sequence[Any], rows: int, padded: bool) -> tuple[Any, ...]:
-    """The call's processors, for rows without padding: they see one row at a time, as the tokens it really has."""
+def check_processors(given: Sequence[Any], prompts: int) -> None:
+    """Raise for those that can't be asked about one row at a time, out of order."""
+    for name in (type(processor).__name__ for processor in given):
+        if name in _STATEFUL:
+            raise ParameterError(f"{name} can't be used with speculation, it keeps a state of its own: leave it out")
+        if prompts > 1 and name in _BY_ROW:
+            raise ParameterError(f"{name} must be used with one prompt, got {prompts}: it depends on the row")
+
+
+def row_processors(given: Sequence[Any], row: int) -> tuple[Any, ...]:
+    """The call's processors for one of its rows. They are called with that row's tokens alone, [1, n]."""
     from transformers import PrefixConstrainedLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
     found = []
     for processor in given:
-        name = type(processor).__name__
-        if name in _STATEFUL:
-            raise ParameterError(f"{name} can't be used with speculation, it keeps a state of its own: leave it out")
-        if rows > 1 and name in _BY_ROW:
-            raise ParameterError(f"{name} must be used with one prompt, got {rows}: it depends on the row")
-        if padded and name in _COUNTS_PADDING:
-            raise ParameterError(f"{name} must not be used with padded prompts, it counts the padding: one prompt a call")
-        if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(
-            processor.prompt_ignore_length, torch.Tensor
-        ):
-            processor = RepetitionPenaltyLogitsProcessor(processor.penalty)  # noqa: PLW2901 - what it ignored is gone
-        if isinstance(processor, PrefixConstrainedLogitsProcessor):  # it sees one hypothesis, not all beams of a row
-            processor = PrefixConstrainedLogitsProcessor(processor._prefix_allowed_tokens_fn, 1)  # noqa: PLW2901
-        found.append(processor)
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
+            found.append(RepetitionPenaltyLogitsProcessor(processor.penalty, int(ignored[row])))
+        elif isinstance(processor, PrefixConstrainedLogitsProcessor):  # it sees one hypothesis, not all beams of a row
+            found.append(PrefixConstrainedLogitsProcessor(processor._prefix_allowed_tokens_fn, 1))
+        else:
+            found.append(processor)
     return tuple(found)
+
+
+def loop_processors(given: Sequence[Any], inputs: Inputs) -> tuple[Any, ...]:
+    """The call's processors for the loop, whose rows have no padding."""
+    if not given or not inputs.padded:
+        return row_processors(given, 0)
+    return (_WithPadding(given, inputs),)
+
+
+class _WithPadding:
+    """The processors of padded rows: each sees its row as `generate` has it. A row is known by its prompt."""
+
+    def __init__(self, given: Sequence[Any], inputs: Inputs) -> None:
+        rows = {
+            (tuple(prompt), tuple(whole)): row_processors(given, i)
+            for i, (prompt, whole) in enumerate(zip(inputs.prompts, inputs.whole, strict=True))
+        }
+        self._rows = [(prompt, whole, processors) for (prompt, whole), processors in rows.items()]
+        for (one, _, _), (other, _, _) in combinations(self._rows, 2):
+            shared = min(len(one), len(other))
+            if one[:shared] == other[:shared]:
+                raise ParameterError(
+                    "prompts of one call must not begin with another one that is padded otherwise, where processors see the "
+                    "padding: one prompt a call"
+                )
+
+    def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        ids = tuple(tokens[0].tolist())
+        prompt, whole, processors = next(row for row in self._rows if ids[: len(row[0])] == row[0])
+        seen = tokens.new_tensor([[*whole, *ids[len(prompt) :]]])
+        for processor in processors:
+            scores = processor(seen, scores)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -71,24 +100,31 @@ class Limits:
             named = [torch.as_tensor(config.eos_token_id)]
         ends = frozenset(int(token) for tokens in named for token in tokens.reshape(-1).tolist())
         further = tuple(criterion for criterion in given if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria))
-        return cls(int(min(lengths, default=config.max_length)) - length, ends, further)
+        new_tokens = max(1, int(min(lengths, default=config.max_length)) - length)  # `generate` asks after the first
+        return cls(new_tokens, ends, further)
 
-    def stop(self, prompt: list[int]) -> _Criteria | None:
-        """The further criteria, for one row."""
-        return _Criteria(self.further, prompt) if self.further else None
+    def refuse_rows(self, rows: int) -> None:
+        """Raise where `generate` lets rows that have ended write on: nothing but criteria of the caller's own ends them."""
+        if rows > 1 and self.further and not self.ends:
+            name = type(self.further[0]).__name__
+            raise ParameterError(f"eos_token_id must be given beside {name} for {rows} prompts, or one prompt a call")
+
+    def stop(self, whole: list[int]) -> _Criteria | None:
+        """The further criteria, for one row. whole: its prompt, padding included."""
+        return _Criteria(self.further, whole) if self.further else None
 
 
 class _Criteria:
     """transformers' stopping criteria, asked after every token as `generate` does."""
 
-    def __init__(self, criteria: Sequence[Any], prompt: list[int]) -> None:
+    def __init__(self, criteria: Sequence[Any], whole: list[int]) -> None:
         self._criteria = criteria
-        self._tokens = list(prompt)
+        self._tokens = list(whole)
 
     def __call__(self, new: Sequence[int]) -> int | None:
         for i, token in enumerate(new):
             self._tokens.append(token)
             ids = torch.tensor([self._tokens])
-            if any(bool(criterion(ids, None).all()) for criterion in self._criteria):
+            if any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self._criteria):
                 return i + 1
         return None

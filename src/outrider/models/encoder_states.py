@@ -19,19 +19,20 @@ class EncoderStates:
 
     def __init__(self) -> None:
         self._own: dict[bytes, Tensor] = {}
-        self._given: dict[bytes, Tensor] = {}
+        self._given: list[dict[bytes, Tensor]] = []
         self._lender: weakref.ref[EncoderStates] | None = None  # a draft does not keep a target
 
     def __len__(self) -> int:
-        return len(self._own) + len(self._given)
+        return len(self._own) + sum(map(len, self._given))
 
     def known(self, key: bytes) -> Tensor | None:
         """What has been made of a source, if it is known."""
-        for held in (self._given, self._own):
-            if key in held:
-                return held[key]
+        found = self._here(key)
         lender = None if self._lender is None else self._lender()
-        return None if lender is None else lender.known(key)
+        return lender._here(key) if found is None and lender is not None else found  # no further: two may lend each other
+
+    def _here(self, key: bytes) -> Tensor | None:
+        return next((held[key] for held in (*reversed(self._given), self._own) if key in held), None)
 
     def keep(self, key: bytes, states: Tensor) -> None:
         """As long as an open sequence has read the source."""
@@ -48,12 +49,12 @@ class EncoderStates:
     @contextmanager
     def given(self, known: Iterable[tuple[bytes, Tensor]]) -> Iterator[None]:
         """Until it ends, these are known as well."""
-        before = dict(self._given)
-        self._given.update(known)
+        block = dict(known)
+        self._given.append(block)
         try:
             yield
         finally:
-            self._given = before
+            self._given = [held for held in self._given if held is not block]
 
 
 def source_key(inputs: dict[str, Tensor]) -> bytes:

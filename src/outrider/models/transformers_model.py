@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import index as index_of
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.models.base import (
     LAST,
     Sequence,
@@ -64,6 +64,8 @@ class TransformersModel(RecordableModel):
         drafted = None if self.has_encoder else tokens_of_rows(model, self._name)
         self.draft_tokens = None if drafted is None else drafted.to(self.device)
         config = model.config if self.has_encoder else model.config.get_text_config()
+        if not hasattr(config, "vocab_size"):
+            raise ModelError(f"{self._name} ({config.model_type}) can't be used: it is two models with a configuration each")
         self._vocab_size = int(config.vocab_size)
         self._max_length = context_limit(config)
         self._pattern = attention_pattern(config, self._name)
