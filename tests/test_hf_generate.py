@@ -24,6 +24,7 @@ from transformers import (
 import outrider
 from outrider.choices import make_length
 from outrider.errors import ParameterError
+from outrider.hf_generate.engines import engine_of
 from tests.conftest import make_tokenizer
 from tests.tiny_models import VOCABULARY, module
 
@@ -197,6 +198,7 @@ def test_models_are_left_as_they_were(draft: Any) -> None:
     wanted = used.generate(IDS, **options)
     assert torch.equal(ours(used, IDS, assistant_model=draft, **options), wanted)
     assert torch.equal(torch.get_rng_state(), before)
+    assert all(layer.keys is None for layer in engine_of(used)._cache.layers)  # no memory is kept
     for again in (pickle.loads(pickle.dumps(used)), copy.deepcopy(used), copy.copy(used)):
         assert torch.equal(ours(again, IDS, **options), wanted)
 

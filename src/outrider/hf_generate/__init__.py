@@ -20,7 +20,7 @@ from outrider.choices import make_length
 from outrider.decode import Decoder, Request
 from outrider.drafters import Drafter
 from outrider.hf_generate.beams import search
-from outrider.hf_generate.engines import OPENING, beam_draft, drafter_of, engine_of, locks_of
+from outrider.hf_generate.engines import OPENING, beam_draft, drafter_of, engine_of, held_alone
 from outrider.hf_generate.inputs import Inputs, read_inputs, refuse_inputs, refuse_settings
 from outrider.hf_generate.outputs import output, padded_sequences, padding, scores_along, warn_of_context
 from outrider.hf_generate.rules import Limits, check_processors, loop_processors
@@ -60,8 +60,7 @@ def transformers_generate(
             target = engine_of(model)
             drafter = None if beams else drafter_of(assistant_model, draft, target)
             of_beams = beam_draft(assistant_model, draft, target) if beams else None
-        for lock in locks_of(target, drafter, of_beams):
-            stack.enter_context(lock)
+        stack.enter_context(held_alone(target, drafter, of_beams))
         copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
         inputs = read_inputs(target, input_ids, inputs_tensor, model_kwargs, copies)
         limits = Limits.of(input_ids.shape[1], generation_config, stopping_criteria)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import Any
 
@@ -59,14 +60,18 @@ class _Kept:
         return _Kept, ()
 
 
-def locks_of(
-    target: TransformersModel, drafter: Drafter | None, draft: LanguageModel | None
-) -> list[AbstractContextManager[Any]]:
-    """To be held for a call: engines are not for several threads at once, and `generate` is. In one order for all calls."""
+@contextmanager
+def held_alone(target: TransformersModel, drafter: Drafter | None, draft: LanguageModel | None) -> Iterator[None]:
+    """For a call: engines are not for several threads at once, and `generate` is. Their caches are freed at its end."""
     used = [target, draft, *(getattr(part, "model", None) for part in (drafter.parts() if drafter is not None else ()))]
     modules = {id(one.module): one.module for one in used if isinstance(one, TransformersModel)}
-    kept = [modules[key].__dict__.get(_KEPT_AS) for key in sorted(modules)]
-    return [one.lock for one in kept if one is not None]
+    kept = [modules[key].__dict__.get(_KEPT_AS) for key in sorted(modules)]  # in one order for all calls
+    with ExitStack() as stack:
+        for one in kept:
+            if one is not None:
+                stack.enter_context(one.lock)
+                stack.callback(one.engine.give_back)
+        yield
 
 
 def drafter_of(assistant_model: Any, draft: Any, target: TransformersModel) -> Drafter | None:

@@ -22,7 +22,7 @@ def padded_sequences(new: Sequence[Sequence[int]], input_ids: Tensor, pad: int) 
 
 
 def warn_of_context(target: TransformersModel) -> None:
-    """Transformers writes on behind a model's last position, or ends in an error there."""
+    """`generate` writes on behind a model's last position, or ends in an error there."""
     warnings.warn(f"a text ended with the context of {target.name}, {target.max_length} tokens", stacklevel=2)
 
 

@@ -193,6 +193,15 @@ class SlotCache(Cache):  # type: ignore[misc]
         for layer in self._held:
             layer.resize(slots, capacity, used)
 
+    def drop(self) -> None:
+        """Give all memory back: no slot is in use, and nobody holds an address."""
+        self.num_slots, self.capacity = 1, MIN_CAPACITY
+        self._used.clear()
+        self.views.clear()
+        for layer in self._held:
+            layer.keys = layer.values = None  # type: ignore[assignment]
+            layer.is_initialized = False
+
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
         """Overwrite what an earlier sequence wrote into a slot: a NaN left there would spread, since 0 × NaN is NaN."""

@@ -92,6 +92,11 @@ class SlotModel(ABC, Generic[S]):
             last.slot, last.beside = sequence.slot, range(0)
             self._open[last.slot] = last
 
+    def give_back(self) -> None:
+        """Free the cache's memory, which is kept otherwise, if no sequence is open; for engines without recorded passes."""
+        if not self._open:
+            self._cache.drop()
+
     def _is_open(self, sequence: Sequence) -> bool:
         return sequence in self._open
 
