@@ -54,13 +54,6 @@ def drafting(architecture: str, kind: str) -> dict[str, Any]:
     return {"draft": [module("Llama", 1), "prompt-lookup"]} if kind == "decoder-only" else {}
 
 
-def same(got: Tensor, wanted: Tensor, pad: int = 0) -> bool:
-    """Rows alike but for padding at the end."""
-    width = max(got.shape[1], wanted.shape[1])
-    filled = [torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=pad) for rows in (got, wanted)]
-    return torch.equal(filled[0], filled[1])
-
-
 @pytest.mark.parametrize("architecture", FOUR)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_batches_are_those_of_generate(architecture: str, kind: str) -> None:
@@ -71,7 +64,7 @@ def test_greedy_batches_are_those_of_generate(architecture: str, kind: str) -> N
     given = inputs(architecture, 3)
     wanted = plain(model, given, **options)
     got = ours(model, **given, **options, **drafting(architecture, kind), num_draft_tokens=3)
-    assert same(got, wanted)
+    assert torch.equal(got, wanted)
     assert len(set(wanted.flatten().tolist())) > 6
     assert not engine_of(model)._open
 
@@ -81,7 +74,7 @@ def test_padding_on_the_left_is_honoured_as_generate_honours_it(architecture: st
     """BART's encoder counts it as positions, and `generate` has read the source before we see it."""
     model, given = ruled(architecture).module, inputs(architecture, 3, "left")
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 14, "num_beams": 1}
-    assert same(ours(model, **given, **options, draft=module(architecture, 1)), plain(model, given, **options))
+    assert torch.equal(ours(model, **given, **options, draft=module(architecture, 1)), plain(model, given, **options))
 
 
 def test_the_encoder_is_not_run_again() -> None:
@@ -141,7 +134,7 @@ def test_beams_are_those_of_generate(architecture: str, drafted: bool, options: 
     wanted = plain(model, given, output_scores=True, **options)
     draft = {"assistant_model": module(architecture, 1), "num_draft_tokens": 2} if drafted else {}
     got = ours(model, **given, **options, **draft)
-    assert same(got.sequences, wanted.sequences)
+    assert torch.equal(got.sequences, wanted.sequences)
     assert got.sequences_scores.tolist() == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-4)
     assert type(got) is type(wanted)
 
@@ -221,7 +214,7 @@ def test_the_same_source_padded_otherwise_is_refused_where_that_matters() -> Non
     with pytest.raises(ParameterError, match="must be padded alike"):
         ours(ruled("Bart").module, **given, **options)
     model = ruled("T5").module
-    assert same(ours(model, **given, **options), plain(model, given, **options))
+    assert torch.equal(ours(model, **given, **options), plain(model, given, **options))
 
 
 def test_models_that_lend_each_other_their_encoder() -> None:
@@ -230,7 +223,7 @@ def test_models_that_lend_each_other_their_encoder() -> None:
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6}
     wanted = plain(one, given, **options)
     for target, draft in ((one, other), (other, one), (one, other)):
-        assert same(ours(target, **given, **options, draft=draft, num_draft_tokens=2), wanted)
+        assert torch.equal(ours(target, **given, **options, draft=draft, num_draft_tokens=2), wanted)
     for used in (one, other):
         engine = engine_of(used)
         assert isinstance(engine, EncoderDecoderModel)
