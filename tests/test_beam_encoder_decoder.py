@@ -162,3 +162,6 @@ def test_what_is_left_is_normalised_where_the_config_says_so(architecture: str, 
         assert list(best.tokens) == new[:end]
         if width > 1:
             assert best.score == pytest.approx(float(out.sequences_scores[0]), abs=1e-4)
+        prefix = decoder_prefix(model, source[0].tolist())
+        task = task_of(model, Prepared(prefix, source[0].tolist()), COUNT).with_beams(width)
+        assert logprob(model, task, best.tokens, 3) == pytest.approx(best.logprob, abs=1e-9)

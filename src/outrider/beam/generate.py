@@ -76,7 +76,8 @@ class BeamGeneration:
         if drafter is not None:
             drafter.bind(target)
         self.target, self.settings = target, settings
-        self.task = task_of(target, prepare(target, prompt), None if ignore_eos else max_new_tokens)
+        task = task_of(target, prepare(target, prompt), None if ignore_eos else max_new_tokens)
+        self.task = task.with_beams(settings.num_beams)
         self._rounds: list[BeamRound] = []
         self._decoder = BeamDecoder(
             target,

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
-from dataclasses import replace
 
 from outrider.beam.draft import BeamDraft
 from outrider.beam.length import BeamLength
@@ -52,9 +51,7 @@ class BeamDecoder:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         refuse_draft_only(target)
-        task = task if isinstance(task, BeamTask) else BeamTask(list(task))
-        if settings.num_beams == 1:
-            task = replace(task, law=replace(task.law, greedy=True))
+        task = (task if isinstance(task, BeamTask) else BeamTask(list(task))).with_beams(settings.num_beams)
         limit = check_limits(target, task.prompt, max_new_tokens)
         width = settings.num_beams if draft_beams is None else draft_beams
         if width < settings.num_beams:

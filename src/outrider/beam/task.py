@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.beam.laws import BeamLaw
 from outrider.models.base import LanguageModel, Source, has_encoder, tokens_of
@@ -26,6 +26,10 @@ class BeamTask:
     def reading(self) -> list[int]:
         """Source and prompt as one text, for a model without an encoder."""
         return [*tokens_of(self.source), *self.prompt]
+
+    def with_beams(self, num_beams: int) -> BeamTask:
+        """For so many of them: one beam is greedy decoding, whose rules see logits."""
+        return self if num_beams > 1 else replace(self, law=replace(self.law, greedy=True))
 
 
 def task_of(target: LanguageModel, prepared: Prepared, max_new_tokens: int | None) -> BeamTask:
