@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_PROMPT ?= demo
 
-.PHONY: demo test test-gguf lint format bench clean
+.PHONY: demo test test-slow test-gguf lint format bench clean
 .DEFAULT_GOAL := demo
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -31,9 +31,15 @@ $(VENV)/.stamp-gguf: $(VENV)/.stamp-dev
 demo: $(VENV)/.stamp
 	@$(BIN)/outrider demo
 
-# Two processes of one thread each: most tests are too small for two threads.
+# Two processes of one thread each: most tests are too small for two threads. Jobs of several processes (torchrun, Ray) and
+# others that take half a minute or more are apart, so that this takes less than fifteen minutes.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.stamp-dev
+	$(PYTEST) -m slow --dist loadfile
 
 test-gguf: $(VENV)/.stamp-gguf
 	$(BIN)/python -m pytest tests/test_llama_cpp.py

@@ -14,6 +14,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from outrider.cache_folder import cache_folder
 from outrider.costs import Costs
 from outrider.models.loading import load_transformers
 from tests import real_gpu
@@ -22,6 +23,7 @@ from tests.real_gpu import GPU, RealGPU
 from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 from tests.tiny_models import module
 
+USERS_CACHE = cache_folder()
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
     "def f(x): return x + 1",
@@ -113,20 +115,23 @@ def flat_costs() -> Costs:
     return Costs({1: 1.0, 17: 1.5})
 
 
-def share_recordings(cache: Path, factory: pytest.TempPathFactory) -> Path:
-    """A new cache folder that has what all tests of this run have recorded: recording each tiny model anew takes minutes."""
+def share_cache(cache: Path, factory: pytest.TempPathFactory) -> Path:
+    """A new cache folder that has what all tests of this run have recorded, and the kernels that were compiled
+    on this machine: recording each tiny model anew takes minutes, compiling a library seconds in every process.
+    """
     base = factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
-    shared.mkdir(exist_ok=True)
+    own = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
     cache.mkdir(parents=True, exist_ok=True)
-    (cache / "recorded").symlink_to(shared)
+    for folder in (own, USERS_CACHE / "kernels", USERS_CACHE / "sampling"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (cache / folder.name).symlink_to(folder)
     return cache
 
 
 @pytest.fixture
 def cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own, empty but for recorded passes."""
-    folder = share_recordings(tmp_path / "cache", tmp_path_factory)
+    """A cache folder of the test's own, without any measured costs."""
+    folder = share_cache(tmp_path / "cache", tmp_path_factory)
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
     return folder
 

@@ -68,6 +68,7 @@ def tokens_of(records: list[dict[str, Any]]) -> dict[int, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_two_actors_one_of_them_killed_give_what_one_process_gives(
     target_folder: Path, draft_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_two_actors_one_of_them_killed_give_what_one_process_gives(
     assert kept == [tables]
 
 
+@pytest.mark.slow
 def test_the_end_of_the_cluster_ends_the_run_with_the_reason(
     target_folder: Path, draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_the_command_goes_on_with_ray_where_one_process_stopped(
     assert sorted(again, key=lambda one: one["index"]) == sorted(strip, key=lambda one: one["index"])
 
 
+@pytest.mark.slow
 def test_audited_texts_are_those_of_one_process_in_the_same_order(address: str, target_folder: Path) -> None:
     sampling, draft = SamplingSettings(temperature=1.0, top_p=0.9), "self:temperature=1.5"
     target = load(target_folder, dtype="float64")
@@ -138,6 +141,7 @@ def test_audited_texts_are_those_of_one_process_in_the_same_order(address: str, 
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_encoder_decoders_are_audited_and_tuned_on_the_texts_of_one_process(
     address: str, tmp_path: Path, cache: Path
 ) -> None:
@@ -163,6 +167,7 @@ def test_encoder_decoders_are_audited_and_tuned_on_the_texts_of_one_process(
     assert any(len(tokens) < 24 for tokens in tuned)
 
 
+@pytest.mark.slow
 def test_tasks_are_answered_as_by_one_process(
     address: str, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +187,7 @@ def test_tasks_are_answered_as_by_one_process(
     assert len(answers[0]) == 6
 
 
+@pytest.mark.slow
 def test_drafts_are_tuned_on_the_texts_of_one_process(
     address: str, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +203,7 @@ def test_drafts_are_tuned_on_the_texts_of_one_process(
     assert all(0 < alpha < 1 for _, alpha, _ in found[0])
 
 
+@pytest.mark.slow
 def test_errors_of_an_actor_are_one_line_here(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n')

@@ -92,6 +92,7 @@ def test_unconditional_text_has_its_perplexity_on_both_sides(target_folder: Path
     assert drafted["against_plain"]["value"] == pytest.approx(drafted["quality"]["value"] - plain["quality"]["value"])
 
 
+@pytest.mark.slow
 def test_code_that_the_default_model_writes_is_run_and_passes() -> None:
     """HumanEval/23, the length of a string, which SmolLM2 solves greedily."""
     options = ["bench", "tasks", "--dtype", "float32", "--prompts", "23-23", "--max-new-tokens", "40", "--temperature", "0"]

@@ -17,7 +17,8 @@ from outrider.models.table import TableModel
 from outrider.prompts import encode
 from tests.real_models import pruned_draft, smollm2
 
-NEW_TOKENS = 32
+NEW_TOKENS = 24
+SYSTEM = {"role": "system", "content": "Be brief."}  # the template's own would be half of what is read
 QUESTIONS = [
     "Write a Python function that returns the n-th Fibonacci number.",
     "Rewrite this with type hints: def add(a, b): return a + b",
@@ -47,7 +48,9 @@ TEXTS = [
 @cache
 def prompts() -> list[list[int]]:
     model = smollm2()
-    return [encode(model, [{"role": "user", "content": text}]) for text in QUESTIONS] + [encode(model, t) for t in TEXTS]
+    return [encode(model, [SYSTEM, {"role": "user", "content": text}]) for text in QUESTIONS] + [
+        encode(model, t) for t in TEXTS
+    ]
 
 
 @cache
@@ -58,12 +61,12 @@ def plain() -> list[list[int]]:
 
 def test_twenty_prompts_give_the_tokens_of_plain_decoding() -> None:
     """In a batch with two kinds of draft, and alone; in one test, since plain decoding takes long."""
-    for drafter, length in ((PromptLookupDrafter(), NEW_TOKENS), (ModelDrafter(pruned_draft()), 24)):
+    for drafter, length in ((PromptLookupDrafter(), NEW_TOKENS), (ModelDrafter(pruned_draft()), 16)):
         results = outrider.generate(smollm2(), prompts(), draft=drafter, num_draft_tokens=4, max_new_tokens=length, seed=1)
         alone = [tokens[:length] for tokens in plain()]
         assert len(results) == 20
-        assert sum(result.stats.accepted for result in results) > 100
-        assert sum(result.stats.tested - result.stats.accepted for result in results) > 100  # rejections, too
+        assert sum(result.stats.accepted for result in results) > 60
+        assert sum(result.stats.tested - result.stats.accepted for result in results) > 60  # rejections, too
         divergences = [
             first_divergence(smollm2(), prompt, result.tokens, wanted)
             for prompt, result, wanted in zip(prompts(), results, alone, strict=True)
@@ -93,7 +96,7 @@ def test_acceptance_of_a_real_draft_is_sum_min() -> None:
         prompts(),
         draft=pruned_draft(),
         num_draft_tokens=4,
-        max_new_tokens=32,
+        max_new_tokens=24,
         temperature=1.0,
         seed=3,
         betas=True,
@@ -104,7 +107,7 @@ def test_acceptance_of_a_real_draft_is_sum_min() -> None:
         tested = [r for r in records if r.tested > position]
         betas = [r.betas[position] for r in tested if r.betas is not None]
         accepted = sum(r.accepted > position for r in tested)
-        assert len(betas) == len(tested) > 50
+        assert len(betas) == len(tested) > 40
         assert abs(accepted - sum(betas)) < 6 * sum(b * (1 - b) for b in betas) ** 0.5
 
 

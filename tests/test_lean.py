@@ -113,7 +113,7 @@ def try_all() -> None:
         for architecture in ARCHITECTURES:
             model = opened(architecture)
             lean = of(model)
-            for rows, width, context in PASSES:
+            for rows, width, context in PASSES if architecture == "Qwen2" else PASSES[2:4]:
                 found[f"{architecture} {rows} × {width} after {context}"] = off(model, lean, rows, width, context)
         # One more token of a row than is left of a chunk; columns that are read in larger chunks.
         found["at the edge"] = off(model, lean, 1, 2, 255, columns=512)
@@ -156,7 +156,7 @@ def differences() -> dict[str, float]:
 
 def test_they_give_the_models_logits_states_keys_and_values(differences: dict[str, float]) -> None:
     assert differences.pop("broken") > 20 * NEAR
-    assert len(differences) == len(ARCHITECTURES) * len(PASSES) + 7
+    assert len(differences) == len(PASSES) + 2 * 2 + 7
     assert {name: value for name, value in differences.items() if not value < NEAR} == {}
 
 

@@ -55,6 +55,7 @@ def test_speech_is_written_as_transformers_writes_it_whoever_drafts(target: Enco
     assert torch.isfinite(heard).all()
 
 
+@pytest.mark.slow
 def test_the_drop_in_hears_long_recordings_with_timestamps_as_generate_does(
     target: EncoderDecoderModel, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ from outrider.prompts import encode
 from outrider.sharded import lead
 from outrider.sharded.costs import Shape, communication_seconds, pass_seconds
 from outrider.sharded.loading import heads_divide, plan_of
-from tests.conftest import make_tokenizer, save_model, share_recordings
+from tests.conftest import make_tokenizer, save_model, share_cache
 from tests.real_models import smollm2
 from tests.tiny_models import module
 
@@ -87,7 +87,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def two(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Two ranks: tokens, laws, what was planted on rank 1, refusals."""
     folder = tmp_path_factory.mktemp("two")
-    share_recordings(folder / "cache", tmp_path_factory)
+    share_cache(folder / "cache", tmp_path_factory)
     pair = {"target": folders["Llama"], "draft": folders["near"]}
     flags = {what: str(folder / what) for what in ("logits", "sums")}
     cases = {
@@ -106,6 +106,7 @@ def two(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
     return {**found, "errors": errors}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Llama", "GPTNeoX"])
 def test_two_ranks_give_the_tokens_of_one_in_every_placement(two: dict[str, Any], architecture: str) -> None:
     found = two[f"greedy:{architecture}"]
@@ -115,12 +116,14 @@ def test_two_ranks_give_the_tokens_of_one_in_every_placement(two: dict[str, Any]
     assert found["sums"] == 2 * layers + (architecture == "Llama")  # its table is cut, too
 
 
+@pytest.mark.slow
 def test_every_placement_drafts_what_is_accepted(two: dict[str, Any]) -> None:
     accepted = set(two["greedy:Llama"]["accepted"].values())
     assert len(accepted) == 1
     assert accepted.pop() > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["logits", "sums"])
 def test_what_another_rank_computes_differently_changes_nothing(two: dict[str, Any], planted: str) -> None:
     """Rank 1 returns negated logits, or its sums differ in their last bits throughout."""
@@ -129,6 +132,7 @@ def test_what_another_rank_computes_differently_changes_nothing(two: dict[str, A
     assert found["differs"] == {"plain": [], "rank0": [], "replicated": [], "sharded": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["rank0", "replicated", "sharded"])
 def test_sampled_texts_follow_the_law_of_one_process(two: dict[str, Any], place: str) -> None:
     """The sample would have shown every fault of the acceptance rule but the subtlest two, for which the audit asks 3,000 to
@@ -141,6 +145,7 @@ def test_sampled_texts_follow_the_law_of_one_process(two: dict[str, Any], place:
     assert set(report["unseen"]) <= {name for name in FAULTS if name.startswith("noise of")}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sharded_says_why(two: dict[str, Any]) -> None:
     found = two["refusals"]
     assert "no tensor-parallel plan" in found["no plan"]
@@ -152,12 +157,14 @@ def test_what_cannot_be_sharded_says_why(two: dict[str, Any]) -> None:
     assert "early-exit can't draft" in found["early exit"]
 
 
+@pytest.mark.slow
 def test_other_layers_keep_the_hooks_of_transformers(two: dict[str, Any]) -> None:
     off = two["architectures"]
     assert set(off) == set(OTHERS)
     assert max(off.values()) < 1e-5, off
 
 
+@pytest.mark.slow
 def test_an_automatic_placement_is_measured_and_stays(two: dict[str, Any]) -> None:
     first, without_plan, again = two["automatic"]["places"]
     assert first == again  # the costs are kept
@@ -172,7 +179,7 @@ def four(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> d
     Drafts are sharded like the target alone: where else one may be placed, two ranks show.
     """
     folder = tmp_path_factory.mktemp("four")
-    share_recordings(folder / "cache", tmp_path_factory)
+    share_cache(folder / "cache", tmp_path_factory)
     marker, out = folder / "started", folder / "found.json"
     cases = {
         "greedy:Llama": {"target": folders["Llama"], "draft": folders["near"], "places": ["sharded"]},
@@ -218,6 +225,7 @@ def alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Llama", "GPTNeoX"])
 def test_four_ranks_give_the_tokens_of_one(four: dict[str, Any], architecture: str) -> None:
     """The tiny Llama has 2 heads of keys, so that its attention stays whole; GPT-NeoX has 4."""
@@ -227,6 +235,7 @@ def test_four_ranks_give_the_tokens_of_one(four: dict[str, Any], architecture: s
     assert found["sums"] == (3 if architecture == "Llama" else 4)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_rank_ends_the_job_with_the_reason(four: dict[str, Any]) -> None:
     assert four["seconds"] < 10
     assert four["code"] != 0
@@ -234,6 +243,7 @@ def test_the_end_of_a_rank_ends_the_job_with_the_reason(four: dict[str, Any]) ->
     assert ours == ["outrider: rank 2 has ended without a word: it was killed, or crashed"]
 
 
+@pytest.mark.slow
 def test_bad_input_on_one_rank_ends_the_job_with_one_line(folders: dict[str, str], tmp_path: Path) -> None:
     cases = {"endless": {"target": folders["Llama"], "marker": str(tmp_path / "started")}}
     found, code, errors = job(2, {"cases": cases, "bad_rank": 1}, tmp_path)
@@ -251,7 +261,7 @@ def test_the_command_on_two_ranks_prints_once_what_one_process_writes() -> None:
         "--dtype",
         "float32",
         "--max-new-tokens",
-        "24",
+        "12",
         "--draft",
         "suffix",
         "--profile",
@@ -263,7 +273,7 @@ def test_the_command_on_two_ranks_prints_once_what_one_process_writes() -> None:
     got = json.loads(out)
     target = smollm2()
     messages = [{"role": "user", "content": PROMPT}]
-    wanted = generate(target, messages, draft=None, max_new_tokens=24).tokens
+    wanted = generate(target, messages, draft=None, max_new_tokens=12).tokens
     parted = first_divergence(target, encode(target, messages), wanted, got["tokens"])
     assert got["tokens"] == wanted or (parted is not None and parted.near_tie)
     share = got["tensor_parallel"][0]

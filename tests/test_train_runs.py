@@ -53,12 +53,13 @@ def refusal(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
     return " ".join(err.split())
 
 
-def test_several_processes_stop_together_by_the_clock(target_folder: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_several_processes_stop_together_by_the_clock(target_folder: Path, data: Path, tmp_path: Path, cache: Path) -> None:
     """The first one's time is over at once, the second one's never: both stop after the first step."""
     out = tmp_path / "head"
     arguments = options("head", target_folder, data, "-o", out, "--vocabulary", 100, "--hours", 1e-9, "--steps", 500)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.train_job"]
-    given = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "OUTRIDER_CACHE": str(tmp_path / "cache")}
+    given = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "OUTRIDER_CACHE": str(cache)}
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     process = subprocess.Popen(
         [*launcher, *arguments],

@@ -112,7 +112,7 @@ def check_characters(what: str, text: str) -> None:
         ) from None
 
 
-def law_along(target: TextModel, sampling: SamplingSettings, prefix: Sequence[int]) -> SamplingSettings:
+def law_along(target: LanguageModel, sampling: SamplingSettings, prefix: Sequence[int]) -> SamplingSettings:
     """The settings along texts whose end nothing forces. prefix: what a decoder of an encoder begins with."""
     return with_own_rules(target, sampling, [prefix])
 

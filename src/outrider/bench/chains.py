@@ -23,8 +23,9 @@ from outrider.drafters import Drafter, ModelDrafter, NgramDrafter
 from outrider.drafters.base import DraftContext
 from outrider.drafters.other_tokenizer import IntersectionDrafter
 from outrider.forced import target_laws_along
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
+from outrider.prompts import law_along
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
@@ -81,14 +82,14 @@ class RecordedChains(Drafter):
 
 def record_chains(target: LanguageModel, drafter: Drafter, text: Recorded) -> RecordedChains:
     """A chain of `LONGEST` tokens at most before every new token of the text. `drafter` is bound to `target`."""
-    sampling = SamplingSettings(temperature=text.temperature)
     start, known = text.prompt_tokens, text.tokens
+    sampling = law_along(target, SamplingSettings(temperature=text.temperature), known[:start])
     stream = RandomStream(text.seed, row=1)
     if text.temperature > 0:
-        stream = _Coupled(text, torch.cat(list(target_laws_along(target, known, start, sampling))))
+        stream = _Coupled(text, torch.cat(list(target_laws_along(target, known, start, sampling, text.source))))
     context = DraftContext(sampling, target, target.vocab_size)
-    sequence = target.open(len(known) + LONGEST)
-    row = DraftRow(known[:start], start, stream, sequence)
+    sequence = open_sequence(target, text.source, len(known) + LONGEST)
+    row = DraftRow(known[:start], start, stream, sequence, source=text.source)
     chains: list[Chain] = []
     try:
         prefill(target, [sequence], [known[: start - 1]])

@@ -15,6 +15,7 @@ from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.bench.tasks import Task
 from outrider.generation import generate
 from outrider.models.base import TextModel
+from outrider.prompts import Asked
 from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 
@@ -56,14 +57,14 @@ class Setting:
         return SamplingSettings(temperature=self.temperature, top_p=self.top_p)
 
 
-Contender = Callable[[list[int], Setting, int, int], tuple[int, float | None, float | None]]
+Contender = Callable[[Asked, Setting, int, int], tuple[int, float | None, float | None]]
 """(prompt, setting, max_new_tokens, seed) → new tokens, tokens per round, acceptance rate"""
 
 
 def ours(target: TextModel, draft: Any) -> Contender:
     """Outrider, with this draft."""
 
-    def run(prompt: list[int], setting: Setting, tokens: int, seed: int) -> tuple[int, float, float | None]:
+    def run(prompt: Asked, setting: Setting, tokens: int, seed: int) -> tuple[int, float, float | None]:
         result = generate(
             target,
             prompt,
@@ -86,18 +87,16 @@ def in_turn(entries: Sequence[T], number: int) -> list[T]:
 
 def measure(
     contenders: Mapping[str, Contender],
-    encode: Callable[[str], Sequence[int]],
-    tasks: Sequence[Task],
+    asked: Sequence[tuple[Task, Asked]],
     settings: Sequence[Setting],
     max_new_tokens: int,
     kept: RunLog,
 ) -> Iterator[Run]:
-    """Run everything that the log does not hold yet, append it there, and yield all runs."""
+    """Run everything that the log does not hold yet, append it there, and yield all runs. asked: tasks, as they are put."""
     done = {(run.contender, run.setting, run.task): run for run in (Run(**entry) for entry in kept.entries)}
     entries = list(contenders.items())
     warm: set[str] = set()
-    for number, task in enumerate(tasks):
-        prompt = [int(token) for token in encode(task.prompt)]
+    for number, (task, prompt) in enumerate(asked):
         for setting in settings:
             for name, contender in in_turn(entries, number):
                 key = (name, setting.name, task.name)
@@ -110,7 +109,7 @@ def measure(
                 yield done[key]
 
 
-def _timed(name: str, contender: Contender, prompt: list[int], setting: Setting, task: Task, tokens: int, seed: int) -> Run:
+def _timed(name: str, contender: Contender, prompt: Asked, setting: Setting, task: Task, tokens: int, seed: int) -> Run:
     start = time.perf_counter()
     count, per_round, rate = contender(prompt, setting, tokens, seed)
     return Run(name, setting.name, task.name, count, time.perf_counter() - start, per_round, rate)

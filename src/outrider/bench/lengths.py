@@ -28,7 +28,7 @@ from outrider.drafters.copying import CopyDrafter
 from outrider.errors import ParameterError
 from outrider.forced import check_forgets
 from outrider.models.base import Sequence as ModelSequence
-from outrider.models.base import TextModel, WhichLogits
+from outrider.models.base import Source, TextModel, WhichLogits, has_encoder
 from outrider.models.table import TableSequence
 from outrider.randomness import RandomStream
 from outrider.records import Round
@@ -73,7 +73,10 @@ class Cell:
 
 
 class Replay:
-    """A `TextModel` that says what was recorded: all mass on the next token of the text."""
+    """A `TextModel` that says what was recorded: all mass on the next token of the text.
+
+    One of an encoder-decoder's text has an encoder, too, for drafters to look for; it reads nothing.
+    """
 
     name = "the recorded text"
     max_length = None
@@ -84,11 +87,16 @@ class Replay:
     def __init__(self, target: TextModel, tokens: list[int]) -> None:
         self.tokenizer: Any = target.tokenizer
         self.vocab_size = target.vocab_size
+        self.has_encoder = has_encoder(target)
+        self.source_kind = target.source_kind if has_encoder(target) else ""
         self._tokens = tokens
 
-    def open(self, reserve: int = 0) -> TableSequence:
-        del reserve
+    def open(self, reserve: int = 0, source: Source | None = None) -> TableSequence:
+        del reserve, source
         return TableSequence()
+
+    def check_source(self, source: Source) -> None:
+        """It was read when the text was recorded."""
 
     def score(
         self, sequences: Sequence[ModelSequence], tokens: Tensor, lengths: Sequence[int], logits: WhichLogits = "all"
@@ -159,6 +167,7 @@ def replay(target: TextModel, texts: Sequence[Recorded], drafter: Drafter, costs
 
 def _rounds(target: TextModel, text: Recorded, drafter: Drafter, policy: DraftLength) -> list[Round]:
     model = Replay(target, text.tokens)
-    request = Request(text.tokens[: text.prompt_tokens], len(text.tokens) - text.prompt_tokens, RandomStream(0))
+    prompt, new = text.tokens[: text.prompt_tokens], len(text.tokens) - text.prompt_tokens
+    request = Request(prompt, new, RandomStream(0), source=text.source)
     decoder = Decoder(model, [request], SamplingSettings(temperature=text.temperature), drafter, policy)
     return [made for batch in decoder.rounds() for _, made in batch]

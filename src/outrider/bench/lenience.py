@@ -22,23 +22,28 @@ from outrider.audit.sampled import TextAudit
 from outrider.audit.text import Text
 from outrider.audit.verdict import judge
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
-from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.examples import Example, TaskKind, asked_of
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.forced import draft_laws_along, target_laws_along
 from outrider.generation import generate
 from outrider.lenience import lenient_betas, lenient_law, soft
-from outrider.models.base import TextModel
+from outrider.models.base import Source, TextModel
+from outrider.prompts import Asked, law_along, prepare
 from outrider.published import tables
 from outrider.records import Round
 from outrider.run_log import RunLog
+from outrider.sampling import SamplingSettings
 
 PLAIN = 0.0  # in the place of a lenience: plain decoding
 
 
 @dataclass(frozen=True)
 class LenientRun:
-    """One prompt answered with one lenience. rounds: [tokens, drafted, accepted, lenient] each. seconds: of decoding."""
+    """One prompt answered with one lenience. rounds: [tokens, drafted, accepted, lenient] each. seconds: of decoding.
+
+    prompt: what the sequence began with: an encoder-decoder's source is not among it.
+    """
 
     example: str
     digest: str
@@ -53,13 +58,13 @@ class LenientRun:
     def key(self) -> tuple[str, str, str, float]:
         return self.example, self.digest, self.setting, self.lenience
 
-    @property
-    def text(self) -> Text:
-        """As an audit wants it."""
+    def text(self, source: Source | None) -> Text:
+        """As an audit wants it. source: what an encoder read."""
         at, rounds = count(), []
         for kept, drafted, accepted, _ in self.rounds:
             rounds.append(Round(tuple(self.tokens[next(at)] for _ in range(kept)), drafted, accepted, "draft"))
-        return Text((*self.prompt, *self.tokens), len(self.prompt), tuple(rounds))
+        read = source if source is None or isinstance(source, Tensor) else tuple(source)
+        return Text((*self.prompt, *self.tokens), len(self.prompt), tuple(rounds), read)
 
 
 def measure(
@@ -77,7 +82,7 @@ def measure(
     done = {run.key: run for run in (LenientRun(**entry) for entry in log.entries)}
     warm: set[float] = set()
     for number, example in enumerate(examples):
-        prompt = prompt_tokens(target, kind, example)
+        prompt = asked_of(target, kind, example)
         for setting in settings:
             for lenience in in_turn([PLAIN, *leniences], number):
                 key = (example.name, example.digest, setting.name, lenience)
@@ -93,7 +98,7 @@ def measure(
 def _generate(
     target: TextModel,
     draft: Drafter,
-    prompt: list[int],
+    prompt: Asked,
     example: Example,
     setting: Setting,
     lenience: float,
@@ -114,7 +119,7 @@ def _generate(
     )
     rounds = [[len(r.tokens), r.drafted, r.accepted, r.origins.count("lenient")] for r in result.rounds]
     key = (example.name, example.digest, setting.name, lenience)
-    return LenientRun(*key, prompt, result.tokens, rounds, result.stats.decode_seconds)
+    return LenientRun(*key, prepare(target, prompt).tokens, result.tokens, rounds, result.stats.decode_seconds)
 
 
 @dataclass(frozen=True)
@@ -135,13 +140,11 @@ class Drift:
     best_gap: float
 
 
-def read(target: TextModel, draft: Drafter, setting: Setting, run: LenientRun) -> Drift:
-    """Target and draft along a text, and what its lenience did to the laws."""
-    sampling = setting.sampling
-    text, lenience = run.text, run.lenience
+def read(target: TextModel, draft: Drafter, sampling: SamplingSettings, text: Text, lenience: float) -> Drift:
+    """Target and draft along a text, and what its lenience did to the laws. sampling: as of `law_along`."""
     own = soft(sampling) if sampling.greedy else sampling
-    laws = target_laws_along(target, text.tokens, text.prompt_length, own)
-    drafts = draft_laws_along(draft, target, text.tokens, text.prompt_length, sampling)
+    laws = target_laws_along(target, text.tokens, text.prompt_length, own, text.source)
+    drafts = draft_laws_along(draft, target, text.tokens, text.prompt_length, sampling, text.source)
     done, sums = 0, torch.zeros(6, dtype=torch.float64)
     for law, offered in zip(laws, drafts, strict=True):
         part = slice(done, done + len(law))
@@ -150,7 +153,7 @@ def read(target: TextModel, draft: Drafter, setting: Setting, run: LenientRun) -
         sums += _sums(p, q, flags, torch.tensor(text.new[part], device=law.device), lenience, sampling.greedy)
         done += len(law)
     tested, expected, variance, divergence, moved, gap = sums.tolist()
-    return Drift(len(run.tokens), int(tested), expected, variance, divergence, moved, gap)
+    return Drift(len(text.new), int(tested), expected, variance, divergence, moved, gap)
 
 
 def _sums(p: Tensor, q: Tensor, tested: Tensor, tokens: Tensor, lenience: float, greedy: bool) -> Tensor:
@@ -197,9 +200,17 @@ class Row:
     paper_speedup: str | None
 
 
-def summarise(target: TextModel, draft: Drafter, settings: Sequence[Setting], runs: Sequence[LenientRun]) -> Iterator[Row]:
+def summarise(
+    target: TextModel,
+    draft: Drafter,
+    kind: TaskKind,
+    examples: Sequence[Example],
+    settings: Sequence[Setting],
+    runs: Sequence[LenientRun],
+) -> Iterator[Row]:
     """A row per setting and lenience; reads every text again, twice with the audit."""
     draft.bind(target)
+    sources = {(one.name, one.digest): prepare(target, asked_of(target, kind, one)).source for one in examples}
     for setting in settings:
         groups: dict[float, dict[tuple[str, str], LenientRun]] = {}
         for run in runs:
@@ -207,20 +218,28 @@ def summarise(target: TextModel, draft: Drafter, settings: Sequence[Setting], ru
                 groups.setdefault(run.lenience, {})[run.example, run.digest] = run
         plain = groups.pop(PLAIN)
         for lenience, group in sorted(groups.items(), reverse=True):
-            yield _row(target, draft, setting, lenience, list(group.values()), [plain[key] for key in group])
+            texts = [run.text(sources[key]) for key, run in group.items()]
+            yield _row(target, draft, setting, lenience, texts, list(group.values()), [plain[key] for key in group])
 
 
 def _row(
-    target: TextModel, draft: Drafter, setting: Setting, lenience: float, runs: list[LenientRun], plain: list[LenientRun]
+    target: TextModel,
+    draft: Drafter,
+    setting: Setting,
+    lenience: float,
+    texts: list[Text],
+    runs: list[LenientRun],
+    plain: list[LenientRun],
 ) -> Row:
-    drifts = [read(target, draft, setting, run) for run in runs]
+    sampling = law_along(target, setting.sampling, runs[0].prompt)
+    drifts = [read(target, draft, sampling, text, lenience) for text in texts]
     tokens, tested = sum(one.tokens for one in drifts), sum(one.tested for one in drifts)
     expected, variance = sum(one.expected for one in drifts), sum(one.variance for one in drifts)
     rounds = [round_ for run in runs for round_ in run.rounds]
     accepted = sum(accepted for _, _, accepted, _ in rounds)
     decided = sum(min(accepted + 1, drafted) for _, drafted, accepted, _ in rounds)
     sampled = setting.temperature > 0
-    verdict, reason = _audited(target, draft, setting, runs)
+    verdict, reason = _audited(target, draft, sampling, setting.name, texts)
     paper = _printed(setting, lenience)
     return Row(
         setting=setting.name,
@@ -244,12 +263,12 @@ def _row(
     )
 
 
-def _audited(target: TextModel, draft: Drafter, setting: Setting, runs: list[LenientRun]) -> tuple[str, str]:
+def _audited(target: TextModel, draft: Drafter, sampling: SamplingSettings, name: str, texts: list[Text]) -> tuple[str, str]:
     """The audit's verdict on the texts, and its reason."""
-    audit = TextAudit(target, draft, setting.sampling)
-    for run in runs:
-        audit.add(run.text)
-    report = judge(audit, setting.name)
+    audit = TextAudit(target, draft, sampling)
+    for text in texts:
+        audit.add(text)
+    report = judge(audit, name)
     return report.verdict, report.reason
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.bench.contest import Contender, Setting, ours
 from outrider.models.transformers_model import TransformersModel
+from outrider.prompts import Asked, Prepared, prepare
 
 PEER_LOOKUP_TOKENS = 10  # what transformers' documentation uses for prompt_lookup_num_tokens
 # Ours, and the peers it is compared with: the same drafting on both sides.
@@ -44,19 +46,29 @@ def contenders(own: Pair, theirs: Pair) -> dict[str, Contender]:
 
 
 def _peer(target: TransformersModel, **extra: Any) -> Contender:
-    def run(prompt: list[int], setting: Setting, tokens: int, seed: int) -> tuple[int, None, None]:
+    def run(prompt: Asked, setting: Setting, tokens: int, seed: int) -> tuple[int, None, None]:
         torch.manual_seed(seed)
         law = {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
-        ids = torch.tensor([prompt], device=target.device)
+        begun = prepare(target, prompt)
         out = target.module.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+            **_inputs(target, begun),
             max_new_tokens=tokens,
             pad_token_id=target.tokenizer.pad_token_id or 0,
             **(law if setting.temperature else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}),
             repetition_penalty=1.0,
             **extra,
         )
-        return out.shape[1] - len(prompt), None, None
+        return out.shape[1] - len(begun.tokens), None, None
 
     return run
+
+
+def _inputs(target: TransformersModel, begun: Prepared) -> dict[str, Tensor]:
+    """What `generate` reads, and what it begins with."""
+    tokens, source = torch.tensor([begun.tokens], device=target.device), begun.source
+    if source is None:
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if isinstance(source, Tensor):
+        return {"input_features": source.to(target.device, target.module.dtype)[None], "decoder_input_ids": tokens}
+    ids = torch.tensor([source], device=target.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": tokens}

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 
 from outrider.bench.tasks import Task
 from outrider.generation import generate
-from outrider.models.base import TextModel
+from outrider.models.base import Source, TextModel
+from outrider.prompts import encode, prepare
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A text of the target. tokens: prompt and output."""
+    """A text of the target. tokens: prompt and output. source: what its encoder read, if it has one."""
 
     name: str
     tokens: list[int]
     prompt_tokens: int
     temperature: float = 0.0
     seed: int = 0
+    source: Source | None = None
 
 
 def record(
@@ -28,7 +30,8 @@ def record(
     for temperature in temperatures:
         for seed in range(number_of_texts(temperature, seeds)):
             for task in tasks:
-                prompt = target.tokenizer.encode(task.prompt)
+                prompt = encode(target, task.prompt)
+                begun = prepare(target, prompt)
                 result = generate(
                     target,
                     prompt,
@@ -38,7 +41,8 @@ def record(
                     temperature=temperature,
                     seed=seed,
                 )
-                yield Recorded(task.name, prompt + result.tokens, len(prompt), temperature, seed)
+                tokens = [*begun.tokens, *result.tokens]
+                yield Recorded(task.name, tokens, len(begun.tokens), temperature, seed, begun.source)
 
 
 def number_of_texts(temperature: float, seeds: int) -> int:

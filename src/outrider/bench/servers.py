@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider.audio import Audio
 from outrider.bench.contest import Contender, Setting
 from outrider.endpoint import EndpointError, post, request_body
 from outrider.errors import ParameterError
+from outrider.prompts import Asked
 
 FRESH = {"cache_prompt": False}  # llama.cpp's server would not read a prompt again that it has seen
 
@@ -26,7 +28,9 @@ def parse_server(text: str) -> tuple[str, str]:
 def served(url: str) -> Contender:
     """The server at a URL with the version. It counts the new tokens itself, and tells of drafts if it is llama.cpp's."""
 
-    def run(prompt: list[int], setting: Setting, tokens: int, seed: int) -> tuple[int, float | None, float | None]:
+    def run(prompt: Asked, setting: Setting, tokens: int, seed: int) -> tuple[int, float | None, float | None]:
+        if isinstance(prompt, Audio):
+            raise ParameterError(f"server {url} is asked for completions of text: leave it out where recordings are heard")
         answer = post(f"{url}/completions", {**request_body(prompt, setting.sampling, tokens, seed), **FRESH})
         usage = answer.get("usage")
         count = usage.get("completion_tokens") if isinstance(usage, dict) else None

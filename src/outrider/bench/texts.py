@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.bench.tasks import Task, human_eval
+from outrider.errors import ParameterError
+from outrider.models.base import TextModel, has_encoder
 
 _SOURCE = '''class Account:
     """A bank account with a history of its transactions."""
@@ -54,6 +56,30 @@ def chat(tokenizer: Any, text: str) -> str:
     return made.removeprefix(start) if start and list(tokenizer.encode("")) == [tokenizer.bos_token_id] else made
 
 
+_FINNISH = "Suomen kesä on lyhyt mutta valoisa. Juhannuksena perheet kokoontuvat mökille ja"
+
+_REPETITION = "Monday: closed\nTuesday: closed\nWednesday: closed\nThursday: closed\n"
+
+
+def kinds_for(target: TextModel) -> list[Task]:
+    """One prompt of each kind, as this model is asked: the bare texts if it has an encoder, since it is made for a task."""
+    if not has_encoder(target):
+        return kinds(target.tokenizer)
+    if getattr(target, "hears", False):
+        raise ParameterError(
+            f"{target.name} hears audio, and the texts of this bench are written: use bench tasks, sweep, alpha or lenience "
+            'with --task jsonl:FILE, a {"audio": FILE.wav} on each line'
+        )
+    return [
+        Task("code", _SOURCE),
+        Task("article", _ARTICLE),
+        Task("question", "Why is the sky blue, and why are sunsets red?"),
+        Task("random words", _WORDS),
+        Task("Finnish", _FINNISH),
+        Task("repetition", _REPETITION),
+    ]
+
+
 def kinds(tokenizer: Any) -> list[Task]:
     """One prompt of each kind; the instructions through the model's chat template."""
     return [
@@ -67,6 +93,6 @@ def kinds(tokenizer: Any) -> list[Task]:
         Task("summary", chat(tokenizer, f"Summarise this article in three sentences:\n\n{_ARTICLE}")),
         Task("chat", chat(tokenizer, "Why is the sky blue, and why are sunsets red? Explain it to a child.")),
         Task("random words", f"{_WORDS}"),
-        Task("Finnish", "Suomen kesä on lyhyt mutta valoisa. Juhannuksena perheet kokoontuvat mökille ja"),
-        Task("repetition", "Monday: closed\nTuesday: closed\nWednesday: closed\nThursday: closed\n"),
+        Task("Finnish", _FINNISH),
+        Task("repetition", _REPETITION),
     ]

@@ -135,8 +135,8 @@ def refuse_encoder(target: LanguageModel, what: str) -> None:
     """For what has no use for a source: raise, naming what does."""
     if has_encoder(target):
         raise ParameterError(
-            f"{what} is for decoder-only models, {target.name} is an encoder-decoder: use generate, batch, tune, audit, or "
-            "bench tasks, sweep or alpha"
+            f"{what} is for decoder-only models, {target.name} is an encoder-decoder: use generate, batch, tune, audit "
+            "or another bench"
         )
 
 

@@ -110,7 +110,7 @@ class EncoderDecoderModel(TransformersModel):
         """
         compared, same = self._compared
         if compared is None or compared() is not other:
-            same = other is not self and self._has_the_encoder_of(other)
+            same = other is not self and isinstance(other, EncoderDecoderModel) and self._has_the_encoder_of(other)
             self._compared = weakref.ref(other), same
             self._states.borrow(other._states if same else None)
         return same

@@ -18,13 +18,20 @@ from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.bench.contest import Contender, Row, Run
+    from outrider.bench.examples import Source
     from outrider.bench.peers import Pair
     from outrider.bench.tasks import Task
     from outrider.models.base import TextModel
+    from outrider.prompts import Asked
 
 _TASKS = (
-    click.option("--texts", type=click.Choice(["humaneval", "kinds"]), default="humaneval", show_default=True),
-    click.option("--prompts", default="0-81", show_default=True, help="HumanEval problems, FIRST-LAST."),
+    click.option(
+        "--texts",
+        metavar="NAME",
+        help="humaneval, kinds (texts of several kinds) or jsonl:FILE with a {'prompt': …} or {'audio': FILE.wav} on each "
+        "line  [default: humaneval; kinds for an encoder-decoder]",
+    ),
+    click.option("--prompts", default="0-81", show_default=True, help="Problems of HumanEval or lines, FIRST-LAST."),
     click.option("--every", default=1, show_default=True, help="Take every n-th of them."),
     click.option("--max-new-tokens", default=96, show_default=True),
     click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True),
@@ -40,14 +47,38 @@ def task_options(command: Command) -> Command:
     return add_options(command, _TASKS)
 
 
-def _tasks(tokenizer: Any, given: dict[str, Any]) -> list[Task]:
-    from outrider.bench.tasks import human_eval
-    from outrider.bench.texts import kinds
+def _check_texts(given: dict[str, Any]) -> None:
+    """Refuse what can't be asked, before anything is loaded."""
+    from outrider.bench.examples import load_examples
 
-    first, last = _range(given["prompts"])
+    _range(given["prompts"])
     if given["every"] < 1:
         raise ParameterError(f"every must be 1 or more, got {given['every']}")
-    return (kinds(tokenizer) if given["texts"] == "kinds" else human_eval(first, last))[:: given["every"]]
+    texts = given["texts"]
+    if texts is not None and texts.startswith("jsonl:"):
+        load_examples(_lines(texts, given))
+    elif texts not in (None, "humaneval", "kinds"):
+        raise ParameterError(f"texts must be humaneval, kinds or jsonl:FILE, got {texts!r}")
+
+
+def _lines(texts: str, given: dict[str, Any]) -> Source:
+    from outrider.bench.examples import Source
+
+    return Source(texts, prompts=given["prompts"], metric="none")
+
+
+def _asked(target: TextModel, texts: str, given: dict[str, Any]) -> list[tuple[Task, Asked]]:
+    """The texts and how this model is asked them."""
+    from outrider.bench.examples import asked_of, load_examples
+    from outrider.bench.tasks import human_eval
+    from outrider.bench.texts import kinds_for
+    from outrider.prompts import encode
+
+    if texts.startswith("jsonl:"):
+        lines = _lines(texts, given)
+        return [(one, asked_of(target, lines.kind, one)) for one in load_examples(lines)[:: given["every"]]]
+    tasks = kinds_for(target) if texts == "kinds" else human_eval(*_range(given["prompts"]))
+    return [(task, encode(target, task.prompt)) for task in tasks[:: given["every"]]]
 
 
 _SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]…"
@@ -90,6 +121,7 @@ def peers(
         raise click.UsageError("--no-generate leaves nothing to compare: give --setup and --server, too")
     _check_used(generate, setup)
     check_plot(plot)
+    _check_texts(given)
     _check_names([*dict.fromkeys(setup), *(name for name, _ in named)])
     for url in servers.values():
         check_reachable(url)
@@ -101,15 +133,14 @@ def peers(
         about |= {**names, "dtype": ours.target.dtype_name}
         found = transformers_peers.contenders(ours, theirs)
         field.add(found, {name: (*peers, *servers) for name, peers in transformers_peers.PAIRS.items()})
-        tokenizer = ours.target.tokenizer
+        target: TextModel = ours.target
     if setup:
-        made, first = _setups(models, setup)
-        tokenizer = first.tokenizer
-        about.setdefault("target", first.name)
+        made, target = _setups(models, setup)
+        about.setdefault("target", target.name)
         field.add(made, dict.fromkeys(made, ("generate", *servers)))
     _check_names([*field.contenders, *servers])
     field.contenders.update({name: served(url) for name, url in servers.items()})
-    _contest(about, field, tokenizer, given, log, plot, as_json)
+    _contest(about, field, target, given, log, plot, as_json)
 
 
 @dataclass(frozen=True)
@@ -162,10 +193,11 @@ def setups(
 ) -> None:
     """Outrider in several set-ups (engine, dtype, draft) beside each other."""
     check_plot(plot)
+    _check_texts(given)
     made, first = _setups(ModelChoice(target), setup)
     names = list(made)
     field = _Field(made, dict.fromkeys(names[1:], (names[0],)), set(names))
-    _contest({"bench": "setups", "target": first.name}, field, first.tokenizer, given, log, plot, as_json)
+    _contest({"bench": "setups", "target": first.name}, field, first, given, log, plot, as_json)
 
 
 def _setups(models: ModelChoice, texts: Sequence[str]) -> tuple[dict[str, Contender], TextModel]:
@@ -180,12 +212,10 @@ def _setups(models: ModelChoice, texts: Sequence[str]) -> tuple[dict[str, Conten
 def _load_pair(models: ModelChoice, pack: bool) -> Pair:
     from outrider.bench.peers import Pair
     from outrider.drafters import ModelDrafter
-    from outrider.models.base import refuse_encoder
     from outrider.models.transformers_model import TransformersModel
 
     models = replace(models, compile=models.compile and pack)  # the other one is for transformers itself
     model = models.load_target(pack)
-    refuse_encoder(model, "bench peers")
     if not isinstance(model, TransformersModel):
         raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {models.dtype!r}")
     drafter = models.load_draft(model, pack)
@@ -196,7 +226,7 @@ def _load_pair(models: ModelChoice, pack: bool) -> Pair:
 def _contest(
     about: Mapping[str, object],
     field: _Field,
-    tokenizer: Any,
+    target: TextModel,
     given: dict[str, Any],
     log: Path | None,
     plot: Path | None,
@@ -206,19 +236,23 @@ def _contest(
     from outrider.bench.contest import best, measure, summarise
     from outrider.bench.contest_plot import plot_rates
     from outrider.bench.machine import machine
+    from outrider.models.base import has_encoder
 
-    tasks, settings = _tasks(tokenizer, given), make_settings(given["temperature"], given["top_p"])
-    kept = open_log(log, {**about, "max_new_tokens": given["max_new_tokens"]})
-    steps = measure(field.contenders, tokenizer.encode, tasks, settings, given["max_new_tokens"], kept)
-    runs = track(steps, "Running", len(tasks) * len(settings) * len(field.contenders))
+    texts = given["texts"] or ("kinds" if has_encoder(target) else "humaneval")
+    asked, settings = _asked(target, texts, given), make_settings(given["temperature"], given["top_p"])
+    shared = {**about, "max_new_tokens": given["max_new_tokens"]}
+    if texts not in ("humaneval", "kinds"):  # those are told apart by the names of their prompts
+        shared |= {"texts": texts, "prompts": [getattr(task, "digest", "") for task, _ in asked]}
+    steps = measure(field.contenders, asked, settings, given["max_new_tokens"], open_log(log, shared))
+    runs = track(steps, "Running", len(asked) * len(settings) * len(field.contenders))
     rows, winners = summarise(runs, field.pairs), best(runs, field.own)
     if not as_json:
         _print(rows)
         for one in winners:
             click.echo(f"{one.setting}: {one.own}, the best of ours, is {one.ratio}× {one.peer}, the best of the others")
-        if given["texts"] == "kinds":
+        if texts == "kinds":
             _print_by_text(runs)
-    found: dict[str, object] = {"prompts": len(tasks), "max_new_tokens": given["max_new_tokens"]}
+    found: dict[str, object] = {"prompts": len(asked), "max_new_tokens": given["max_new_tokens"]}
     found |= {"rows": [asdict(row) for row in rows], "best": [asdict(one) for one in winners]}
     click.echo(json.dumps({**about, **found, **machine()}))
     if plot is not None:

@@ -29,13 +29,11 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
     from outrider.bench.drafters import count_runs, measure, noise_of, over_all_texts, summarise
     from outrider.bench.machine import machine
-    from outrider.bench.texts import kinds
-    from outrider.models.base import refuse_encoder
+    from outrider.bench.texts import kinds_for
 
     model = models.load_target()
-    refuse_encoder(model, "bench drafters")
     named = {drafter.name: drafter for drafter in (models.load_one_draft(spec, model) for spec in models.draft)}
-    texts = kinds(model.tokenizer)
+    texts = kinds_for(model)
     temperatures, repetitions = given["temperature"], given["repetitions"]
     total = count_runs(len(named), len(texts), temperatures, repetitions)
     steps = measure(model, named, texts, temperatures, given["max_new_tokens"], repetitions, given["seeds"], log)

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", default=4, show_default=True, help="Texts of each prompt where the temperature is not 0.")
 @click.option(
-    "--humaneval", "problems", default=12, show_default=True, help="HumanEval problems beside the seven kinds of text."
+    "--humaneval",
+    "problems",
+    type=int,
+    show_default="12, or 0 for an encoder-decoder",
+    help="HumanEval problems beside the texts of several kinds.",
 )
 @json_line_option
 def lengths(
@@ -32,7 +36,7 @@ def lengths(
     max_new_tokens: int,
     temperature: tuple[float, ...],
     seeds: int,
-    problems: int,
+    problems: int | None,
     as_json: bool,
 ) -> None:
     """Adaptive drafting beside the best fixed length in hindsight, on recorded texts, by the cost tables."""
@@ -40,24 +44,25 @@ def lengths(
     from outrider.bench.machine import machine
     from outrider.bench.recorded import cells_of, number_of_texts, record
     from outrider.bench.tasks import human_eval
-    from outrider.bench.texts import kinds
+    from outrider.bench.texts import kinds_for
     from outrider.costs import measured_costs
     from outrider.errors import ParameterError
-    from outrider.models.base import refuse_encoder
+    from outrider.models.base import has_encoder
     from outrider.sampling import SamplingSettings
 
-    if not 0 <= problems <= 82 or max_new_tokens < 1:
+    if not 0 <= (problems or 0) <= 82 or max_new_tokens < 1:
         raise ParameterError(f"humaneval must be in 0 … 82 and max_new_tokens 1 or more, got {problems}, {max_new_tokens}")
     if seeds < 1:
         raise ParameterError(f"seeds must be 1 or more, got {seeds}")
     for value in temperature:
         SamplingSettings(temperature=value)
     model = models.load_target()
-    refuse_encoder(model, "bench lengths")
+    if problems is None:
+        problems = 0 if has_encoder(model) else 12
     drafters = [models.load_one_draft(spec, model) for spec in models.draft]
     costs = measured_costs(model)
     every = human_eval(1, 82)[:: 82 // problems][:problems] if problems else []  # the first is among the kinds
-    tasks = [*kinds(model.tokenizer), *every]
+    tasks = [*kinds_for(model), *every]
     for drafter in drafters:
         check_replayed(model, drafter, temperature)
         drafter.measure()

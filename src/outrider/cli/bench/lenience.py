@@ -46,13 +46,11 @@ def lenience(
     from outrider.bench.lenience import measure, summarise
     from outrider.bench.machine import machine
     from outrider.forced import check_forgets
-    from outrider.models.base import refuse_encoder
 
     check_length("max_new_tokens", max_new_tokens, 1)
     leniences, length = _leniences(lenience), _length(num_draft_tokens)
     kind, examples = source.kind, load_examples(source)
     target = models.load_target()
-    refuse_encoder(target, "bench lenience")
     draft = models.load_draft(target)
     draft.bind(target)
     check_forgets(draft)
@@ -61,7 +59,7 @@ def lenience(
     kept = open_log(log, about)
     steps = measure(target, draft, kind, examples, settings, leniences, length, max_new_tokens, kept)
     runs = track(steps, "Generating", len(examples) * len(settings) * (1 + len(leniences)))
-    rows = track(summarise(target, draft, settings, runs), "Reading", len(settings) * len(leniences))
+    rows = track(summarise(target, draft, kind, examples, settings, runs), "Reading", len(settings) * len(leniences))
     if as_json:
         out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
         click.echo(json.dumps(out))
