@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.audit.planted import FAULTS
 from outrider.audit.sampled import DRAWS, Planted
 from outrider.audit.sources import text_seed
+from outrider.audit.temperature import TemperatureFit
 from outrider.audit.text import Text
 from outrider.audit.uniformity import Battery
 from outrider.audit.verdict import EXACT, MATTERS, NOT_EXACT, UNCLEAR, _sight
@@ -181,3 +183,56 @@ def test_truncation_before_temperature_is_named() -> None:
     found = report(texts, target, None, cold)
     assert found.verdict == NOT_EXACT
     assert "as in llama.cpp" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("drawn", "declared"),
+    [(0.8, 1.0), (1.0, 0.7), (0.5, 0.9), (0.6, 0.0), (2.5, 1.0)],
+    ids=["colder", "hotter", "much colder", "declared as greedy", "far hotter"],
+)
+def test_the_temperature_that_fits_is_named(drawn: float, declared: float) -> None:
+    """With a draft, which changes nothing about the law."""
+    texts = written(target_model(), draft_model(), SamplingSettings(temperature=drawn), 60)
+    found = report(texts, target_model(), None, SamplingSettings(temperature=declared))
+    assert found.verdict == NOT_EXACT
+    assert found.likeliest is not None
+    assert abs(found.likeliest.temperature - drawn) < 4 * found.likeliest.error < 0.1 * drawn
+    assert f"of all temperatures {found.likeliest.temperature:.3g} ± " in found.reason
+    assert f"declared is {declared:g}" in found.reason
+
+
+def test_no_other_temperature_is_named_where_it_is_not_the_fault() -> None:
+    exact = report(written(target_model(), draft_model(), ONE, 60), target_model(), None, ONE)
+    assert exact.likeliest is not None
+    assert abs(exact.likeliest.temperature - 1.0) < 4 * exact.likeliest.error
+    assert "temperatures" not in exact.reason
+    greedy = written(target_model(), None, SamplingSettings(), 60)
+    cold = report(greedy, target_model(), None, ONE)
+    assert "of all temperatures 0.25 or less fits the tokens best, declared is 1" in cold.reason
+    right = report(greedy, target_model(), None, SamplingSettings())
+    assert (right.verdict, "temperatures" in right.reason) == (EXACT, False)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_the_likeliest_temperature_is_that_of_the_greatest_likelihood(top_p: float) -> None:
+    """The cubic through a few values beside a search through all."""
+    torch.manual_seed(0)
+    law = truncated(torch.randn(600, 300) * 2, 1.0, 0, top_p, 0.0)
+    tokens = (law**1.3).multinomial(1).squeeze(-1)
+    fit = TemperatureFit()
+    fit.add(law[:350], tokens[:350])
+    fit.add(law[350:], tokens[350:])
+    found = fit.likeliest(0.9)
+    assert found is not None
+    at = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
+    chance = {t: float((at * 0.9 / t - (law ** (0.9 / t)).sum(-1).log()).sum()) for t in np.arange(0.5, 1.2, 0.001)}
+    best = max(chance, key=lambda t: chance[t])
+    assert abs(found.temperature - best) < 0.3 * found.error
+    curved = (chance[best - 0.05] - 2 * chance[best] + chance[best + 0.05]) / 0.05**2
+    assert found.error == pytest.approx((-1 / curved) ** 0.5, rel=0.1)
+
+
+def test_laws_of_one_token_tell_no_temperature() -> None:
+    fit = TemperatureFit()
+    fit.add(torch.eye(4), torch.arange(4))
+    assert fit.likeliest(1.0) is None

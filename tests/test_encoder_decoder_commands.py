@@ -297,7 +297,6 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "both": (["generate", "x", "--audio", "WAV", "--target", "WHISPER"], "--audio excludes PROMPT"),
     "draft that hears": (["generate", "x", "--target", "T5", "--draft", "WHISPER"], "read different sources"),
     "draft with an encoder": (["generate", "x", "--target", "LLAMA", "--draft", "T5"], "encoder-decoder"),
-    "bench drafters": (["bench", "drafters", "--target", "T5"], "bench drafters is for decoder-only models"),
     "bench precision": (["bench", "precision", "--target", "T5"], "bench precision is for decoder-only models"),
     "chat": (["generate", "x", "--chat", "--target", "T5"], "no chat template"),
 }

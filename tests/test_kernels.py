@@ -231,7 +231,14 @@ def test_other_scales_biases_and_weights_are_refused(built: Kernels) -> None:
         built.ops.pack_int8(torch.zeros(1, 130_001, dtype=torch.int8))
 
 
-def test_a_damaged_library_is_built_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder without any library."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_damaged_library_is_built_again(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def opened(level: str, library: Path) -> str:
@@ -244,7 +251,7 @@ def test_a_damaged_library_is_built_again(cache: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(build_module, "_compile", lambda folder, *_: (folder / "kernels.so").write_text("built"))
     assert build("avx2") == "kernels"  # type: ignore[comparison-overlap]
     assert tried == ["built", "built"]
-    assert len(list(cache.glob("kernels/*"))) == 1
+    assert len(list(empty.glob("kernels/*"))) == 1
 
 
 def test_wrong_shapes_are_refused(built: Kernels) -> None:
@@ -268,7 +275,7 @@ def test_wrong_shapes_are_refused(built: Kernels) -> None:
     ],
 )
 def test_machines_that_cannot_build_them_say_so_and_go_on(
-    what: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    what: str, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     if what == "no compiler":
@@ -297,7 +304,7 @@ def test_machines_that_cannot_build_them_say_so_and_go_on(
         "wrong products": "products are wrong",
     }
     assert reason.get(what, "can't be written") in caplog.text
-    assert not list(cache.glob("kernels/*")) or what == "wrong products"
+    assert not list(empty.glob("kernels/*")) or what == "wrong products"
 
 
 def test_processors_that_they_are_not_written_for_have_none(monkeypatch: pytest.MonkeyPatch) -> None:

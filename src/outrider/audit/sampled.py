@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.audit.planted import FAULTS, fault_law
 from outrider.audit.support import engine_rounding, processed_only, rounding_needed, truncated_first
+from outrider.audit.temperature import TemperatureFit
 from outrider.audit.text import Text
 from outrider.audit.transform import keys, likelihood_key, transform
 from outrider.audit.uniformity import Array, Battery, run_battery
@@ -83,6 +84,7 @@ class TextAudit:
         self.outside: list[Outside] = []
         self.planted: dict[str, Planted] = {}
         self.rounding = rounding or 0.0
+        self.temperature = TemperatureFit()
         self.count = 0
         self.texts = 0
         self._measured = 0 if rounding is None else MEASURED
@@ -142,7 +144,11 @@ class TextAudit:
         for i in torch.nonzero(~inside).flatten().tolist():
             self._look(text, done + i, logits[i])
         if self.sampling.greedy:
+            start, warm = text.prompt_length + done, processed_only(self.sampling)
+            (soft,) = standardized_along(iter([logits]), text.tokens, start, text.prompt_length, warm)
+            self.temperature.add(soft, tokens)
             return
+        self.temperature.add(target[inside], tokens[inside])
         if draft is not None:
             proposed = ~draft[:, 0].isnan()
             self._betas += acceptance_probability(target, draft)[proposed].tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from outrider.audit.sampled import DRAWS, Outside, Planted, TextAudit
+from outrider.audit.temperature import Likeliest, told
 from outrider.audit.transform import ORDERS
 from outrider.audit.uniformity import BINS, DOUBT, REJECT, Array, Battery, Check, ks_p, tokens_to_see
 
@@ -43,7 +44,8 @@ class Report:
 
     verdict: with the reason. p: of the battery, None at temperature 0. outside: tokens outside their law that rounding
     explains. impossible: (text, position, token, gap of its logit to the best) of those that it does not. alpha: mean sum
-    min(target, draft). histograms: counts of the transform by order.
+    min(target, draft). likeliest: the temperature that the tokens fit best, of all. histograms: counts of the transform by
+    order.
     """
 
     setting: str
@@ -58,6 +60,7 @@ class Report:
     impossible: tuple[tuple[int, int, int, float], ...]
     rounding: float
     alpha: float | None
+    likeliest: Likeliest | None
     histograms: dict[str, list[int]]
 
     @property
@@ -87,6 +90,10 @@ def judge(audit: TextAudit, setting: str) -> Report:
     impossible = [one for one in audit.outside if one.needed > audit.rounding]
     explained = len(audit.outside) - len(impossible)
     verdict, reason = _verdict(audit, battery, sights, impossible, explained)
+    declared = audit.sampling.temperature
+    likeliest = audit.temperature.likeliest(declared or 1.0)
+    if verdict == NOT_EXACT:
+        reason += told(likeliest, declared)
     return Report(
         setting=setting,
         tokens=audit.count,
@@ -100,6 +107,7 @@ def judge(audit: TextAudit, setting: str) -> Report:
         impossible=tuple((one.text, one.position, one.token, one.gap) for one in impossible),
         rounding=audit.rounding,
         alpha=audit.alpha,
+        likeliest=likeliest,
         histograms={order: _histogram(u) for order, u in audit.numbers().items() if order in ORDERS},
     )
 

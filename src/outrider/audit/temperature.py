@@ -1,0 +1,96 @@
+"""Which temperature the tokens of an audit fit best: the first thing to look at where they don't fit the declared one.
+
+With b = declared / other temperature, the law at the other one is p^b, normalised over where p is positive. The derivative
+of the tokens' log-likelihood is S(b) = sum of log p(token) - E_b[log p], which falls as b rises (its own derivative is minus
+the sum of the variances), so its root is the likeliest b. S and its slope are added up at a few values of b; between these
+a cubic goes through both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+
+import torch
+from torch import Tensor
+
+STEPS = (0.25, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 4.0)
+"""Inverse temperatures relative to the declared one, closer to each other where most is looked for."""
+MATTERS = 4.0  # standard errors by which it differs from the declared one before anything is said
+LEAST = 0.01  # and by how much of it
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """temperature: the likeliest one. error: its standard error. edge: whether it lies beyond what was looked at, and
+    `temperature` is the nearest that was.
+    """
+
+    temperature: float
+    error: float
+    edge: bool
+
+
+class TemperatureFit:
+    """Adds up what tells the temperature of tokens that were drawn from laws like these."""
+
+    def __init__(self) -> None:
+        self._scores = torch.zeros(len(STEPS), dtype=torch.float64)
+        self._slopes = torch.zeros(len(STEPS), dtype=torch.float64)
+
+    def add(self, law: Tensor, tokens: Tensor) -> None:
+        """law: at the declared temperature, [n, V]. tokens: [n], each with a positive probability."""
+        surprise = law.float().log()  # [n, V], -inf where nothing is allowed
+        taken = surprise.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        finite = surprise.masked_fill(surprise.isneginf(), 0.0)
+        for i, step in enumerate(STEPS):
+            other = (step * surprise).softmax(-1)
+            mean = (other * finite).sum(-1)
+            spread = (other * (finite - mean.unsqueeze(-1)).square()).sum(-1)
+            self._scores[i] += float((taken - mean).double().sum())
+            self._slopes[i] -= step * float(spread.double().sum())  # by the logarithm of b
+
+    def likeliest(self, declared: float) -> Likeliest | None:
+        """None if nothing tells, as where every law has one token."""
+        scores, slopes = self._scores.tolist(), self._slopes.tolist()
+        if not any(slope < 0.0 for slope in slopes):
+            return None
+        for edge in (0, -1):
+            if (scores[0] <= 0.0) if edge == 0 else (scores[-1] >= 0.0):
+                return Likeliest(declared / STEPS[edge], 0.0, True)
+        right = next(i for i, score in enumerate(scores) if score < 0.0)
+        width = log(STEPS[right] / STEPS[right - 1])
+        low, high = 0.0, 1.0
+        for _ in range(50):  # the cubic is above 0 on the left and below on the right
+            middle = (low + high) / 2
+            above = _cubic(middle, scores[right - 1 : right + 1], [width * slope for slope in slopes[right - 1 : right + 1]])
+            low, high = (middle, high) if above > 0.0 else (low, middle)
+        slope = slopes[right - 1] + low * (slopes[right] - slopes[right - 1])
+        temperature = declared / (STEPS[right - 1] * exp(low * width))
+        # By the logarithm of b the information is b² times the variances, which is b times minus the slope here.
+        information = -slope * declared / temperature
+        return Likeliest(temperature, temperature / information**0.5 if information > 0.0 else float("inf"), False)
+
+
+def told(fit: Likeliest | None, declared: float) -> str:
+    """A remark for the reason of a verdict, empty if the declared temperature, or 0, fits."""
+    if fit is None:
+        return ""
+    colder = fit.temperature < (declared or 1.0)
+    if declared == 0.0 and fit.edge and colder:
+        return ""
+    if declared and not fit.edge and abs(fit.temperature - declared) <= max(MATTERS * fit.error, LEAST * declared):
+        return ""
+    found = (
+        f"{fit.temperature:.2g} or {'less' if colder else 'more'}"
+        if fit.edge
+        else f"{fit.temperature:.3g} ± {fit.error:.1g}"
+    )
+    return f"; of all temperatures {found} fits the tokens best, declared is {declared:g}"
+
+
+def _cubic(at: float, values: list[float], slopes: list[float]) -> float:
+    """Hermite's, on [0, 1]."""
+    (a, b), (da, db) = values, slopes
+    rest = 1.0 - at
+    return a * rest * rest * (1 + 2 * at) + da * at * rest * rest + b * at * at * (3 - 2 * at) - db * at * at * rest
