@@ -167,6 +167,7 @@ def texts(path: Path) -> dict[int, tuple[list[int], str]]:
     return {one["index"]: (one["tokens"], one["text"]) for one in records}
 
 
+@pytest.mark.slow
 def test_killed_three_times_and_gone_on_nothing_is_lost_or_doubled(
     target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

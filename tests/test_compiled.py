@@ -32,6 +32,7 @@ from tests.ragged import reference, score, some_tokens
 from tests.test_engine_decode import GREEDY
 from tests.tiny_models import VOCABULARY, module, tiny_encoder_decoder
 
+pytestmark = pytest.mark.slow
 WIDTHS = (1, 4)
 SINGLE = 1e-4
 LONG = 4 * MIN_CAPACITY
@@ -195,7 +196,6 @@ def test_only_the_last_logits_are_given_where_only_they_are_wanted(model: Transf
     assert torch.allclose(out[0, 0], reference(model, row[:5])[-1], atol=SINGLE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Gemma3", "GPT2"])
 def test_windows_and_learned_positions_to_the_end_of_the_context(architecture: str, folder: Path) -> None:
     """Gemma 3: sliding windows, a mask a type. GPT-2: a table of positions, and padding lies past its end."""

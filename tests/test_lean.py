@@ -154,6 +154,7 @@ def differences() -> dict[str, float]:
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_they_give_the_models_logits_states_keys_and_values(differences: dict[str, float]) -> None:
     assert differences.pop("broken") > 20 * NEAR
     assert len(differences) == len(PASSES) + 2 * 2 + 7

@@ -38,6 +38,7 @@ def opened(folder: Path, layers: int) -> EncoderDecoderModel:
     return model
 
 
+@pytest.mark.slow
 def test_speech_is_written_as_transformers_writes_it_whoever_drafts(target: EncoderDecoderModel, tmp_path: Path) -> None:
     speech = read_wav(SPEECH)
     heard = features(target, speech)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.audio import Audio
 from outrider.bench.contest import Contender, Setting, ours
 from outrider.models.transformers_model import TransformersModel
 from outrider.prompts import Asked, Prepared, prepare
@@ -51,24 +52,28 @@ def _peer(target: TransformersModel, **extra: Any) -> Contender:
         law = {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
         begun = prepare(target, prompt)
         out = target.module.generate(
-            **_inputs(target, begun),
+            **_inputs(target, prompt, begun),
             max_new_tokens=tokens,
             pad_token_id=target.tokenizer.pad_token_id or 0,
             **(law if setting.temperature else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}),
             repetition_penalty=1.0,
             **extra,
         )
-        return out.shape[1] - len(begun.tokens), None, None
+        row, before = out[0].tolist(), len(begun.tokens)
+        return len(row) - (before if row[:before] == begun.tokens else 0), None, None
 
     return run
 
 
-def _inputs(target: TransformersModel, begun: Prepared) -> dict[str, Tensor]:
+def _inputs(target: TransformersModel, prompt: Asked, begun: Prepared) -> dict[str, Any]:
     """What `generate` reads, and what it begins with."""
-    tokens, source = torch.tensor([begun.tokens], device=target.device), begun.source
-    if source is None:
+    tokens = torch.tensor([begun.tokens], device=target.device)
+    if begun.source is None:
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    if isinstance(source, Tensor):
-        return {"input_features": source.to(target.device, target.module.dtype)[None], "decoder_input_ids": tokens}
-    ids = torch.tensor([source], device=target.device)
+    if isinstance(prompt, Audio):  # Whisper's own finds out what its decoder begins with
+        assert isinstance(begun.source, Tensor)
+        wanted = {"language": prompt.language, "task": prompt.task}
+        features = begun.source.to(target.device, target.module.dtype)[None]
+        return {"input_features": features, **{name: value for name, value in wanted.items() if value is not None}}
+    ids = torch.tensor([prompt], device=target.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": tokens}
