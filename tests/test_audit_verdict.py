@@ -196,6 +196,7 @@ def test_the_temperature_that_fits_is_named(drawn: float, declared: float) -> No
     found = report(texts, target_model(), None, SamplingSettings(temperature=declared))
     assert found.verdict == NOT_EXACT
     assert found.likeliest is not None
+    assert found.likeliest.error is not None
     assert abs(found.likeliest.temperature - drawn) < 4 * found.likeliest.error < 0.1 * drawn
     assert f"of all temperatures {found.likeliest.temperature:.3g} ± " in found.reason
     assert f"declared is {declared:g}" in found.reason
@@ -204,6 +205,7 @@ def test_the_temperature_that_fits_is_named(drawn: float, declared: float) -> No
 def test_no_other_temperature_is_named_where_it_is_not_the_fault() -> None:
     exact = report(written(target_model(), draft_model(), ONE, 60), target_model(), None, ONE)
     assert exact.likeliest is not None
+    assert exact.likeliest.error is not None
     assert abs(exact.likeliest.temperature - 1.0) < 4 * exact.likeliest.error
     assert "temperatures" not in exact.reason
     greedy = written(target_model(), None, SamplingSettings(), 60)
@@ -224,6 +226,7 @@ def test_the_likeliest_temperature_is_that_of_the_greatest_likelihood(top_p: flo
     fit.add(law[350:], tokens[350:])
     found = fit.likeliest(0.9)
     assert found is not None
+    assert found.error is not None
     at = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
     chance = {t: float((at * 0.9 / t - (law ** (0.9 / t)).sum(-1).log()).sum()) for t in np.arange(0.5, 1.2, 0.001)}
     best = max(chance, key=lambda t: chance[t])

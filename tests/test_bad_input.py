@@ -234,6 +234,8 @@ def test_a_prompt_of_spaces_alone_and_one_from_standard_input(
         ({"processors": lambda tokens, logits: logits}, "processors must be functions"),
         ({"processors": [5]}, "processors must be functions"),
         ({"cancelled": True}, "cancelled must be a function"),
+        ({"draft": ["suffix", None]}, "draft must hold drafts, got None: leave it out, not to draft is always a choice"),
+        ({"draft": []}, "draft must be a loaded model, a drafter, its name, a list of these or None, got an empty list"),
     ],
 )
 def test_what_python_is_given(what: dict[str, Any], message: str, target_folder: Path, cache: Path) -> None:

@@ -124,8 +124,8 @@ def test_peers_answer_the_same_sources(
     [
         (["peers", "--texts", "novels"], "texts must be humaneval, kinds or jsonl:FILE, got 'novels'"),
         (["setups", "--texts", "jsonl:nowhere.jsonl"], "nowhere.jsonl"),
-        (["drafters", "--draft", "random"], "hears audio, and the texts of this bench are written"),
-        (["lengths", "--draft", "random"], "hears audio, and the texts of this bench are written"),
+        (["drafters", "--draft", "random"], "hears audio, and these texts are written"),
+        (["lengths", "--draft", "random"], "hears audio, and these texts are written"),
     ],
 )
 def test_what_can_not_be_asked_is_refused(

@@ -231,6 +231,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         return code, streams[0].getvalue().decode(), streams[1].getvalue().decode()
 
 
+@pytest.mark.slow
 def test_tuned_as_a_user_would_and_used(tmp_path: Path) -> None:
     prompts, path = tmp_path / "p.txt", tmp_path / "c.toml"
     prompts.write_text("1 2 3 1 2 3 1 2 3\nfoo(a)\\nfoo(b)\n")

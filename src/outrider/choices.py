@@ -29,9 +29,12 @@ def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
     if isinstance(draft, LanguageModel):
         return make_model_drafter(draft, target)
     if isinstance(draft, list | tuple) and draft:
-        made = [make_drafter(one, target) for one in draft]
-        return ChoiceDrafter([one for one in made if one is not None])
-    raise ParameterError(f"draft must be a loaded model, a drafter, its name, a list or None, got {type(draft).__name__}")
+        made = [one for one in (make_drafter(each, target) for each in draft) if one is not None]
+        if len(made) < len(draft):
+            raise ParameterError("draft must hold drafts, got None: leave it out, not to draft is always a choice")
+        return ChoiceDrafter(made)
+    got = "an empty list" if isinstance(draft, list | tuple) else type(draft).__name__
+    raise ParameterError(f"draft must be a loaded model, a drafter, its name, a list of these or None, got {got}")
 
 
 Length = int | OptimalLength | DraftLength | None

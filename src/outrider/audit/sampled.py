@@ -146,7 +146,8 @@ class TextAudit:
         if self.sampling.greedy:
             start, warm = text.prompt_length + done, processed_only(self.sampling)
             (soft,) = standardized_along(iter([logits]), text.tokens, start, text.prompt_length, warm)
-            self.temperature.add(soft, tokens)
+            possible = _mass(soft, tokens) > 0
+            self.temperature.add(soft[possible], tokens[possible])
             return
         self.temperature.add(target[inside], tokens[inside])
         if draft is not None:

@@ -22,13 +22,12 @@ LEAST = 0.01  # and by how much of it
 
 @dataclass(frozen=True)
 class Likeliest:
-    """temperature: the likeliest one. error: its standard error. edge: whether it lies beyond what was looked at, and
-    `temperature` is the nearest that was.
+    """temperature: the likeliest one. error: its standard error; None where the likeliest lies beyond what was looked at:
+    `temperature` is the nearest of that.
     """
 
     temperature: float
-    error: float
-    edge: bool
+    error: float | None
 
 
 class TemperatureFit:
@@ -40,7 +39,7 @@ class TemperatureFit:
 
     def add(self, law: Tensor, tokens: Tensor) -> None:
         """law: at the declared temperature, [n, V]. tokens: [n], each with a positive probability."""
-        surprise = law.float().log()  # [n, V], -inf where nothing is allowed
+        surprise = law.log().float()  # [n, V], -inf where nothing is allowed
         taken = surprise.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         finite = surprise.masked_fill(surprise.isneginf(), 0.0)
         for i, step in enumerate(STEPS):
@@ -55,9 +54,8 @@ class TemperatureFit:
         scores, slopes = self._scores.tolist(), self._slopes.tolist()
         if not any(slope < 0.0 for slope in slopes):
             return None
-        for edge in (0, -1):
-            if (scores[0] <= 0.0) if edge == 0 else (scores[-1] >= 0.0):
-                return Likeliest(declared / STEPS[edge], 0.0, True)
+        if scores[0] <= 0.0 or scores[-1] >= 0.0:
+            return Likeliest(declared / STEPS[0 if scores[0] <= 0.0 else -1], None)
         right = next(i for i, score in enumerate(scores) if score < 0.0)
         width = log(STEPS[right] / STEPS[right - 1])
         low, high = 0.0, 1.0
@@ -69,23 +67,23 @@ class TemperatureFit:
         temperature = declared / (STEPS[right - 1] * exp(low * width))
         # By the logarithm of b the information is b² times the variances, which is b times minus the slope here.
         information = -slope * declared / temperature
-        return Likeliest(temperature, temperature / information**0.5 if information > 0.0 else float("inf"), False)
+        return Likeliest(temperature, temperature / information**0.5) if information > 0.0 else None
 
 
 def told(fit: Likeliest | None, declared: float) -> str:
     """A remark for the reason of a verdict, empty if the declared temperature, or 0, fits."""
     if fit is None:
         return ""
-    colder = fit.temperature < (declared or 1.0)
-    if declared == 0.0 and fit.edge and colder:
+    at, error = fit.temperature, fit.error
+    colder = at < (declared or 1.0)
+    if error is None:
+        if colder and declared == 0.0:
+            return ""
+        found = f"{at:.2g} or {'less' if colder else 'more'}"
+    elif declared and abs(at - declared) <= max(MATTERS * error, LEAST * declared):
         return ""
-    if declared and not fit.edge and abs(fit.temperature - declared) <= max(MATTERS * fit.error, LEAST * declared):
-        return ""
-    found = (
-        f"{fit.temperature:.2g} or {'less' if colder else 'more'}"
-        if fit.edge
-        else f"{fit.temperature:.3g} ± {fit.error:.1g}"
-    )
+    else:
+        found = f"{at:.3g} ± {error:.1g}"
     return f"; of all temperatures {found} fits the tokens best, declared is {declared:g}"
 
 

@@ -67,8 +67,8 @@ def kinds_for(target: TextModel) -> list[Task]:
         return kinds(target.tokenizer)
     if getattr(target, "hears", False):
         raise ParameterError(
-            f"{target.name} hears audio, and the texts of this bench are written: use bench tasks, sweep, alpha or lenience "
-            'with --task jsonl:FILE, a {"audio": FILE.wav} on each line'
+            f"{target.name} hears audio, and these texts are written: use bench tasks, sweep, alpha or lenience with --task "
+            'jsonl:FILE, or peers or setups with --texts jsonl:FILE, a {"audio": FILE.wav} on each line'
         )
     return [
         Task("code", _SOURCE),

@@ -56,7 +56,12 @@ def _check_texts(given: dict[str, Any]) -> None:
         raise ParameterError(f"every must be 1 or more, got {given['every']}")
     texts = given["texts"]
     if texts is not None and texts.startswith("jsonl:"):
-        load_examples(_lines(texts, given))
+        names = [one.name for one in load_examples(_lines(texts, given))]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ParameterError(
+                f"texts must have ids of their own, {twice!r} is there twice: change one, or leave them out"
+            )
     elif texts not in (None, "humaneval", "kinds"):
         raise ParameterError(f"texts must be humaneval, kinds or jsonl:FILE, got {texts!r}")
 
