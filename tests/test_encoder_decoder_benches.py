@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from outrider.bench.chains import record_chains
+from outrider.bench.contest import Setting
+from outrider.bench.peers import Pair, contenders
 from outrider.bench.recorded import record
 from outrider.bench.tasks import Task
 from outrider.bench.texts import kinds_for
 from outrider.cli.main import run
 from outrider.draft_specs import make_named
 from outrider.drafters import ModelDrafter
-from outrider.models.loading import load
+from outrider.generation import generate
+from outrider.models.loading import load, load_transformers
+from outrider.prompts import encode
 from tests.conftest import save_encoder_decoder
 from tests.test_encoder_decoder_commands import SOURCE, as_json, tone, write_wav
 
@@ -117,6 +121,21 @@ def test_peers_answer_the_same_sources(
     names = {row["contender"] for row in found["rows"]}
     assert {"generate", "outrider", "outrider + suffix"} <= names
     assert ("generate + assistant" in names) is (architecture == "T5")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_peer_decodes_under_the_same_rules(tmp_path: Path) -> None:
+    """Beams of the generation config are not for a comparison of greedy texts; its penalty is part of the law."""
+    folder = save_encoder_decoder(tmp_path / "bart", "Bart")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_beams": 4, "repetition_penalty": 1.5}))
+    model = load_transformers(folder, dtype="float64", pack=False)
+    greedy = Setting(0.0, 1.0)
+    asked = encode(model, SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.module), "_beam_search", lambda *args, **more: pytest.fail("beams"))
+        count, _, _ = contenders(Pair(model, None), Pair(model, None))["generate"](asked, greedy, 20, 0)
+    assert count == len(generate(model, asked, draft=None, max_new_tokens=20).tokens)
 
 
 @pytest.mark.parametrize(

@@ -141,15 +141,11 @@ class TextAudit:
         tokens = torch.tensor(text.new[done : done + len(target)], device=target.device)
         self.count += len(tokens)
         inside = _mass(target, tokens) > 0
+        self._fit(text, done, logits, target, tokens)
         for i in torch.nonzero(~inside).flatten().tolist():
             self._look(text, done + i, logits[i])
         if self.sampling.greedy:
-            start, warm = text.prompt_length + done, processed_only(self.sampling)
-            (soft,) = standardized_along(iter([logits]), text.tokens, start, text.prompt_length, warm)
-            possible = _mass(soft, tokens) > 0
-            self.temperature.add(soft[possible], tokens[possible])
             return
-        self.temperature.add(target[inside], tokens[inside])
         if draft is not None:
             proposed = ~draft[:, 0].isnan()
             self._betas += acceptance_probability(target, draft)[proposed].tolist()
@@ -160,6 +156,20 @@ class TextAudit:
         flags = torch.tensor(list(tested), device=target.device)
         for name, of_rule, law in self._fault_laws(logits, target, draft, flags):
             self._plant(name, of_rule, target, law, tokens, inside)
+
+    def _fit(self, text: Text, done: int, logits: Tensor, target: Tensor, tokens: Tensor) -> None:
+        """What temperature the tokens tell of, where the law at another one is known. One of 0 is believed until a token
+        is outside its law.
+        """
+        own, wanted = self.sampling, self.temperature.wanted
+        if not wanted or own.top_p < 1.0 or own.min_p or (own.greedy and not self.outside):
+            return
+        law, tokens = target[:wanted], tokens[:wanted]
+        if own.greedy:
+            warm, start = replace(own, temperature=1.0), text.prompt_length + done
+            (law,) = standardized_along(iter([logits[:wanted]]), text.tokens, start, text.prompt_length, warm)
+        possible = _mass(law, tokens) > 0
+        self.temperature.add(law[possible], tokens[possible])
 
     def _plant(self, name: str, of_rule: bool, target: Tensor, law: Tensor, tokens: Tensor, inside: Tensor) -> None:
         """The real tokens, and what a fault would draw, in the order that tells them apart best."""

@@ -3,7 +3,8 @@
 With b = declared / other temperature, the law at the other one is p^b, normalised over where p is positive. The derivative
 of the tokens' log-likelihood is S(b) = sum of log p(token) - E_b[log p], which falls as b rises (its own derivative is minus
 the sum of the variances), so its root is the likeliest b. S and its slope are added up at a few values of b; between these
-a cubic goes through both.
+a cubic goes through both. Top-k allows the same tokens at any temperature; top-p and min-p do not, so with
+these nothing is said.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ STEPS = (0.25, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 4.0)
 """Inverse temperatures relative to the declared one, closer to each other where most is looked for."""
 MATTERS = 4.0  # standard errors by which it differs from the declared one before anything is said
 LEAST = 0.01  # and by how much of it
+POSITIONS = 1000  # that are read: the error is one or two per cent then
+INFORMATION = 10.0  # about the logarithm of the temperature, below which laws tell nothing of it
 
 
 @dataclass(frozen=True)
 class Likeliest:
     """temperature: the likeliest one. error: its standard error; None where the likeliest lies beyond what was looked at:
-    `temperature` is the nearest of that.
+    `temperature` is the nearest of that, and beyond says on which side it lies, "less" or "more".
     """
 
     temperature: float
     error: float | None
+    beyond: str | None = None
 
 
 class TemperatureFit:
@@ -36,9 +40,17 @@ class TemperatureFit:
     def __init__(self) -> None:
         self._scores = torch.zeros(len(STEPS), dtype=torch.float64)
         self._slopes = torch.zeros(len(STEPS), dtype=torch.float64)
+        self._read = 0
+
+    @property
+    def wanted(self) -> int:
+        """How many positions more are read."""
+        return POSITIONS - self._read
 
     def add(self, law: Tensor, tokens: Tensor) -> None:
         """law: at the declared temperature, [n, V]. tokens: [n], each with a positive probability."""
+        law, tokens = law[: self.wanted], tokens[: self.wanted]
+        self._read += len(law)
         surprise = law.log().float()  # [n, V], -inf where nothing is allowed
         taken = surprise.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         finite = surprise.masked_fill(surprise.isneginf(), 0.0)
@@ -52,10 +64,11 @@ class TemperatureFit:
     def likeliest(self, declared: float) -> Likeliest | None:
         """None if nothing tells, as where every law has one token."""
         scores, slopes = self._scores.tolist(), self._slopes.tolist()
-        if not any(slope < 0.0 for slope in slopes):
+        if -min(slopes) < INFORMATION:
             return None
         if scores[0] <= 0.0 or scores[-1] >= 0.0:
-            return Likeliest(declared / STEPS[0 if scores[0] <= 0.0 else -1], None)
+            hotter = scores[0] <= 0.0
+            return Likeliest(declared / STEPS[0 if hotter else -1], None, "more" if hotter else "less")
         right = next(i for i, score in enumerate(scores) if score < 0.0)
         width = log(STEPS[right] / STEPS[right - 1])
         low, high = 0.0, 1.0
@@ -75,11 +88,10 @@ def told(fit: Likeliest | None, declared: float) -> str:
     if fit is None:
         return ""
     at, error = fit.temperature, fit.error
-    colder = at < (declared or 1.0)
     if error is None:
-        if colder and declared == 0.0:
+        if fit.beyond == "less" and declared == 0.0:
             return ""
-        found = f"{at:.2g} or {'less' if colder else 'more'}"
+        found = f"{at:.2g} or {fit.beyond}"
     elif declared and abs(at - declared) <= max(MATTERS * error, LEAST * declared):
         return ""
     else:

@@ -44,8 +44,8 @@ class Report:
 
     verdict: with the reason. p: of the battery, None at temperature 0. outside: tokens outside their law that rounding
     explains. impossible: (text, position, token, gap of its logit to the best) of those that it does not. alpha: mean sum
-    min(target, draft). likeliest: the temperature that the tokens fit best, of all. histograms: counts of the transform by
-    order.
+    min(target, draft). likeliest: the temperature that the tokens fit best, where that can be told. histograms: counts of
+    the transform by order.
     """
 
     setting: str
@@ -83,8 +83,8 @@ class Report:
         return {**out, "recommended_tokens": self.recommended, "false_alarm_rate": REJECT, "doubt_rate": DOUBT}
 
 
-def judge(audit: TextAudit, setting: str) -> Report:
-    """The verdict on what an audit has collected."""
+def judge(audit: TextAudit, setting: str, fault_known: bool = False) -> Report:
+    """The verdict on what an audit has collected. fault_known: so that no likely one is named."""
     battery = audit.battery()
     sights = tuple(_sight(planted, audit.count, len(battery.checks)) for planted in audit.planted.values())
     impossible = [one for one in audit.outside if one.needed > audit.rounding]
@@ -92,7 +92,7 @@ def judge(audit: TextAudit, setting: str) -> Report:
     verdict, reason = _verdict(audit, battery, sights, impossible, explained)
     declared = audit.sampling.temperature
     likeliest = audit.temperature.likeliest(declared or 1.0)
-    if verdict == NOT_EXACT:
+    if verdict == NOT_EXACT and not fault_known:
         reason += told(likeliest, declared)
     return Report(
         setting=setting,

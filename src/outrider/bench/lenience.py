@@ -239,7 +239,7 @@ def _row(
     accepted = sum(accepted for _, _, accepted, _ in rounds)
     decided = sum(min(accepted + 1, drafted) for _, drafted, accepted, _ in rounds)
     sampled = setting.temperature > 0
-    verdict, reason = _audited(target, draft, sampling, setting.name, texts)
+    verdict, reason = _audited(target, draft, sampling, setting.name, texts, lenience < 1.0)
     paper = _printed(setting, lenience)
     return Row(
         setting=setting.name,
@@ -263,12 +263,14 @@ def _row(
     )
 
 
-def _audited(target: TextModel, draft: Drafter, sampling: SamplingSettings, name: str, texts: list[Text]) -> tuple[str, str]:
+def _audited(
+    target: TextModel, draft: Drafter, sampling: SamplingSettings, name: str, texts: list[Text], lossy: bool
+) -> tuple[str, str]:
     """The audit's verdict on the texts, and its reason."""
     audit = TextAudit(target, draft, sampling)
     for text in texts:
         audit.add(text)
-    report = judge(audit, name)
+    report = judge(audit, name, fault_known=lossy)
     return report.verdict, report.reason
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from outrider.audio import Audio
+from outrider.audio import Audio, features
 from outrider.bench.contest import Contender, Setting, ours
+from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
-from outrider.prompts import Asked, Prepared, prepare
+from outrider.prompts import Asked, prepare
 
 PEER_LOOKUP_TOKENS = 10  # what transformers' documentation uses for prompt_lookup_num_tokens
 # Ours, and the peers it is compared with: the same drafting on both sides.
@@ -50,30 +51,33 @@ def _peer(target: TransformersModel, **extra: Any) -> Contender:
     def run(prompt: Asked, setting: Setting, tokens: int, seed: int) -> tuple[int, None, None]:
         torch.manual_seed(seed)
         law = {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
-        begun = prepare(target, prompt)
+        inputs, before = _inputs(target, prompt)
         out = target.module.generate(
-            **_inputs(target, prompt, begun),
+            **inputs,
             max_new_tokens=tokens,
+            num_beams=1,
             pad_token_id=target.tokenizer.pad_token_id or 0,
             **(law if setting.temperature else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}),
-            repetition_penalty=1.0,
+            **({} if target.has_encoder else {"repetition_penalty": 1.0}),  # an encoder-decoder's own is part of its law
             **extra,
         )
-        row, before = out[0].tolist(), len(begun.tokens)
-        return len(row) - (before if row[:before] == begun.tokens else 0), None, None
+        new = out[0].tolist()[before:]
+        if isinstance(prompt, Audio):  # some versions begin with what Whisper's decoder began with
+            special = set(target.tokenizer.all_special_ids)
+            new = list(dropwhile(lambda token: token in special, new)) or new[:1]
+        return len(new), None, None
 
     return run
 
 
-def _inputs(target: TransformersModel, prompt: Asked, begun: Prepared) -> dict[str, Any]:
-    """What `generate` reads, and what it begins with."""
-    tokens = torch.tensor([begun.tokens], device=target.device)
-    if begun.source is None:
-        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+def _inputs(target: TransformersModel, prompt: Asked) -> tuple[dict[str, Any], int]:
+    """What `generate` reads, and how many tokens its answer begins with."""
     if isinstance(prompt, Audio):  # Whisper's own finds out what its decoder begins with
-        assert isinstance(begun.source, Tensor)
+        assert isinstance(target, EncoderDecoderModel)
         wanted = {"language": prompt.language, "task": prompt.task}
-        features = begun.source.to(target.device, target.module.dtype)[None]
-        return {"input_features": features, **{name: value for name, value in wanted.items() if value is not None}}
-    ids = torch.tensor([prompt], device=target.device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": tokens}
+        heard = features(target, prompt).to(target.device, target.module.dtype)[None]
+        return {"input_features": heard, **{name: value for name, value in wanted.items() if value is not None}}, 0
+    begun = prepare(target, prompt).tokens
+    tokens, ids = torch.tensor([begun], device=target.device), torch.tensor([prompt], device=target.device)
+    more = {"decoder_input_ids": tokens} if target.has_encoder else {}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}, len(begun)

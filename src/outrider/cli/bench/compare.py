@@ -69,7 +69,8 @@ def _check_texts(given: dict[str, Any]) -> None:
 def _lines(texts: str, given: dict[str, Any]) -> Source:
     from outrider.bench.examples import Source
 
-    return Source(texts, prompts=given["prompts"], metric="none")
+    first, last = _range(given["prompts"])
+    return Source(texts, prompts=f"{first}-{last}", metric="none")
 
 
 def _asked(target: TextModel, texts: str, given: dict[str, Any]) -> list[tuple[Task, Asked]]:
