@@ -112,6 +112,7 @@ def test_the_end_of_the_cluster_ends_the_run_with_the_reason(
         deque(records, maxlen=0)
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_with_ray_where_one_process_stopped(
     address: str, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,6 +148,7 @@ def fits(found: list[tuple[list[int], RecordedChains]]) -> tuple[float, float]:
     return drafted, float(stats.chisquare(accepted, expected * float(accepted.sum() / expected.sum())).pvalue)
 
 
+@pytest.mark.slow
 def test_drawn_chains_follow_the_drafts_law_and_are_accepted_by_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     drafted, accepted = fits(drawn_chains(700))
     assert drafted > ALARM

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
 import outrider
@@ -86,6 +87,7 @@ def test_twenty_prompts_give_the_tokens_of_plain_decoding() -> None:
         assert single.stats.drafted > 0
 
 
+@pytest.mark.slow
 def test_acceptance_of_a_real_draft_is_sum_min() -> None:
     """Sampling at temperature 1: accepted / tested at each position against the mean of sum min(target, draft).
 

@@ -254,6 +254,7 @@ def test_bad_input_on_one_rank_ends_the_job_with_one_line(folders: dict[str, str
     assert "/nowhere/at/all" in ours[0]
 
 
+@pytest.mark.slow
 def test_the_command_on_two_ranks_prints_once_what_one_process_writes() -> None:
     """SmolLM2 has 9 heads, which two ranks can't share: its attention stays whole."""
     options = [
