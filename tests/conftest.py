@@ -112,6 +112,16 @@ def foreign_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def small_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder_decoder(tmp_path_factory.mktemp("t5") / "draft", "T5", 1, num_layers=1, num_decoder_layers=1)
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder_decoder(tmp_path_factory.mktemp("whisper") / "target", "Whisper")
+
+
+@pytest.fixture(scope="session")
 def flat_costs() -> Costs:
     return Costs({1: 1.0, 17: 1.5})
 

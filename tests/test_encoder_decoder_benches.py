@@ -30,16 +30,6 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder_decoder(tmp_path_factory.mktemp("t5") / "target", "T5", num_layers=2, num_decoder_layers=2)
 
 
-@pytest.fixture(scope="module")
-def small_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_encoder_decoder(tmp_path_factory.mktemp("t5") / "draft", "T5", 1, num_layers=1, num_decoder_layers=1)
-
-
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_encoder_decoder(tmp_path_factory.mktemp("whisper") / "target", "Whisper")
-
-
 @pytest.fixture
 def asked(tmp_path: Path) -> dict[str, Path]:
     """Lines for a model that reads, and for one that hears."""

@@ -29,16 +29,6 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder_decoder(tmp_path_factory.mktemp("t5") / "target", "T5")
 
 
-@pytest.fixture(scope="module")
-def small_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_encoder_decoder(tmp_path_factory.mktemp("t5") / "draft", "T5", 1, num_layers=1, num_decoder_layers=1)
-
-
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_encoder_decoder(tmp_path_factory.mktemp("whisper") / "target", "Whisper")
-
-
 def write_wav(path: Path, samples: Any, rate: int = RATE, width: int = 2, channels: int = 1) -> Path:
     """Samples in [-1, 1) as PCM."""
     scaled = np.asarray(samples, np.float64) * 2.0 ** (8 * width - 1)
