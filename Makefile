@@ -32,7 +32,7 @@ demo: $(VENV)/.stamp
 	@$(BIN)/outrider demo
 
 # Two processes of one thread each: most tests are too small for two threads. Jobs of several processes (torchrun, Ray) and
-# others that take half a minute or more are apart, so that this takes less than fifteen minutes.
+# others that take long are apart, so that this takes some fifteen minutes on two slow cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: $(VENV)/.stamp-dev

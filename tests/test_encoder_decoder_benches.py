@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,8 @@ def test_drafters_and_lengths_are_measured_on_sources(t5: Path, small_t5: Path, 
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_recorded_draft_is_accepted_as_it_was(t5: Path, small_t5: Path) -> None:
-    """Chains along the text of a source: greedy ones are what the draft says there, with that source."""
+def test_chains_are_what_is_drafted_after_that_source(t5: Path, small_t5: Path) -> None:
+    """A target that drafts for itself proposes its own greedy text, but not after another source; nor does another model."""
     target = load(t5, dtype="float64")
     (text,) = record(target, [Task("it", SOURCE)], 16)
     assert text.source is not None
@@ -92,8 +93,10 @@ def test_a_recorded_draft_is_accepted_as_it_was(t5: Path, small_t5: Path) -> Non
     own.bind(target)
     own.measure()
     same = record_chains(target, own, text).chains
+    elsewhere = record_chains(target, own, replace(text, source=[5, 9, 2])).chains
     new = text.tokens[text.prompt_tokens :]
     assert [chain.tokens[0] for chain in same] == new
+    assert [chain.tokens[0] for chain in elsewhere] != new
     assert [chain.tokens[0] for chain in chains] != new
 
 
