@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from outrider.kernels.models import Kernels, kernels
 from outrider.models import recording
-from outrider.models.kernels.fusing import fuse
+from outrider.models.kernels.fusing import fuse, fuse_operations
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.pass_graph import trace_pass
 from outrider.models.rounded import round_to_int8
@@ -73,8 +73,9 @@ def test_what_cannot_be_fused_is_recorded_apart(
         if failing == "raises":
             raise KeyError("val")
         for node in graph.graph.nodes:
-            if getattr(node.target, "__name__", "") == "fused_int8.default" and node.args[1] is not None:
-                values: dict[str, tuple[int, Any]] = {"refused by the operation": (4, True), "other bits": (3, 0.5)}
+            if getattr(node.target, "__name__", "") == "chain.default":
+                other: list[float] = [number + 0.5 for number in node.args[3]]
+                values: dict[str, tuple[int, Any]] = {"refused by the operation": (5, 0), "other bits": (3, other)}
                 node.update_arg(*values[failing])
 
     monkeypatch.setattr(recording, "fuse", fuse_wrongly)
@@ -105,7 +106,7 @@ def test_only_such_operations_become_a_rotation() -> None:
     for function, count in cases:
         with torch.no_grad():
             graph = make_fx(function)(x, cos, sin)
-            fuse(graph)
+            fuse_operations(graph)
             graph.recompile()
             assert calls(graph)["rotate.default"] == count
             assert torch.equal(graph(x, cos, sin), function(x, cos, sin))
@@ -124,7 +125,7 @@ def test_what_computes_nothing_is_left_out() -> None:
     x = torch.randn(1, 4, 8)
     with torch.no_grad():
         graph = make_fx(function)(x)
-        fuse(graph)
+        fuse_operations(graph)
         graph.recompile()
         found = calls(graph)
         assert (found["transpose.int"], found["unsqueeze.default"], found["slice.Tensor"]) == (2, 2, 2)
@@ -165,11 +166,15 @@ def test_only_such_operations_become_part_of_a_layer() -> None:
     for i, (function, count, stays) in enumerate(cases):
         with torch.no_grad():
             graph = make_fx(function)(x, y)
-            fuse(graph)
+            fuse_operations(graph)
             graph.recompile()
             found = calls(graph)
             assert found["fused_int4.default"] + found["fused_int8.default"] == count, i
             assert {name: found[name] for name in norm | past | gate if found[name]} == stays, i
+            assert torch.equal(graph(x, y), function(x, y)), i
+            fuse(graph)
+            graph.recompile()
+            assert not calls(graph)["fused_int4.default"] + calls(graph)["fused_int8.default"] or count < 2, i
             assert torch.equal(graph(x, y), function(x, y)), i
 
 
@@ -190,7 +195,7 @@ def test_a_pass_that_writes_into_what_is_read_elsewhere_stays_as_it_is(into: str
     x = torch.randn(1, 4, 8)
     with torch.no_grad():
         graph = make_fx(function)(x)
-        fuse(graph)
+        fuse_operations(graph)
         graph.recompile()
         assert calls(graph)["fused_int8.default"] == (into == "a copy")
         assert torch.equal(graph(x), function(x))
@@ -263,10 +268,13 @@ def test_only_such_operations_become_an_attention_of_new_tokens(change: str, fou
     kept = KeptPass(ours, change)
     with torch.no_grad():
         graph = make_fx(kept)(*kept.given())
-        fuse(graph)
+        fuse_operations(graph)
         graph.recompile()
         assert calls(graph)["attend_new.default"] == found
         assert calls(graph)["index_copy_.default"] == (0 if found else 2)
+        fuse(graph)
+        graph.recompile()
+        assert calls(graph)["chain.default"] == (found or change == "keys of another layer")  # of two linear layers
         given, twin = kept.given(), kept.given()
         got, want = graph(*given), kept(*twin)
     results = [(*(out if isinstance(out, tuple) else (out,)), *left) for out, left in ((got, given), (want, twin))]
@@ -282,8 +290,13 @@ def test_five_operations_are_left_of_a_layer(architecture: str, several: bool) -
     made = module(architecture, dtype=torch.float32)
     round_to_int8(made)
     graph = trace_pass(TransformersModel(made, name="rounded"), None, (), several).graph
-    fuse(graph)
+    fuse_operations(graph)
     found, layers = calls(graph), made.config.num_hidden_layers
-    assert (found["fused_int8.default"], found["attend_new.default"]) == (4 * layers, layers)
+    assert (found["fused_int8.default"], found["attend_new.default"]) == (4 * layers + 1, layers)  # and the head
     apart = ("add", "silu", "index_copy_", "index_put_", "transpose", "rotate", "attend")
     assert not [name for name in found if name.split(".")[0] in apart]
+    fuse(graph)
+    assert calls(graph)["chain.default"] == 1
+    assert not [
+        name for name in calls(graph) if name.split(".")[0] in ("fused_int8", "attend_new", "rms_norm", "linear_int8")
+    ]

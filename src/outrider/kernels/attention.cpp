@@ -15,13 +15,13 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <optional>
-#include <vector>
 
 #include <torch/csrc/stable/library.h>
 
-#include "rows.h"
+#include "attention.h"
+
+using namespace OUTRIDER_NAMESPACE;
 
 namespace {
 
@@ -38,6 +38,9 @@ struct Part {
 
   explicit Part(const Tensor& x)
       : at(static_cast<const float*>(x.data_ptr())), batch(x.stride(0)), head(x.stride(1)), token(x.stride(2)) {}
+  explicit Part(const Kept& x) : at(x.at), batch(x.batch), head(x.group), token(x.column) {}
+  Part(const float* x, int64_t heads, int64_t tokens, int64_t size)  // in one piece
+      : at(x), batch(heads * tokens * size), head(tokens * size), token(size) {}
   const float* of(int64_t b, int64_t h, int64_t n) const { return at + b * batch + h * head + n * token; }
 };
 
@@ -176,27 +179,35 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
   for (; d < pass.size; d += LANE) add_values<M, 1>(scores, values + d, pass.values.token, count, pass.size, out + d);
 }
 
-// What the rows see, bool [B or 1, 1, N, L] or none; kept alive by what is returned.
-std::optional<Tensor> look_at(const std::optional<Tensor>& seen, int64_t batch, Pass* pass) {
-  if (!seen.has_value()) return std::nullopt;
-  STD_TORCH_CHECK(seen->dim() == 4, "what is seen must be bool [B, 1, N, L]");
-  const Tensor mask = in_one_piece(*seen);
-  STD_TORCH_CHECK(mask.scalar_type() == torch::headeronly::ScalarType::Bool && mask.size(1) == 1 &&
-                      (mask.size(0) == batch || mask.size(0) == 1) && mask.size(2) == pass->tokens && mask.size(3) == pass->columns,
-                  "what is seen must be bool [B, 1, N, L]");
-  pass->seen = static_cast<const bool*>(mask.data_ptr());
-  pass->seen_batch = mask.size(0) == 1 ? 0 : mask.stride(0);
-  pass->seen_token = mask.stride(2);
-  return mask;
+// What the rows see, bool [B or 1, 1, N, L] or none, the last dimension in one piece.
+struct Seen {
+  const bool* at = nullptr;
+  int64_t row = 0, token = 0;
+
+  Seen(const std::optional<Tensor>& mask, int64_t batch, int64_t tokens, int64_t columns) {
+    if (!mask.has_value()) return;
+    STD_TORCH_CHECK(mask->dim() == 4 && mask->scalar_type() == torch::headeronly::ScalarType::Bool && mask->size(1) == 1 &&
+                        (mask->size(0) == batch || mask->size(0) == 1) && mask->size(2) == tokens && mask->size(3) == columns &&
+                        (mask->stride(3) == 1 || columns == 1),
+                    "what is seen must be bool [B, 1, N, L], L in one piece");
+    at = static_cast<const bool*>(mask->data_ptr());
+    row = mask->size(0) == 1 ? 0 : mask->stride(0);
+    token = mask->stride(2);
+  }
+};
+
+std::optional<Tensor> mask_in_one_piece(const std::optional<Tensor>& mask) {
+  return mask.has_value() && mask->dim() > 0 ? std::optional<Tensor>(in_one_piece(*mask)) : mask;
 }
 
 // Writes [batch, tokens, heads, size].
 void attend_all(const Pass& pass, int64_t batch, float* to) {
   const int64_t tokens = pass.tokens, columns = pass.columns, size = pass.size, groups = pass.groups, heads = groups * pass.times;
   const int64_t rows = pass.rows(), chunks = (columns + CHUNK - 1) / CHUNK, tasks = batch * groups * chunks;
-  const std::unique_ptr<float[]> room(new float[tasks * rows * (size + 2)]);
-  auto found_of = [&](int64_t task) {
-    float* at = room.get() + task * rows * (size + 2);
+  static thread_local Room kept;
+  float* room = kept.of(tasks * rows * (size + 2));
+  auto found_of = [=](int64_t task) {
+    float* at = room + task * rows * (size + 2);
     return Found{at, at + rows, at + 2 * rows};
   };
   auto some_chunks = [&](int64_t from, int64_t until) {
@@ -260,89 +271,79 @@ Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen
   const int64_t groups = key.size(1), columns = key.size(2);
   STD_TORCH_CHECK(groups > 0 && heads % groups == 0 && value.size(1) == groups && value.size(2) == columns && size % LANE == 0,
                   "heads can't share these keys");
-  Pass pass{Part(query), Part(key), Part(value), nullptr, 0, 0, groups, heads / groups, tokens, columns, size,
-            static_cast<float>(scale)};
-  const std::optional<Tensor> mask = look_at(seen, batch, &pass);
+  const std::optional<Tensor> mask = mask_in_one_piece(seen);
+  const Seen sees(mask, batch, tokens, columns);
+  const Pass pass{Part(query), Part(key), Part(value), sees.at, sees.row, sees.token, groups, heads / groups, tokens, columns, size,
+                  static_cast<float>(scale)};
   const int64_t shape[] = {batch, tokens, heads, size};
   Tensor out = torch::stable::new_empty(query, {shape, 4});
   attend_all(pass, batch, static_cast<float*>(out.data_ptr()));
   return out;
 }
 
-// What becomes of a query or a key, [size]: it is normalised, if there is a norm, and its first `turned` numbers are rotated.
-struct Turn {
-  std::optional<Norm> norm;
-  int64_t size, turned;
-
-  void operator()(const float* row, const float* cosines, const float* sines, float* room, float* out) const {
-    if (norm.has_value()) {
-      norm->of_row(row, size, room);
-      row = room;
-    }
-    rotate_row(row, cosines, sines, turned, out);
-    std::copy(row + turned, row + size, out + turned);
-  }
-};
-
-// The same of new tokens, whose keys and values are kept first. packed [B, N, (heads + 2 * groups) * size]: queries, keys and
-// values of each token; queries and keys are normalised by what is given of [size], and rotated by cos and sin [B or 1, 1, N, up
-// to size]. keys and values [B, groups, C, size] in float32, of which the first `columns` are read. at int64 [B, N]: in which columns the tokens
-// are kept. -> [B, N, heads * size]
-Tensor attend_new(Tensor packed, int64_t heads, std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps,
-                  double more, Tensor cos, Tensor sin, Tensor keys, Tensor values, Tensor at, std::optional<Tensor> seen,
-                  int64_t columns, double scale) {
-  STD_TORCH_CHECK(packed.dim() == 3 && keys.dim() == 4 && values.dim() == 4 && at.dim() == 2, "attention is of other dimensions");
-  STD_TORCH_CHECK(is_float(packed) && is_float(keys) && is_float(values), "attention is of float32");
-  STD_TORCH_CHECK(at.scalar_type() == torch::headeronly::ScalarType::Long, "columns are int64");
-  const int64_t batch = packed.size(0), tokens = packed.size(1);
-  const int64_t groups = keys.size(1), capacity = keys.size(2), size = keys.size(3);
-  STD_TORCH_CHECK(groups > 0 && heads % groups == 0 && size % LANE == 0 && packed.size(2) == (heads + 2 * groups) * size,
-                  "heads can't share these keys");
-  STD_TORCH_CHECK(keys.size(0) == batch && values.size(0) == batch && at.size(0) == batch && at.size(1) == tokens &&
-                      values.size(1) == groups && values.size(2) == capacity && values.size(3) == size &&
-                      keys.stride(3) == 1 && values.stride(3) == 1 && 0 <= columns && columns <= capacity,
-                  "keys and values are kept in other sizes");
-  const Tensor x = in_one_piece(packed);
-  const int64_t turned = cos.size(cos.dim() - 1);
-  STD_TORCH_CHECK(turned <= size && turned % 2 == 0, "more is rotated than there is, or an odd number");
-  const Angles cosines = angles_of(cos, batch, tokens, turned), sines = angles_of(sin, batch, tokens, turned);
-  Turn turn_query{std::nullopt, size, turned}, turn_key{std::nullopt, size, turned};
-  if (query_norm.has_value()) turn_query.norm = norm_of(*query_norm, size, eps, more);
-  if (key_norm.has_value()) turn_key.norm = norm_of(*key_norm, size, eps, more);
-  std::vector<float> room(size);
-  const int64_t shape[] = {batch, heads, tokens, size};
-  Tensor query = torch::stable::new_empty(packed, {shape, 4});
-  const float* from = floats(x);
-  const int64_t* column = static_cast<const int64_t*>(at.data_ptr());
-  float *rotated = static_cast<float*>(query.data_ptr()), *kept_keys = static_cast<float*>(keys.data_ptr());
-  float* kept_values = static_cast<float*>(values.data_ptr());
-  for (int64_t b = 0; b < batch; b++) {
-    for (int64_t n = 0; n < tokens; n++) {
-      const float* row = from + b * x.stride(0) + n * x.stride(1);
-      const float *c = cosines.of(b, n), *s = sines.of(b, n);
-      const int64_t to = column[b * at.stride(0) + n * at.stride(1)];
-      STD_TORCH_CHECK(0 <= to && to < capacity, "a column lies outside of what is kept");
-      for (int64_t h = 0; h < heads; h++, row += size) {
-        turn_query(row, c, s, room.data(), rotated + ((b * heads + h) * tokens + n) * size);
-      }
-      for (int64_t g = 0; g < groups; g++, row += size) {
-        turn_key(row, c, s, room.data(), kept_keys + b * keys.stride(0) + g * keys.stride(1) + to * keys.stride(2));
-      }
-      for (int64_t g = 0; g < groups; g++, row += size) {
-        std::memcpy(kept_values + b * values.stride(0) + g * values.stride(1) + to * values.stride(2), row, size * sizeof(float));
-      }
-    }
-  }
-  Pass pass{Part(query), Part(keys), Part(values), nullptr, 0, 0, groups, heads / groups, tokens, columns, size,
-            static_cast<float>(scale)};
-  const std::optional<Tensor> mask = look_at(seen, batch, &pass);
-  const int64_t flat[] = {batch, tokens, heads * size};
+// The same of new tokens, whose keys and values are kept first: see `new_attention`. packed [B, N, (heads + 2 * groups) * size]
+// -> [B, N, heads * size]
+Tensor attend_new_tokens(Tensor packed, int64_t heads, std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps,
+                         double more, Tensor cos, Tensor sin, Tensor keys, Tensor values, Tensor at, std::optional<Tensor> seen,
+                         int64_t columns, double scale) {
+  const std::optional<Tensor> mask = mask_in_one_piece(seen);
+  const NewAttention pass = new_attention(heads, query_norm, key_norm, eps, more, cos, sin, keys, values, at, mask, columns, scale);
+  STD_TORCH_CHECK(is_float(packed) && packed.dim() == 3 && packed.size(0) == pass.batch && packed.size(1) == pass.tokens &&
+                      packed.size(2) == pass.given(),
+                  "attention is of float32, [B, N, queries, keys and values]");
+  const Tensor x = whole(packed);
+  const int64_t flat[] = {pass.batch, pass.tokens, heads * pass.size};
   Tensor out = torch::stable::new_empty(packed, {flat, 3});
-  attend_all(pass, batch, static_cast<float*>(out.data_ptr()));
+  attend_new(pass, floats(x), static_cast<float*>(out.data_ptr()));
   return out;
 }
 
 }  // namespace
+
+NewAttention OUTRIDER_NAMESPACE::new_attention(int64_t heads, const std::optional<Tensor>& query_norm,
+                                               const std::optional<Tensor>& key_norm, double eps, double more, const Tensor& cos,
+                                               const Tensor& sin, const Tensor& keys, const Tensor& values, const Tensor& at,
+                                               const std::optional<Tensor>& seen, int64_t columns, double scale) {
+  STD_TORCH_CHECK(keys.dim() == 4 && values.dim() == 4 && at.dim() == 2 && cos.dim() == 4, "attention is of other dimensions");
+  STD_TORCH_CHECK(is_float(keys) && is_float(values), "attention is of float32");
+  STD_TORCH_CHECK(at.scalar_type() == torch::headeronly::ScalarType::Long, "columns are int64");
+  const int64_t batch = at.size(0), tokens = at.size(1), turned = cos.size(3);
+  const int64_t groups = keys.size(1), capacity = keys.size(2), size = keys.size(3);
+  STD_TORCH_CHECK(groups > 0 && heads > 0 && heads % groups == 0 && size % LANE == 0, "heads can't share these keys");
+  STD_TORCH_CHECK(keys.size(0) == batch && values.size(0) == batch && values.size(1) == groups && values.size(2) == capacity &&
+                      values.size(3) == size && keys.stride(3) == 1 && values.stride(3) == 1 && 0 <= columns && columns <= capacity,
+                  "keys and values are kept in other sizes");
+  STD_TORCH_CHECK(turned <= size && turned % 2 == 0, "more is rotated than there is, or an odd number");
+  Turn query{std::nullopt, size, turned}, key{std::nullopt, size, turned};
+  if (query_norm.has_value()) query.norm = norm_of(*query_norm, size, eps, more);
+  if (key_norm.has_value()) key.norm = norm_of(*key_norm, size, eps, more);
+  const Seen sees(seen, batch, tokens, columns);
+  return {Kept(keys), Kept(values), query, key, angles_of(cos, batch, tokens, turned), angles_of(sin, batch, tokens, turned),
+          static_cast<const int64_t*>(at.data_ptr()), at.stride(0), at.stride(1), sees.at, sees.row, sees.token, batch, tokens,
+          groups, heads, size, capacity, columns, static_cast<float>(scale)};
+}
+
+void OUTRIDER_NAMESPACE::attend_new(const NewAttention& pass, const float* packed, float* out) {
+  static thread_local Room for_queries, for_one;
+  const int64_t size = pass.size, capacity = pass.capacity;
+  float *queries = for_queries.of(pass.batch * pass.heads * pass.tokens * size), *room = for_one.of(size);
+  for (int64_t b = 0; b < pass.batch; b++) {
+    for (int64_t n = 0; n < pass.tokens; n++) {
+      const float* row = packed + (b * pass.tokens + n) * pass.given();
+      const float *c = pass.cosines.of(b, n), *s = pass.sines.of(b, n);
+      const int64_t to = pass.at[b * pass.at_row + n * pass.at_token];
+      STD_TORCH_CHECK(0 <= to && to < capacity, "a column lies outside of what is kept");
+      for (int64_t h = 0; h < pass.heads; h++, row += size) {
+        pass.query(row, c, s, room, queries + ((b * pass.heads + h) * pass.tokens + n) * size);
+      }
+      for (int64_t g = 0; g < pass.groups; g++, row += size) pass.key(row, c, s, room, pass.keys.of(b, g, to));
+      for (int64_t g = 0; g < pass.groups; g++, row += size) std::memcpy(pass.values.of(b, g, to), row, size * sizeof(float));
+    }
+  }
+  const Pass all{Part(queries, pass.heads, pass.tokens, size), Part(pass.keys), Part(pass.values), pass.seen, pass.seen_row,
+                 pass.seen_token, pass.groups, pass.heads / pass.groups, pass.tokens, pass.columns, size, pass.scale};
+  attend_all(all, pass.batch, out);
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("attend(Tensor query, Tensor key, Tensor value, Tensor? seen, float scale) -> Tensor");
@@ -351,5 +352,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("attend", TORCH_BOX(&attend));
-  library.impl("attend_new", TORCH_BOX(&attend_new));
+  library.impl("attend_new", TORCH_BOX(&attend_new_tokens));
 }

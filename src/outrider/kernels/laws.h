@@ -11,6 +11,8 @@
 
 #include "rows.h"
 
+using namespace OUTRIDER_NAMESPACE;
+
 namespace {
 
 constexpr int64_t BLOCK = 64;  // weights that are added up before their sum is looked at

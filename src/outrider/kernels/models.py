@@ -12,7 +12,13 @@ from torch import Tensor
 
 from outrider.kernels.build import Library, UnbuiltError, built, level_here
 
-LIBRARY = Library("kernels", ("rounded_linear", "rows", "attention"), ("rows.h",), "outrider", "kernels")
+LIBRARY = Library(
+    "kernels",
+    ("rounded_linear", "packing", "rows", "attention", "chain"),
+    ("rows.h", "linear.h", "attention.h"),
+    "outrider",
+    "kernels",
+)
 _log = logging.getLogger(__name__)
 
 

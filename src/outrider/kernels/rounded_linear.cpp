@@ -11,41 +11,35 @@
 // `fused_int8` and `fused_int4` do what stands before and behind a layer, too: a norm or a gate, and adding what goes past it.
 // They give the bits of these operations, called one by one.
 //
-// `pack_int8` and `pack_int4` make that layout. They are operations of torch, callable by its interpreter (TorchScript), and
-// compiled against the part of torch's headers whose binary interface is stable.
+// `packing.cpp` makes that layout, and `chain.cpp` calls these products without torch in between. All are operations of torch,
+// callable by its interpreter (TorchScript), and compiled against the part of torch's headers whose binary interface is stable.
 
 #include <immintrin.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <optional>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
 
-#include "rows.h"
+#include "linear.h"
+
+using namespace OUTRIDER_NAMESPACE;
 
 namespace {
 
-constexpr int64_t OUTPUTS = 16;      // of a block
-constexpr int64_t LINE = 64;         // bytes
-constexpr int64_t GROUP = 32;        // columns that share a scale and a least value, in 4 bits
-constexpr int64_t GROUP_LINES = 5;   // 4 of weights, then 16 scales and 16 least values in float16
-constexpr int64_t MOST_COLUMNS = 130000;  // in 8 bits: 255 * 127 of each, in 32
 constexpr int64_t NEAR = 2048;       // bytes that are fetched in advance, into the first cache
 constexpr int64_t FAR = 16384;       // and into the second, which waits for more lines at a time than the first
+constexpr int64_t TURNS = 8;         // in which a thread computes its part of the blocks, about
+constexpr int64_t MOST_PARTS = 64;
 constexpr int64_t SHARE = 1 << 12;   // activations that a thread gates at least
 constexpr float LARGEST = 127.0f;    // of a rounded activation
-constexpr float FOUND = 1e-4f;       // squared error of a group over its squared range: it was in 4 bits before
 constexpr float ZERO = 128.0f;       // added before rounding, as torch's kernels do: the same ties
-
-int64_t blocks_of(int64_t outputs) { return (outputs + OUTPUTS - 1) / OUTPUTS; }
-int64_t rounded_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
 // Activations [rows, columns] in 8 bits: x = value * scale. A row whose numbers are not all finite has a scale that is not.
 struct Rounded {
@@ -133,7 +127,6 @@ inline void fetch(const uint8_t* line) {
 }
 
 constexpr int MOST_ROWS_INT8 = 8, MOST_ROWS_INT4 = 8;
-constexpr int32_t MOVED = 128;  // added to weights in 8 bits, so that they are unsigned
 
 template <int M>
 void store(const __m512 (&sums)[M], const float* scales, const Out& out) {
@@ -205,7 +198,6 @@ void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Ou
 // Products of two columns are added in 16 bits. A pair fits if weights "in 8 bits" go to 64: 2 * 128 * 127 = 32,512. In 4 bits a
 // group of columns does: 8 * 2 * 15 * 127 = 30,480.
 constexpr int MOST_ROWS_INT8 = 5, MOST_ROWS_INT4 = 8;
-constexpr int32_t MOVED = 64;
 
 void store(const float (&sums)[8], int half, const Out& out, int64_t m) {
   for (int64_t i = 0; i < 8 && half * 8 + i < out.lanes; i++) {
@@ -315,6 +307,33 @@ void block_int4(const uint8_t* weight, const Rounded& x, int64_t first, const Ou
 #error "needs AVX-512 VNNI, or AVX2 with FMA and F16C"
 #endif
 
+// A thread's part of the blocks: the next that is to be computed. In a line of its own.
+struct alignas(LINE) Part {
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+
+// each(block) for all of them. A thread computes its part one after the other, and what others have left of theirs: one may be
+// slower, and it makes no difference who computes a block.
+template <class F>
+void share_blocks(int64_t blocks, const F& each) {
+  const int64_t threads = std::max<int64_t>(1, std::min<int64_t>({torch::stable::get_num_threads(), blocks, MOST_PARTS}));
+  const int64_t some = std::max<int64_t>(1, blocks / (threads * TURNS));
+  Part parts[MOST_PARTS];
+  for (int64_t i = 0; i < threads; i++) {
+    parts[i].next.store(blocks * i / threads, std::memory_order_relaxed);
+    parts[i].end = blocks * (i + 1) / threads;
+  }
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t) {
+    for (int64_t i = 0; i < threads; i++) {
+      Part& part = parts[(first + i) % threads];
+      for (int64_t begin = part.next.fetch_add(some); begin < part.end; begin = part.next.fetch_add(some)) {
+        for (int64_t n = begin; n < std::min(begin + some, part.end); n++) each(n);
+      }
+    }
+  });
+}
+
 template <int M, class F>
 void call_with(int64_t rows, int64_t first, const F& block) {
   if (rows == M) {
@@ -335,270 +354,137 @@ void by_rows(int64_t rows, const F& block) {
   }
 }
 
-Tensor room_for(const Tensor& x, int64_t outputs) {
-  std::vector<int64_t> shape;
-  for (int64_t i = 0; i + 1 < x.dim(); i++) shape.push_back(x.size(i));
-  shape.push_back(outputs);
-  return torch::stable::new_empty(x, {shape.data(), shape.size()});
-}
-
-bool is(const Tensor& x, torch::headeronly::ScalarType type) { return x.scalar_type() == type && x.is_contiguous(); }
-
-// Activations [rows, columns] in float32, as they are rounded.
-struct Given {
-  Tensor tensor;  // as it was given, [.., any]
-  const float* at;
-  int64_t rows, columns;
-};
-
-Given plain(const Tensor& given) {
-  STD_TORCH_CHECK(is_float(given) && given.dim() > 0, "activations must be float32 [.., columns]");
-  const Tensor x = whole(given);
-  const int64_t columns = x.size(x.dim() - 1);
-  return {x, floats(x), columns == 0 ? 0 : x.numel() / columns, columns};
-}
-
-// What a layer reads behind a norm, or a gate: then x is [.., 2 * columns], the gate first. Kept by each thread, so that a call
-// allocates nothing.
-Given prepared(const Tensor& x, const std::optional<Tensor>& weight, double eps, double more, bool gated) {
-  Given given = plain(x);
-  if (!weight.has_value() && !gated) return given;
-  static thread_local std::vector<float> kept;
-  const float* from = given.at;
-  const int64_t rows = given.rows;
-  if (gated) {
-    STD_TORCH_CHECK(!weight.has_value() && given.columns % 2 == 0, "a gate and what it is for are as wide, without a norm");
-    const int64_t columns = given.columns /= 2;
-    kept.resize(rows * columns);
-    float* to = kept.data();
+// What a layer reads of x [rows, given]: x itself, or what a norm or a gate makes of it.
+const float* before(const Layer& layer, const float* x, int64_t rows) {
+  if (!layer.norm.has_value() && !layer.gated()) return x;
+  static thread_local Room kept;
+  const int64_t columns = layer.columns;
+  float* to = kept.of(rows * columns);
+  if (layer.gated()) {
     torch::stable::parallel_for(0, rows * columns, SHARE, [=](int64_t begin, int64_t end) {
       while (begin < end) {
         const int64_t m = begin / columns, k = begin % columns, count = std::min(columns - k, end - begin);
-        const float* row = from + 2 * m * columns + k;
+        const float* row = x + 2 * m * columns + k;
         gated_row(row, row + columns, count, to + begin);
         begin += count;
       }
     });
   } else {
-    const int64_t columns = given.columns;
-    const Norm norm = norm_of(*weight, columns, eps, more);
-    kept.resize(rows * columns);
-    float* to = kept.data();
-    for_rows(rows, columns, [=](int64_t m) { norm.of_row(from + m * columns, columns, to + m * columns); });
+    const Norm norm = *layer.norm;
+    for_rows(rows, columns, [=](int64_t m) { norm.of_row(x + m * columns, columns, to + m * columns); });
   }
-  given.at = kept.data();
-  return given;
+  return to;
 }
 
 template <int MOST, class F>
-Tensor multiplied(const Given& x, const std::optional<Tensor>& bias, const std::optional<Tensor>& added, int64_t outputs,
-                  int64_t padded, bool by_group, const F& block) {
-  using torch::headeronly::ScalarType;
-  STD_TORCH_CHECK(!bias.has_value() || (is(*bias, ScalarType::Float) && bias->numel() == outputs),
-                  "a bias must be float32, a number for each output");
-  const int64_t rows = x.rows;
-  STD_TORCH_CHECK(x.columns > 0 && x.columns <= padded && padded - x.columns < GROUP, "activations and weights have other columns");
-  STD_TORCH_CHECK(!added.has_value() || (is_float(*added) && added->numel() == rows * outputs),
+void multiply_blocks(const Layer& layer, const Rounded& rounded, const float* added, float* out, const F& block) {
+  const int64_t outputs = layer.outputs;
+  share_blocks(blocks_of(outputs), [&](int64_t n) {
+    by_rows<MOST>(rounded.rows, [&](auto count, int64_t first) {
+      const int64_t at = n * OUTPUTS, from = first * outputs + at;
+      const Out here{out + from, layer.bias == nullptr ? nullptr : layer.bias + at, added == nullptr ? nullptr : added + from,
+                     outputs, outputs - at};
+      block(count, n, first, here);
+    });
+  });
+}
+
+// Several dimensions but the last are rows.
+struct Given {
+  Tensor tensor;
+  int64_t rows, columns;
+};
+
+Given rows_of(const Tensor& given) {
+  STD_TORCH_CHECK(is_float(given) && given.dim() > 0, "activations must be float32 [.., columns]");
+  const Tensor x = whole(given);
+  const int64_t columns = x.size(x.dim() - 1);
+  return {x, columns == 0 ? 0 : x.numel() / columns, columns};
+}
+
+Tensor multiplied(const Given& x, const Layer& layer, const std::optional<Tensor>& added) {
+  STD_TORCH_CHECK(!added.has_value() || (is_float(*added) && added->numel() == x.rows * layer.outputs),
                   "what is added must be float32, a number for each result");
   const std::optional<Tensor> beside = added.has_value() ? std::optional<Tensor>(whole(*added)) : std::nullopt;
-  Tensor out = room_for(x.tensor, outputs);
-  const Rounded& rounded = round_rows(x.at, rows, x.columns, padded, by_group);
-  const float* more = bias.has_value() ? floats(*bias) : nullptr;
-  const float* past = beside.has_value() ? floats(*beside) : nullptr;
-  float* to = static_cast<float*>(out.data_ptr());
-  torch::stable::parallel_for(0, blocks_of(outputs), 4, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; n++) {
-      by_rows<MOST>(rows, [&](auto count, int64_t first) {
-        const int64_t at = n * OUTPUTS, from = first * outputs + at;
-        const Out here{to + from, more == nullptr ? nullptr : more + at, past == nullptr ? nullptr : past + from, outputs, outputs - at};
-        block(count, n, rounded, first, here);
-      });
-    }
-  });
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i + 1 < x.tensor.dim(); i++) shape.push_back(x.tensor.size(i));
+  shape.push_back(layer.outputs);
+  Tensor out = torch::stable::new_empty(x.tensor, {shape.data(), shape.size()});
+  multiply(layer, floats(x.tensor), x.rows, beside.has_value() ? floats(*beside) : nullptr, static_cast<float*>(out.data_ptr()));
   return out;
-}
-
-Tensor by_int8(const Given& x, const Tensor& weight, const Tensor& scales, const std::optional<Tensor>& bias,
-               const std::optional<Tensor>& added, int64_t outputs) {
-  using torch::headeronly::ScalarType;
-  STD_TORCH_CHECK(is(weight, ScalarType::Byte) && weight.dim() == 3 && weight.size(0) == blocks_of(outputs) && weight.size(2) == LINE,
-                  "the weight is not one of so many outputs");
-  STD_TORCH_CHECK(is(scales, ScalarType::Float) && scales.numel() == blocks_of(outputs) * OUTPUTS,
-                  "scales must be float32, a number for each output of every block");
-  const int64_t lines = weight.size(1);
-  const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
-  const float* by_output = floats(scales);
-  return multiplied<MOST_ROWS_INT8>(x, bias, added, outputs, lines * 4, false,
-                    [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
-                      block_int8<count()>(weights + n * lines * LINE, by_output + n * OUTPUTS, rounded, first, out);
-                    });
-}
-
-Tensor by_int4(const Given& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& added,
-               int64_t outputs) {
-  STD_TORCH_CHECK(is(weight, torch::headeronly::ScalarType::Byte) && weight.dim() == 4 && weight.size(0) == blocks_of(outputs) &&
-                      weight.size(2) == GROUP_LINES && weight.size(3) == LINE,
-                  "the weight is not one of so many outputs");
-  const int64_t groups = weight.size(1);
-  const uint8_t* weights = static_cast<const uint8_t*>(weight.data_ptr());
-  return multiplied<MOST_ROWS_INT4>(x, bias, added, outputs, groups * GROUP, true,
-                    [=](auto count, int64_t n, const Rounded& rounded, int64_t first, const Out& out) {
-                      block_int4<count()>(weights + n * groups * GROUP_LINES * LINE, rounded, first, out);
-                    });
 }
 
 // x [.., columns], weight as `pack_int8` gives it, scales [outputs, filled up], bias [outputs] or none -> [.., outputs]
 Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t outputs) {
-  return by_int8(plain(x), weight, scales, bias, std::nullopt, outputs);
+  const Given given = rows_of(x);
+  return multiplied(given, layer_of(given.columns, std::nullopt, 0.0, 0.0, false, weight, scales, bias, outputs), std::nullopt);
 }
 
 // x [.., columns], weight as `pack_int4` gives it, bias [outputs] or none -> [.., outputs]
 Tensor linear_int4(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
-  return by_int4(plain(x), weight, bias, std::nullopt, outputs);
+  const Given given = rows_of(x);
+  return multiplied(given, layer_of(given.columns, std::nullopt, 0.0, 0.0, false, weight, std::nullopt, bias, outputs), std::nullopt);
 }
 
 // The same of `rms_norm(x, norm, eps, more)`, or of silu(gate) * other for x [.., gate and other] -> added + [.., outputs]
 Tensor fused_int8(Tensor x, std::optional<Tensor> norm, double eps, double more, bool gated, std::optional<Tensor> added,
                   Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t outputs) {
-  return by_int8(prepared(x, norm, eps, more, gated), weight, scales, bias, added, outputs);
+  const Given given = rows_of(x);
+  return multiplied(given, layer_of(given.columns, norm, eps, more, gated, weight, scales, bias, outputs), added);
 }
 
 Tensor fused_int4(Tensor x, std::optional<Tensor> norm, double eps, double more, bool gated, std::optional<Tensor> added,
                   Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
-  return by_int4(prepared(x, norm, eps, more, gated), weight, bias, added, outputs);
-}
-
-// values [outputs, columns] int8 -> [blocks, lines, 64] uint8, MOVED
-Tensor pack_int8(Tensor values) {
-  STD_TORCH_CHECK(is(values, torch::headeronly::ScalarType::Char) && values.dim() == 2, "weights must be int8 in one piece");
-  STD_TORCH_CHECK(values.size(1) <= MOST_COLUMNS, "sums of so many columns may not fit");
-  const int64_t outputs = values.size(0), columns = values.size(1), lines = rounded_up(columns, 4) / 4;
-  const int64_t shape[] = {blocks_of(outputs), lines, LINE};
-  Tensor out = torch::stable::new_empty(values, {shape, 3}, torch::headeronly::ScalarType::Byte);
-  const int8_t* from = static_cast<const int8_t*>(values.data_ptr());
-  uint8_t* to = static_cast<uint8_t*>(out.data_ptr());
-  std::memset(to, MOVED, shape[0] * lines * LINE);
-  torch::stable::parallel_for(0, outputs, 16, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; n++) {
-      uint8_t* lane = to + n / OUTPUTS * lines * LINE + n % OUTPUTS * 4;
-      for (int64_t k = 0; k < columns; k++) lane[k / 4 * LINE + k % 4] = static_cast<uint8_t>(from[n * columns + k] + MOVED);
-    }
-  });
-  return out;
-}
-
-// One group of weights as least + scale * (0 .. 15), both in float16.
-struct Group {
-  float scale = 0.0f, least = 0.0f, error = std::numeric_limits<float>::infinity();
-  uint8_t values[GROUP] = {};
-};
-
-float in_half(float value) { return _cvtsh_ss(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
-
-// Rounds a group by a scale and a least value, and keeps that if nothing before was nearer.
-void try_group(const float* weights, float scale, float least, Group* best) {
-  scale = in_half(scale);
-  least = in_half(least);
-  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  float values[GROUP], error = 0.0f;
-#pragma omp simd reduction(+ : error)
-  for (int64_t k = 0; k < GROUP; k++) {
-    values[k] = std::min(std::max(std::nearbyint((weights[k] - least) * inverse), 0.0f), 15.0f);
-    const float off = values[k] * scale + least - weights[k];
-    error += off * off;
-  }
-  if (!(error < best->error)) return;
-  best->scale = scale;
-  best->least = least;
-  best->error = error;
-  for (int64_t k = 0; k < GROUP; k++) best->values[k] = static_cast<uint8_t>(values[k]);
-}
-
-// Scale and least value that are nearest to the weights with the integers that they have.
-void refit(const float* weights, Group* best) {
-  float n = GROUP, v = 0.0f, vv = 0.0f, w = 0.0f, vw = 0.0f;
-#pragma omp simd reduction(+ : v, vv, w, vw)
-  for (int64_t k = 0; k < GROUP; k++) {
-    const float value = best->values[k];
-    v += value;
-    vv += value * value;
-    w += weights[k];
-    vw += value * weights[k];
-  }
-  const float spread = n * vv - v * v;
-  if (spread <= 0.0f) return;
-  const float scale = (n * vw - v * w) / spread;
-  try_group(weights, scale, (w - scale * v) / n, best);
-}
-
-// The nearest of some: all 15 steps or fewer between the extremes (weights that were in 4 bits before are found again), and
-// ranges that leave the extremes out.
-Group round_group(const float* weights) {
-  float low = weights[0], high = weights[0];
-  for (int64_t k = 1; k < GROUP; k++) {
-    low = std::min(low, weights[k]);
-    high = std::max(high, weights[k]);
-  }
-  Group best;
-  const float range = high - low, found = range * range * FOUND;
-  for (int steps = 15; steps >= 7 && best.error > found; steps--) {
-    try_group(weights, range / static_cast<float>(steps), low, &best);
-  }
-  if (best.error <= found) return best;
-  for (float kept : {0.95f, 0.9f, 0.85f, 0.8f}) {
-    for (float side : {0.0f, 0.5f, 1.0f}) try_group(weights, range * kept / 15.0f, low + range * (1.0f - kept) * side, &best);
-  }
-  refit(weights, &best);
-  refit(weights, &best);
-  return best;
-}
-
-// weights [outputs, columns] float32 -> [blocks, groups, 5, 64] uint8, and squared errors [outputs]
-std::tuple<Tensor, Tensor> pack_int4(Tensor weights) {
-  STD_TORCH_CHECK(is(weights, torch::headeronly::ScalarType::Float) && weights.dim() == 2, "weights must be float32 in one piece");
-  const int64_t outputs = weights.size(0), columns = weights.size(1), groups = rounded_up(columns, GROUP) / GROUP;
-  const int64_t shape[] = {blocks_of(outputs), groups, GROUP_LINES, LINE}, rows[] = {outputs};
-  Tensor out = torch::stable::new_empty(weights, {shape, 4}, torch::headeronly::ScalarType::Byte);
-  Tensor errors = torch::stable::new_empty(weights, {rows, 1});
-  const float* from = static_cast<const float*>(weights.data_ptr());
-  uint8_t* to = static_cast<uint8_t*>(out.data_ptr());
-  float* error = static_cast<float*>(errors.data_ptr());
-  std::memset(to, 0, shape[0] * groups * GROUP_LINES * LINE);
-  torch::stable::parallel_for(0, outputs, 16, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; n++) {
-      error[n] = 0.0f;
-      for (int64_t g = 0; g < groups; g++) {
-        float group[GROUP];
-        const float* first = from + n * columns + g * GROUP;
-        const int64_t count = std::min(GROUP, columns - g * GROUP);
-        std::copy(first, first + count, group);
-        for (int64_t k = count; k < GROUP; k++) group[k] = group[k - count];  // the weights again: what is nearest stays so
-        const Group found = round_group(group);
-        error[n] += found.error;
-        uint8_t* lines = to + (n / OUTPUTS * groups + g) * GROUP_LINES * LINE;
-        const int64_t lane = n % OUTPUTS;
-        for (int64_t k = 0; k < GROUP; k++) {
-          lines[k / 8 * LINE + lane * 4 + k % 4] |= static_cast<uint8_t>(found.values[k] << (k % 8 < 4 ? 0 : 4));
-        }
-        const uint16_t scale = _cvtss_sh(found.scale, 0), least = _cvtss_sh(found.least, 0);
-        uint8_t* last = lines + (GROUP_LINES - 1) * LINE;
-        std::memcpy(last + lane * 2, &scale, 2);
-        std::memcpy(last + 32 + lane * 2, &least, 2);
-      }
-    }
-  });
-  return {out, errors};
+  const Given given = rows_of(x);
+  return multiplied(given, layer_of(given.columns, norm, eps, more, gated, weight, std::nullopt, bias, outputs), added);
 }
 
 }  // namespace
+
+Layer OUTRIDER_NAMESPACE::layer_of(int64_t given, const std::optional<Tensor>& norm, double eps, double more, bool gated,
+                                   const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
+                                   int64_t outputs) {
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(!gated || (!norm.has_value() && given % 2 == 0), "a gate and what it is for are as wide, without a norm");
+  const int64_t dimensions = scales.has_value() ? 3 : 4, step = scales.has_value() ? 4 : GROUP;
+  STD_TORCH_CHECK(is(weight, ScalarType::Byte) && weight.dim() == dimensions && weight.size(0) == blocks_of(outputs) &&
+                      weight.size(dimensions - 1) == LINE && (scales.has_value() || weight.size(2) == GROUP_LINES),
+                  "the weight is not one of so many outputs");
+  STD_TORCH_CHECK(!scales.has_value() || (is(*scales, ScalarType::Float) && scales->numel() == blocks_of(outputs) * OUTPUTS),
+                  "scales must be float32, a number for each output of every block");
+  STD_TORCH_CHECK(!bias.has_value() || (is(*bias, ScalarType::Float) && bias->numel() == outputs),
+                  "a bias must be float32, a number for each output");
+  Layer layer{static_cast<const uint8_t*>(weight.data_ptr()), nullptr, nullptr, given, gated ? given / 2 : given,
+              weight.size(1) * step, outputs, std::nullopt};
+  STD_TORCH_CHECK(layer.columns > 0 && layer.columns <= layer.padded && layer.padded - layer.columns < step,
+                  "activations and weights have other columns");
+  if (scales.has_value()) layer.scales = floats(*scales);
+  if (bias.has_value()) layer.bias = floats(*bias);
+  if (norm.has_value()) layer.norm = norm_of(*norm, layer.columns, eps, more);
+  return layer;
+}
+
+void OUTRIDER_NAMESPACE::multiply(const Layer& layer, const float* x, int64_t rows, const float* added, float* out) {
+  const bool by_group = layer.scales == nullptr;
+  const Rounded& rounded = round_rows(before(layer, x, rows), rows, layer.columns, layer.padded, by_group);
+  if (by_group) {
+    const int64_t bytes = layer.padded / GROUP * GROUP_LINES * LINE;
+    multiply_blocks<MOST_ROWS_INT4>(layer, rounded, added, out, [&](auto count, int64_t n, int64_t first, const Out& here) {
+      block_int4<count()>(layer.weight + n * bytes, rounded, first, here);
+    });
+  } else {
+    const int64_t bytes = layer.padded / 4 * LINE;
+    multiply_blocks<MOST_ROWS_INT8>(layer, rounded, added, out, [&](auto count, int64_t n, int64_t first, const Out& here) {
+      block_int8<count()>(layer.weight + n * bytes, layer.scales + n * OUTPUTS, rounded, first, here);
+    });
+  }
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor? bias, int outputs) -> Tensor");
   library.def("linear_int4(Tensor x, Tensor weight, Tensor? bias, int outputs) -> Tensor");
   library.def("fused_int8(Tensor x, Tensor? norm, float eps, float more, bool gated, Tensor? added, Tensor weight, Tensor scales, Tensor? bias, int outputs) -> Tensor");
   library.def("fused_int4(Tensor x, Tensor? norm, float eps, float more, bool gated, Tensor? added, Tensor weight, Tensor? bias, int outputs) -> Tensor");
-  library.def("pack_int8(Tensor values) -> Tensor");
-  library.def("pack_int4(Tensor weights) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
@@ -606,6 +492,4 @@ STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("linear_int4", TORCH_BOX(&linear_int4));
   library.impl("fused_int8", TORCH_BOX(&fused_int8));
   library.impl("fused_int4", TORCH_BOX(&fused_int4));
-  library.impl("pack_int8", TORCH_BOX(&pack_int8));
-  library.impl("pack_int4", TORCH_BOX(&pack_int4));
 }

@@ -10,6 +10,8 @@
 
 #include "rows.h"
 
+using namespace OUTRIDER_NAMESPACE;
+
 namespace {
 
 // x [.., size], weight [size] -> x / sqrt(mean(x^2) + eps) * (weight + more), [.., size]

@@ -8,12 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
-namespace {
+namespace OUTRIDER_NAMESPACE {
 
 using torch::stable::Tensor;
 
@@ -33,6 +34,8 @@ void for_rows(int64_t rows, int64_t columns, const F& each) {
     some(0, rows);
   }
 }
+
+inline bool is(const Tensor& x, torch::headeronly::ScalarType type) { return x.scalar_type() == type && x.is_contiguous(); }
 
 inline bool is_float(const Tensor& x) { return x.scalar_type() == torch::headeronly::ScalarType::Float; }
 
@@ -155,4 +158,18 @@ inline Angles angles_of(const Tensor& x, int64_t batch, int64_t tokens, int64_t 
   return {floats(x), x.size(0) == 1 ? 0 : x.stride(0), x.stride(2)};
 }
 
-}  // namespace
+// Memory that a thread keeps, so that a call allocates nothing: at least so many numbers, whatever they are.
+struct Room {
+  std::unique_ptr<float[]> at;
+  int64_t size = 0;
+
+  float* of(int64_t wanted) {
+    if (wanted > size) {
+      at.reset(new float[wanted]);
+      size = wanted;
+    }
+    return at.get();
+  }
+};
+
+}  // namespace OUTRIDER_NAMESPACE

@@ -196,6 +196,9 @@ def _argument(writer: _Writer, value: Any, kind: Any) -> str:
         return found
     if name == "ListType":
         element = kind.getElementType()
+        numbers = {"int": int, "float": float}.get(element.str())
+        if numbers is not None and value and all(type(item) is numbers for item in value):
+            return writer.constant(kind.str(), f"[{', '.join(map(repr, value))}]")
         items = ", ".join(_argument(writer, item, element) for item in value)
         return writer.line(f"{element.str()}[]", f"prim::ListConstruct({items})")
     return _constant(writer, value, as_float=name == "FloatType")

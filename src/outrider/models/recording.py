@@ -27,7 +27,7 @@ from outrider.models.kernels.fusing import fuse
 from outrider.models.model_code import ReachedCode
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 7  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 8  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _jit: Any = torch._C

@@ -1,10 +1,12 @@
 """Fewer operations in a traced pass: what stands side by side becomes one operation of ours.
 
-A call takes some microseconds, as long as the work of most operations on a few tokens. Each of these gives the bits of those
-it replaces, so a recorded pass stays the ordinary one (`recording` compares them). Five are left of a layer of Llama's kind:
+A call takes some microseconds, as long as the work of most operations on a few tokens, and beside weights that sweep the
+caches ten times as long. Each of these gives the bits of those it replaces, so a recorded pass stays the ordinary one
+(`recording` compares them). Five are left of a layer of Llama's kind, and then one of all layers:
 
     attend_new      rotations of queries and keys, keeping keys and values, attention
     fused_int4/8    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
+    chain           any number of these that follow each other, norms and sums between them
 
 Only passes that have our operations already are changed; what is not found in this very shape stays as it is. One operation
 reads where the last of several did, so a pass that writes into what is read elsewhere is left alone: by then it may be
@@ -21,8 +23,9 @@ from torch.fx import Node
 
 from outrider.kernels.models import LIBRARY
 from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
+from outrider.models.kernels.fusing.chains import fuse_chains
 from outrider.models.kernels.fusing.layers import fuse_layers
-from outrider.models.kernels.fusing.parts import alone, aten, given_to, replace
+from outrider.models.kernels.fusing.parts import END, alone, aten, given_to, replace
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -32,13 +35,25 @@ _VIEWS = (aten.unsqueeze.default, aten.expand.default, aten.select.int, aten.sli
 
 def fuse(graph: GraphModule) -> None:
     """Change a traced pass in place."""
-    level = next((found for node in graph.graph.nodes if (found := _ours(node)) is not None), None)
-    if level is None or any(_writes(node) for node in graph.graph.nodes):
-        return
-    ops = getattr(torch.ops, level)
+    if fuse_operations(graph):
+        fuse_chains(graph, _ops(graph))
+
+
+def fuse_operations(graph: GraphModule) -> bool:
+    """All but the last step, chains; → whether it could be changed."""
+    ops = _ops(graph)
+    if ops is None or any(_writes(node) for node in graph.graph.nodes):
+        return False
     for change in (_simplify, _share_views, fuse_rotations, fuse_attention, fuse_layers):
         change(graph, ops)
         graph.graph.eliminate_dead_code()
+    return True
+
+
+def _ops(graph: GraphModule) -> Any:
+    """Our operations, if it has one of them."""
+    level = next((found for node in graph.graph.nodes if (found := _ours(node)) is not None), None)
+    return None if level is None else getattr(torch.ops, level)
 
 
 def _ours(node: Node) -> str | None:
@@ -74,8 +89,11 @@ def _simplify(graph: GraphModule, ops: Any) -> None:
         x, size, dim = given_to(pieces, aten.split.Tensor, 3)
         inner, *there = given_to(node, aten.transpose.int, 3)
         before, *back = given_to(inner, aten.transpose.int, 3)
+        whole, *part = given_to(node, aten.slice.Tensor, 4)
         if same is not None:
             node.replace_all_uses_with(same)
+        elif part[1:] == [0, END]:
+            node.replace_all_uses_with(whole)
         elif before is not None and there == back:
             node.replace_all_uses_with(before)
         elif copied is not None and copied.target in linear and alone(copied):

@@ -1,0 +1,169 @@
+"""Operations of ours that follow each other as one: a call of the interpreter costs tens of microseconds beside weights that
+sweep the caches, and a chain is one call (`chain.cpp`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from outrider.models.kernels.fusing.parts import aten, given_to, same_size
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+LAYER, ATTENTION, NORM, ADD = range(4)  # of a step, as `chain.cpp` reads them
+NONE = -1
+
+
+@dataclass
+class _Step:
+    """kind, activations that are read, what else is given (nodes, None for no tensor, and whole numbers), numbers; columns:
+    that attention reads.
+    """
+
+    kind: int
+    reads: tuple[Node, ...]
+    rest: tuple[Any, ...]
+    numbers: tuple[float, ...] = ()
+    columns: tuple[Any, ...] = ()
+
+
+def fuse_chains(graph: GraphModule, ops: Any) -> None:
+    """Make one `chain` of each row of steps between which nothing else is computed from their results."""
+    for members in list(_chains(graph, ops)):
+        if len(members) > 1:
+            _put_together(graph, ops, members)
+
+
+def _chains(graph: GraphModule, ops: Any) -> Iterator[dict[Node, _Step]]:
+    """Steps that can be one call, in order: what stands between them does not depend on them."""
+    members: dict[Node, _Step] = {}
+    after: set[Node] = set()
+    for node in graph.graph.nodes:
+        step = _step(node, ops)
+        depends = not after.isdisjoint(node.all_input_nodes)
+        like = next(iter(members), node)
+        if step is not None and not depends and _alike([like, node, *step.reads]):
+            members[node] = step
+        elif step is not None and _alike([node, *step.reads]):
+            yield members
+            members, after = {node: step}, set()
+        elif depends or not members.keys().isdisjoint(node.all_input_nodes):
+            after.add(node)
+    yield members
+
+
+def _step(node: Node, ops: Any) -> _Step | None:
+    """What a chain is told of this operation; None if it knows none of its kind."""
+    if node.op != "call_function" or node.kwargs:
+        return None
+    args: Any = node.args
+    int8, int4 = node.target is ops.fused_int8.default, node.target is ops.fused_int4.default
+    if int8 or int4:
+        x, norm, eps, more, gated, added, weight, *scales, bias, outputs = args
+        rest = (norm, int(gated), added, weight, *(scales or [None]), bias, outputs)
+        return _Step(LAYER, (x,) if added is None else (x, added), rest, (eps, more))
+    if node.target is ops.linear_int8.default or node.target is ops.linear_int4.default:
+        x, weight, *scales, bias, outputs = args
+        return _Step(LAYER, (x,), (None, 0, None, weight, *(scales or [None]), bias, outputs), (0.0, 0.0))
+    if node.target is ops.attend_new.default:
+        packed, heads, query_norm, key_norm, eps, more, cos, sin, keys, values, at, seen, columns, scale = args
+        rest = (heads, query_norm, key_norm, cos, sin, keys, values, at, seen)
+        return _Step(ATTENTION, (packed,), rest, (eps, more, scale), (columns,))
+    if node.target is ops.rms_norm.default:
+        x, weight, eps, more = args
+        return _Step(NORM, (x,), (weight,), (eps, more))
+    x, y = given_to(node, aten.add.Tensor)
+    if isinstance(x, Node) and isinstance(y, Node):
+        return _Step(ADD, (x, y), (y,))
+    return None
+
+
+def _alike(nodes: Sequence[Node]) -> bool:
+    """Whether all are activations [R, N, any] in float32, of the same rows and tokens."""
+    values = [node.meta.get("val") for node in nodes]
+    if not all(isinstance(value, torch.Tensor) and value.dim() == 3 and value.dtype is torch.float32 for value in values):
+        return False
+    return all(same_size(value.shape[i], values[0].shape[i]) for value in values for i in (0, 1))
+
+
+@dataclass
+class _Written:
+    """A chain so far. tensors and counts: {node or number: where it stands}."""
+
+    places: dict[Node, int]
+    tensors: dict[Node, int] = field(default_factory=dict)
+    counts: dict[Any, int] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+
+    def name(self, given: Any) -> int:
+        """Of a tensor, a result or none; a whole number is itself."""
+        if given is None:
+            return NONE
+        if not isinstance(given, Node):
+            return int(given)
+        if given in self.places:
+            return -2 - self.places[given]
+        return self.tensors.setdefault(given, len(self.tensors))
+
+
+def _put_together(graph: GraphModule, ops: Any, members: dict[Node, _Step]) -> None:
+    returned = [node for node in members if any(user not in members for user in node.users)]
+    places = _places(members, returned)
+    written = _Written(places)
+    for node, step in members.items():
+        columns = [written.counts.setdefault(each, len(written.counts)) for each in step.columns]
+        given = [written.name(each) for each in (step.reads[0], *step.rest)]
+        written.steps += [step.kind, -2 - places[node], *given, *columns]
+        written.numbers += [float(each) for each in step.numbers]
+    first, last = next(iter(members)), next(reversed(members))
+    _move_behind(graph, last, members)
+    like = members[first].reads[0]
+    lists = (list(written.tensors), written.steps, written.numbers, list(written.counts))
+    with graph.graph.inserting_after(last):
+        made = graph.graph.call_function(ops.chain.default, (like, *lists, 1 + max(places.values()), len(returned)))
+    made.meta["val"] = [node.meta["val"] for node in returned]
+    before = made
+    for i, node in enumerate(returned):
+        with graph.graph.inserting_after(before):
+            before = graph.graph.call_function(operator.getitem, (made, i))
+        before.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(before, delete_user_cb=lambda user: user not in members)
+    for node in reversed(members):
+        graph.graph.erase_node(node)
+
+
+def _places(members: dict[Node, _Step], returned: list[Node]) -> dict[Node, int]:
+    """Where each result lies: those that are returned first, the others where none lies that is still to be read."""
+    until = {read: node for node, step in members.items() for read in step.reads}
+    found = {node: i for i, node in enumerate(returned)}
+    free: list[int] = []
+    count = len(returned)
+    for node, step in members.items():
+        if node not in found:
+            if not free:
+                free, count = [count], count + 1
+            found[node] = free.pop()
+        done = {read for read in step.reads if until[read] is node and read in members and read not in returned}
+        free += [found[read] for read in done]
+    return found
+
+
+def _move_behind(graph: GraphModule, last: Node, members: dict[Node, _Step]) -> None:
+    """Put what reads results of these between them behind the last."""
+    nodes = list(graph.graph.nodes)
+    behind: set[Node] = set()
+    at = last
+    for node in nodes[nodes.index(next(iter(members))) : nodes.index(last)]:
+        reads = node.all_input_nodes
+        if node not in members and not (members.keys().isdisjoint(reads) and behind.isdisjoint(reads)):
+            behind.add(node)
+            at.append(node)
+            at = node

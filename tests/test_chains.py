@@ -1,0 +1,154 @@
+"""Operations of ours that follow each other, as one: which become part of it, its bits, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from outrider.kernels.models import Kernels, build, kernels
+from outrider.models.kernels.fusing import fuse
+from outrider.models.kernels.fusing.chains import ADD, ATTENTION, LAYER, NORM
+from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from tests.test_fused_passes import calls
+from tests.test_kernels import HERE
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+WIDTH = 24
+
+
+def of_here() -> Kernels:
+    ours = kernels()
+    assert ours is not None
+    return ours
+
+
+def layers(ours: Kernels) -> tuple[Int8Kernel, Int4Kernel, Callable[[Tensor], Tensor]]:
+    draw = torch.Generator().manual_seed(5)
+    weights = [torch.randn(WIDTH, WIDTH, generator=draw) for _ in range(2)]
+    norm = torch.rand(WIDTH, generator=draw)
+
+    def normed(x: Tensor) -> Tensor:
+        out: Tensor = ours.ops.rms_norm(x, norm, 1e-5, 0.5)
+        return out
+
+    return Int8Kernel(weights[0], None, ours), Int4Kernel(weights[1], torch.randn(WIDTH, generator=draw), ours), normed
+
+
+def pass_cases() -> list[tuple[str, Callable[[Tensor, Tensor], Any], int, int]]:
+    """What is computed, in how many chains, and how many operations stay outside of them."""
+    one, two, normed = layers(of_here())
+    return [
+        ("a row of steps", lambda x, y: two(one(normed(x)) + y), 1, 0),
+        ("sums and norms between", lambda x, y: normed(two(normed(x)) + (n := normed(y))) + n, 1, 0),
+        ("a step alone", lambda x, y: one(x) * y, 0, 2),
+        ("what stands between does not depend on it", lambda x, y: two(one(x) + y * 2), 1, 1),
+        ("what depends on it comes after", lambda x, y: ((z := one(x)) * 2, two(z + y)), 1, 1),
+        ("and what depends on that, too", lambda x, y: (((z := one(x)) * 2) * 3, two(z + y)), 1, 2),
+        ("what is between is needed", lambda x, y: one(two(one(normed(x)) * y)), 1, 2),
+        ("several results, one of them read again", lambda x, y: (z := one(x), w := two(z), z + w + y), 1, 0),
+        ("the same twice", lambda x, y: (z := one(two(x))) + z, 1, 0),
+        ("another shape", lambda x, y: one(two(x)[:, :2]) + y[:, :2], 0, 4),
+        ("rows and columns changed", lambda x, y: two(one(x.transpose(0, 1)) + y.transpose(0, 1)), 1, 2),
+        ("a broadcast sum", lambda x, y: two(one(x)) + y[:, :1], 1, 2),
+        ("many results that come and go", lambda x, y: _deep(x, y, one, two), 1, 0),
+        ("two chains", lambda x, y: one(two((one(two(x)) * y).relu())), 2, 2),
+    ]
+
+
+def _deep(x: Tensor, y: Tensor, one: Any, two: Any) -> Tensor:
+    for i in range(6):
+        x, y = (one(x) + y, two(y)) if i % 2 else (two(x + y), y + x)
+    return x + y
+
+
+@pytest.mark.parametrize("case", range(len(pass_cases())) if kernels() is not None else [])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 5)])
+def test_what_follows_each_other_is_one_call_of_the_same_bits(case: int, shape: tuple[int, int]) -> None:
+    name, function, chains, others = pass_cases()[case]
+    draw = torch.Generator().manual_seed(6)
+    x, y = (torch.randn(*shape, WIDTH, generator=draw) for _ in range(2))
+    with torch.no_grad():
+        graph = make_fx(function)(x, y)
+        fuse(graph)
+        graph.graph.lint()
+        graph.recompile()
+        found = calls(graph)
+        want = function(x, y)
+        for _ in range(2):
+            got = graph(x, y)
+            pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+            assert all(torch.equal(a, b) for a, b in pairs), name
+    if shape == (2, 5) or "shape" not in name:
+        assert found["chain.default"] == chains, (name, found)
+    if shape == (2, 5):
+        assert found.total() - found["chain.default"] - found["getitem"] == others, (name, found)
+
+
+def test_results_that_are_returned_stay_what_they_are() -> None:
+    """Those in between lie in memory that the next call writes over."""
+    one, two, normed = layers(of_here())
+    with torch.no_grad():
+        graph = make_fx(lambda x: (z := one(x), two(normed(z))))(torch.randn(1, 3, WIDTH))
+        fuse(graph)
+        graph.recompile()
+        first = graph(torch.ones(1, 3, WIDTH))
+        before = [each.clone() for each in first]
+        graph(torch.randn(4, 9, WIDTH))
+        assert all(torch.equal(a, b) for a, b in zip(first, before, strict=True))
+
+
+@pytest.fixture(params=HERE)
+def built(request: pytest.FixtureRequest) -> Kernels:
+    return build(request.param)
+
+
+def refused() -> list[tuple[list[int], list[float], int, int, str]]:
+    """Steps, numbers, places, how many are returned, and what is said about them."""
+    norm = [NORM, -2, 0, 1]
+    return [
+        ([], [], 0, 1, "chain"),
+        ([], [], 1, 1, "has not computed"),
+        ([7, -2, 0, 1], [0.0] * 3, 1, 1, "no such step"),
+        (norm[:3], [1e-5, 0.0], 1, 1, "within a step"),
+        (norm, [1e-5], 1, 1, "lacks numbers"),
+        ([NORM, -2, 99, 1], [1e-5, 0.0], 1, 1, "no such tensor"),
+        ([NORM, -2, 0, 99], [1e-5, 0.0], 1, 1, "no such tensor"),
+        ([NORM, -2, 0, -1], [1e-5, 0.0], 1, 1, "no such tensor"),
+        ([NORM, -3, 0, 1], [1e-5, 0.0], 1, 1, "no such result"),
+        ([NORM, 0, 0, 1], [1e-5, 0.0], 1, 1, "no such result"),
+        ([NORM, -2, -2, 1], [1e-5, 0.0], 1, 1, "has not computed"),
+        ([NORM, -2, -9, 1], [1e-5, 0.0], 1, 1, "has not computed"),
+        ([*norm, *norm], [1e-5, 0.0] * 2, 1, 1, "overwritten"),
+        ([NORM, -2, 0, 2], [1e-5, 0.0], 1, 1, "as long as its weight"),
+        ([NORM, -2, 1, 1], [1e-5, 0.0], 1, 1, "float32"),
+        ([ADD, -2, 0, 3], [], 1, 1, "another width"),
+        ([ADD, -2, 0, 4], [], 1, 1, "float32"),
+        ([LAYER, -2, 0, -1, 0, -1, 5, -1, -1, 999], [0.0, 0.0], 1, 1, "so many outputs"),
+        ([LAYER, -2, 0, -1, 0, 3, 5, 6, -1, WIDTH], [0.0, 0.0], 1, 1, "another width"),
+        ([LAYER, -2, 3, -1, 0, -1, 5, 6, -1, WIDTH], [0.0, 0.0], 1, 1, "other columns"),  # filled up to as many
+        ([ATTENTION, -2, 0, 1, -1, -1, 7, 7, 7, 7, 8, -1, 1], [0.0] * 3, 1, 1, "no such count"),
+        ([ATTENTION, -2, 0, 2, -1, -1, 7, 7, 7, 7, 8, -1, 0], [0.0] * 3, 1, 1, "can't share"),
+        ([ATTENTION, -2, 0, 1, -1, -1, 7, 7, 7, 7, 9, -1, 0], [0.0] * 3, 1, 1, "other sizes"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(len(refused())))
+def test_steps_that_make_no_sense_are_refused(built: Kernels, case: int) -> None:
+    steps, numbers, places, returned, said = refused()[case]
+    layer = Int8Kernel(torch.randn(WIDTH, WIDTH), None, built)
+    tensors = [
+        torch.randn(2, 3, WIDTH),
+        torch.ones(WIDTH),
+        torch.ones(WIDTH + 1),
+        torch.randn(2, 3, 8),
+        torch.randn(2, 4, WIDTH),
+    ]
+    tensors += [layer._packed, layer.get_buffer("scales"), torch.randn(2, 1, 3, 8), torch.zeros(2, 3, dtype=torch.long)]
+    tensors += [torch.zeros(1, 3, dtype=torch.long)]
+    with pytest.raises(RuntimeError, match=said):
+        built.ops.chain(tensors[0], tensors, steps, numbers, [3], places, returned)
