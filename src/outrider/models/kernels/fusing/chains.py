@@ -64,30 +64,30 @@ def _step(node: Node, ops: Any) -> _Step | None:
     if node.op != "call_function" or node.kwargs:
         return None
     args: Any = node.args
-    int8, int4 = node.target is ops.fused_int8.default, node.target is ops.fused_int4.default
-    if int8 or int4:
-        x, norm, eps, more, gated, added, weight, *scales, bias, outputs = args
+    layers = {ops.fused_int8.default, ops.fused_int4.default}
+    plain = {ops.linear_int8.default, ops.linear_int4.default}
+    found = None
+    if node.target in layers or node.target in plain:
+        x, norm, eps, more, gated, added, weight, *scales, bias, outputs = (
+            args if node.target in layers else (args[0], None, 0.0, 0.0, False, None, *args[1:])
+        )
         rest = (norm, int(gated), added, weight, *(scales or [None]), bias, outputs)
-        return _Step(LAYER, (x,) if added is None else (x, added), rest, (eps, more))
-    if node.target is ops.linear_int8.default or node.target is ops.linear_int4.default:
-        x, weight, *scales, bias, outputs = args
-        return _Step(LAYER, (x,), (None, 0, None, weight, *(scales or [None]), bias, outputs), (0.0, 0.0))
-    if node.target is ops.attend_new.default:
+        found = _Step(LAYER, (x,) if added is None else (x, added), rest, (eps, more))
+    elif node.target is ops.attend_new.default:
         packed, heads, query_norm, key_norm, eps, more, cos, sin, keys, values, at, seen, columns, scale = args
         rest = (heads, query_norm, key_norm, cos, sin, keys, values, at, seen)
-        return _Step(ATTENTION, (packed,), rest, (eps, more, scale), (columns,))
-    if node.target is ops.rms_norm.default:
+        found = _Step(ATTENTION, (packed,), rest, (eps, more, scale), (columns,))
+    elif node.target is ops.rms_norm.default:
         x, weight, eps, more = args
-        return _Step(NORM, (x,), (weight,), (eps, more))
-    x, y = given_to(node, aten.add.Tensor)
-    if isinstance(x, Node) and isinstance(y, Node):
-        return _Step(ADD, (x, y), (y,))
-    return None
+        found = _Step(NORM, (x,), (weight,), (eps, more))
+    elif all(isinstance(each, Node) for each in given_to(node, aten.add.Tensor)):
+        found = _Step(ADD, (args[0], args[1]), (args[1],))
+    return found
 
 
 def _alike(nodes: Sequence[Node]) -> bool:
     """Whether all are activations [R, N, any] in float32, of the same rows and tokens."""
-    values = [node.meta.get("val") for node in nodes]
+    values: list[Any] = [node.meta.get("val") for node in nodes]
     if not all(isinstance(value, torch.Tensor) and value.dim() == 3 and value.dtype is torch.float32 for value in values):
         return False
     return all(same_size(value.shape[i], values[0].shape[i]) for value in values for i in (0, 1))
