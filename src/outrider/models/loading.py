@@ -16,6 +16,7 @@ from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
+from outrider.models.kept import KeptModel
 from outrider.models.packed_linear import pack_linears
 from outrider.models.rounded import can_round, round_to_int4, round_to_int8
 from outrider.models.same_bits import use_same_bits
@@ -139,9 +140,15 @@ def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num
             "(run `apt install g++`) and an x86 processor with AVX2; use --engine openvino"
         )
     folder, name = _folder(model, native_dtype(place))
-    module, tokenizer = _from_pretrained(folder, torch.float32, name)
-    _cut(module, num_tokens, name)
-    (round_to_int4 if dtype == "int4" else round_to_int8)(module)
+    kept = KeptModel(name, (str(folder), dtype, num_tokens), _identity(folder))
+    module = kept.read()
+    if module is not None:
+        tokenizer = _read_tokenizer(folder, name)
+    else:
+        module, tokenizer = _from_pretrained(folder, torch.float32, name)
+        _cut(module, num_tokens, name)
+        (round_to_int4 if dtype == "int4" else round_to_int8)(module)
+        kept.keep(module)
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
@@ -234,9 +241,13 @@ def _identity(source: str | Path) -> str:
 
 def load_tokenizer(model: str | Path | None = None) -> Any:
     """The tokenizer of what `load` would load, without the weights (a `.gguf` file is converted first)."""
+    folder, name = _folder(model, native_dtype(parse_device("auto")))
+    return _read_tokenizer(folder, name)
+
+
+def _read_tokenizer(folder: str | Path, name: str) -> Any:
     from transformers import AutoTokenizer
 
-    folder, name = _folder(model, native_dtype(parse_device("auto")))
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -48,7 +48,7 @@ def describe_code(module: torch.nn.Module) -> list[object]:
         sorted((key, repr(value)) for key, value in vars(part).items() if key not in untold and _is_plain(value))
         for part in module.modules()
     ]
-    return [names, held, ReachedCode(module).digest, [_digest(name) for name in files], _own_files()]
+    return [names, held, ReachedCode(module).digest, [_digest(name) for name in files], own_files()]
 
 
 class ReachedCode:
@@ -226,7 +226,7 @@ def _digest(file: str) -> str:
 
 
 @cache
-def _own_files() -> str:
+def own_files() -> str:
     """Of what traces, and of what is traced of ours."""
     folder = Path(outrider.models.__file__).parent
     kernels = [*sorted((folder / "kernels").rglob("*.py")), *sorted((folder.parent / "kernels").glob("*.*"))]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.attention_function import give_attention
+from outrider.models.attention_function import give_attention, register_attention
 
 STEADY = "outrider_steady"
 
@@ -21,6 +21,11 @@ STEADY = "outrider_steady"
 def use_steady_attention(module: Any) -> None:
     """Give it to a model of transformers, where that lets its attention be replaced."""
     give_attention(module, STEADY, attend)
+
+
+def register_steady_attention() -> None:
+    """For a model that has it already."""
+    register_attention(STEADY, attend)
 
 
 def attend(

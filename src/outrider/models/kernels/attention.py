@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.kernels.models import kernels
 from outrider.models import steady_attention
-from outrider.models.attention_function import give_attention
+from outrider.models.attention_function import give_attention, register_attention
 
 KERNEL = "outrider_kernel"
 LANE = 8  # what the size of a head must be a multiple of
@@ -20,6 +20,11 @@ def use_kernel_attention(module: Any) -> bool:
     if module.config._attn_implementation != "sdpa":
         return False
     return give_attention(module, KERNEL, attend)
+
+
+def register_kernel_attention() -> None:
+    """For a model that has it already."""
+    register_attention(KERNEL, attend)
 
 
 def attend(

@@ -1,0 +1,137 @@
+"""Rounded models as they lie in memory, kept in the cache folder: the next start maps a file where the first one read,
+rounded and laid out several times as much.
+
+What is kept is the module, pickled by torch beside its tensors, so that it is the same whatever architecture it is of. It is
+read only if nothing that it was made of has changed: the model's files, libraries, kernels, and the code of this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from outrider.cache_folder import build_once, cache_folder
+from outrider.errors import CacheFolderError, in_one_line
+from outrider.garbage import uncollected
+from outrider.kernels.models import kernels
+from outrider.models.block_attention import BLOCKS
+from outrider.models.kernels.attention import register_kernel_attention
+from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.model_code import own_files
+from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.steady_attention import register_steady_attention
+from outrider.models.tracing import versions
+
+FOLDER, FILE = "rounded", "module.pt"
+ROOM = 2 * 10**9  # bytes that stay free on the disk, at least
+_log = logging.getLogger(__name__)
+
+
+class KeptModel:
+    """Where one rounded model is kept. Whatever goes wrong, nothing is, and the model is made as before.
+
+    name: of the model, for whoever looks into the folder. source: what tells it from others. made: what it is made of, as it
+    is now; what was kept of the same source before is taken away.
+    """
+
+    def __init__(self, name: str, source: object, made: object) -> None:
+        ours = kernels()
+        words = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
+        self._name = name
+        self._stem = f"{words}-{_digest(source)}-"
+        about = () if ours is None else (versions(), ours.level, ours.digest, own_files(), made)
+        self._folder = f"{FOLDER}/{self._stem}{_digest(about)}"
+        self._possible = ours is not None
+
+    def read(self) -> Any:
+        """The module, its tensors mapped; None if there is none."""
+        if not self._possible:
+            return None
+        try:
+            path = cache_folder() / self._folder / FILE
+            if not path.is_file():
+                return None
+            _read_ahead(path)
+            with uncollected():
+                module = torch.load(path, mmap=True, weights_only=False, map_location="cpu")
+        except Exception as error:  # damaged, or of other code than it says: anything is raised
+            _log.debug("%s is rounded again: %s", self._name, in_one_line(error, 200))
+            self._take_away("")
+            return None
+        register_kernel_attention()
+        register_steady_attention()
+        return module
+
+    def keep(self, module: Any) -> None:
+        """Write a module that has just been rounded."""
+        if not self._possible or not _is_ours(module):
+            return
+        try:
+            if shutil.disk_usage(cache_folder()).free < ROOM + 2 * _bytes(module):
+                _log.debug("%s is not kept: the disk has little room", self._name)
+                return
+            build_once(self._folder, lambda folder: torch.save(module, folder / FILE, pickle_module=_PICKLE))
+            self._take_away(self._folder)
+        except Exception as error:  # parts that can't be pickled, a disk that is full after all
+            _log.debug("%s is not kept: %s", self._name, in_one_line(error, 200))
+
+    def _take_away(self, but: str) -> None:
+        try:
+            root = cache_folder()
+        except CacheFolderError:
+            return
+        for folder in (root / FOLDER).iterdir():
+            if folder.name.startswith(self._stem) and folder != root / but:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(about: object) -> str:
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+
+
+def _is_ours(module: Any) -> bool:
+    """Whether its layers are kernels of ours, and its attention depends on no others: other layouts can't be written."""
+    layers = [layer for layer in module.modules() if isinstance(layer, OpaqueLinear)]
+    return module.config._attn_implementation != BLOCKS and all(isinstance(each, Int8Kernel | Int4Kernel) for each in layers)
+
+
+def _bytes(module: nn.Module) -> int:
+    packed = sum(layer._packed.nbytes for layer in module.modules() if isinstance(layer, OpaqueLinear))
+    return packed + sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+
+
+def _read_ahead(path: Path) -> None:
+    """Have the file read while the module is put together."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def _operation(name: str) -> Any:
+    """One of our kernels, by its name."""
+    kernels()
+    space, _, name = name.partition("::")
+    return getattr(getattr(torch.ops, space), name)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes operations by their names: torch can't."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch._ops.OpOverloadPacket):
+            return _operation, (obj._qualified_op_name,)
+        return NotImplemented
+
+
+_PICKLE = SimpleNamespace(
+    __name__="pickle", Pickler=_Pickler, Unpickler=pickle.Unpickler, dump=pickle.dump, load=pickle.load
+)

@@ -1,0 +1,155 @@
+"""Rounded models that are kept in the cache folder: the very models, read only while nothing that they are made of changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import outrider
+from outrider.kernels.models import kernels
+from outrider.models import kept, loading
+from outrider.models.loading import load_transformers
+from tests.conftest import save_encoder_decoder, save_model
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that are read from their own files."""
+    found: list[str] = []
+    before = loading._from_pretrained
+
+    def watched(source: Any, dtype: Any, name: str, *rest: Any) -> Any:
+        found.append(name)
+        return before(source, dtype, name, *rest)
+
+    monkeypatch.setattr(loading, "_from_pretrained", watched)
+    return found
+
+
+def files(cache: Path) -> list[Path]:
+    return sorted((cache / kept.FOLDER).glob("*/*"))
+
+
+def logits(model: Any) -> Tensor:
+    source = model.open(model.stand_in()) if hasattr(model, "stand_in") else model.open()
+    out: Tensor = model.score([source], torch.tensor([[3, 5, 7, 4]]), [4])
+    source.close()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [("Llama", "int8"), ("Llama", "int4"), ("Qwen3", "int4"), ("Gemma2", "int8"), ("GPTNeoX", "int8")],
+)
+def test_the_second_start_reads_the_very_model(
+    architecture: str, dtype: str, tmp_path: Path, cache: Path, rounds: list[str]
+) -> None:
+    folder = save_model(tmp_path / "model", 0, architecture=architecture)
+    first = load_transformers(folder, dtype=dtype)
+    second = load_transformers(folder, dtype=dtype)
+    assert len(rounds) == 1
+    assert (second.name, second.dtype_name, second.weight_bytes) == (first.name, first.dtype_name, first.weight_bytes)
+    assert torch.equal(logits(first), logits(second))
+    told = [dict(model.module.named_parameters()) | dict(model.module.named_buffers()) for model in (first, second)]
+    assert told[0].keys() == told[1].keys()
+    assert all(torch.equal(a, told[1][name]) and a.dtype is told[1][name].dtype for name, a in told[0].items())
+    texts = [
+        outrider.generate(model, "the cat", max_new_tokens=12, draft="prompt-lookup", seed=1).tokens
+        for model in (first, second)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_an_encoder_decoder_is_kept(tmp_path: Path, cache: Path, rounds: list[str]) -> None:
+    folder = save_encoder_decoder(tmp_path / "model", "Bart")
+    first, second = (load_transformers(folder, dtype="int8") for _ in range(2))
+    texts = [outrider.generate(model, "the cat", max_new_tokens=8, temperature=0).tokens for model in (first, second)]
+    assert texts[0] == texts[1]
+    assert len(rounds) == 1
+
+
+def _another_weight(folder: Path) -> None:
+    other = save_model(folder.parent / "other", 1)
+    shutil.copy(other / "model.safetensors", folder / "model.safetensors")
+
+
+def _touched(folder: Path) -> None:
+    os.utime(folder / "config.json", (1.0, 1.0))
+
+
+@pytest.mark.parametrize("change", [_another_weight, _touched])
+def test_a_model_whose_files_changed_is_read_anew_and_takes_the_place(
+    change: Callable[[Path], None], tmp_path: Path, cache: Path, rounds: list[str]
+) -> None:
+    folder = save_model(tmp_path / "model", 0)
+    before, (first,) = logits(load_transformers(folder, dtype="int8")), files(cache)
+    change(folder)
+    after, (second,) = logits(load_transformers(folder, dtype="int8")), files(cache)
+    assert len(rounds) == 2
+    assert first != second
+    assert torch.equal(before, after) == (change is _touched)
+
+
+def test_bits_cuts_and_folders_are_kept_apart(tmp_path: Path, cache: Path, rounds: list[str]) -> None:
+    folders = [save_model(tmp_path / name / "model", seed) for seed, name in enumerate("ab")]
+    for _ in range(2):
+        made = [load_transformers(folder, dtype=dtype) for folder in folders for dtype in ("int8", "int4")]
+        made.append(load_transformers(folders[0], dtype="int8", num_tokens=40))
+        found = [logits(model) for model in made]
+        assert not any(a.shape == b.shape and torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+    assert len(rounds) == len(files(cache)) == 5
+
+
+@pytest.mark.parametrize("damage", [b"", b"no archive", None])
+def test_a_damaged_file_is_made_again(damage: bytes | None, tmp_path: Path, cache: Path, rounds: list[str]) -> None:
+    folder = save_model(tmp_path / "model", 0)
+    want = logits(load_transformers(folder, dtype="int8"))
+    (file,) = files(cache)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if damage is None else damage)
+    for _ in range(2):
+        assert torch.equal(logits(load_transformers(folder, dtype="int8")), want)
+    assert len(rounds) == 2
+
+
+@pytest.mark.parametrize("trouble", ["no room", "the disk fills up", "nothing can be pickled", "no folder"])
+def test_what_cannot_be_kept_is_loaded_all_the_same(
+    trouble: str, tmp_path: Path, cache: Path, rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(tmp_path / "model", 0)
+
+    def fails(*given: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if trouble == "no room":
+        monkeypatch.setattr(kept, "ROOM", 10**18)
+    elif trouble == "the disk fills up":
+        monkeypatch.setattr(torch, "save", fails)
+    elif trouble == "nothing can be pickled":
+        monkeypatch.setattr(kept, "_PICKLE", None)
+    else:
+        (cache / kept.FOLDER).write_text("a file")
+    for _ in range(2):
+        load_transformers(folder, dtype="int8")
+    assert len(rounds) == 2
+    assert trouble == "no folder" or not list((cache / kept.FOLDER).glob("*"))
+
+
+def test_what_is_written_into_a_model_stays_in_its_process(tmp_path: Path, cache: Path, rounds: list[str]) -> None:
+    folder = save_model(tmp_path / "model", 0)
+    load_transformers(folder, dtype="int8")
+    mapped = load_transformers(folder, dtype="int8")
+    want = logits(mapped)
+    with torch.no_grad():
+        next(mapped.module.parameters()).fill_(2.0)
+    assert not torch.equal(logits(mapped), want)
+    assert torch.equal(logits(load_transformers(folder, dtype="int8")), want)
+    assert len(rounds) == 1
