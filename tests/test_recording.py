@@ -348,8 +348,8 @@ def test_a_recording_is_found_by_all_of_our_files_that_make_it(
     for part in ("models", "heads", "kernels"):
         shutil.copytree(source.parent / part, tmp_path / part, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
     monkeypatch.setattr(outrider.models, "__file__", str(tmp_path / "models" / "__init__.py"))
-    before = model_code._own_files.__wrapped__()
+    before = model_code.own_files.__wrapped__()
     with (tmp_path / "models" / file).open("a") as changed:
         changed.write("\n")
     model_code._digest.cache_clear()
-    assert model_code._own_files.__wrapped__() != before
+    assert model_code.own_files.__wrapped__() != before

@@ -105,7 +105,7 @@ def _is_ours(module: Any) -> bool:
 
 
 def _bytes(module: nn.Module) -> int:
-    packed = sum(layer._packed.nbytes for layer in module.modules() if isinstance(layer, OpaqueLinear))
+    packed: int = sum(layer._packed.nbytes for layer in module.modules() if isinstance(layer, OpaqueLinear))
     return packed + sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 
 
