@@ -62,7 +62,7 @@ def test_sums_that_only_look_like_a_rotation_are_no_error() -> None:
             assert torch.equal(graph(x), function(x))
 
 
-@pytest.mark.parametrize("failing", ["raises", "refused by the operation", "other bits"])
+@pytest.mark.parametrize("failing", ["raises", "refused by the operation", "other bits", "all of it"])
 def test_what_cannot_be_fused_is_recorded_apart(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -70,7 +70,7 @@ def test_what_cannot_be_fused_is_recorded_apart(
 
     def fuse_wrongly(graph: GraphModule) -> None:
         fuse(graph)
-        if failing == "raises":
+        if failing in ("raises", "all of it"):
             raise KeyError("val")
         for node in graph.graph.nodes:
             if getattr(node.target, "__name__", "") == "chain.default":
@@ -79,6 +79,8 @@ def test_what_cannot_be_fused_is_recorded_apart(
                 node.update_arg(*values[failing])
 
     monkeypatch.setattr(recording, "fuse", fuse_wrongly)
+    if failing == "all of it":
+        monkeypatch.setattr(recording, "fuse_operations", fuse_wrongly)
     made = module("Llama", dtype=torch.float32)
     round_to_int8(made)
     model = TransformersModel(made, name="rounded")
@@ -86,8 +88,8 @@ def test_what_cannot_be_fused_is_recorded_apart(
         record_now(model)
     assert model.recorded is not None
     (text,) = [path.read_text() for path in (tmp_path / "recorded").glob("*.txt")]
-    assert "fused" not in text
-    assert "linear_int8" in text
+    assert "chain" not in text
+    assert ("fused" in text, "linear_int8" in text) == ((False, True) if failing == "all of it" else (True, False))
     assert "its operations stay apart" in caplog.text
 
 
@@ -300,3 +302,17 @@ def test_five_operations_are_left_of_a_layer(architecture: str, several: bool) -
     assert not [
         name for name in calls(graph) if name.split(".")[0] in ("fused_int8", "attend_new", "rms_norm", "linear_int8")
     ]
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "chains"), [("Gemma", 3), ("Gemma2", 4), ("GPTNeoX", 4), ("Phi", 4), ("Granite", 5)]
+)
+def test_models_with_other_operations_between_have_several_chains(architecture: str, chains: int, several: bool) -> None:
+    """A later one reads what an earlier one made."""
+    made = module(architecture, dtype=torch.float32)
+    round_to_int8(made)
+    graph = trace_pass(TransformersModel(made, name="rounded"), None, (), several).graph
+    fuse(graph)
+    graph.graph.lint()
+    assert calls(graph)["chain.default"] == chains

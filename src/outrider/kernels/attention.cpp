@@ -317,22 +317,28 @@ NewAttention OUTRIDER_NAMESPACE::new_attention(int64_t heads, const std::optiona
   Turn query{std::nullopt, size, turned}, key{std::nullopt, size, turned};
   if (query_norm.has_value()) query.norm = norm_of(*query_norm, size, eps, more);
   if (key_norm.has_value()) key.norm = norm_of(*key_norm, size, eps, more);
+  const int64_t* column = static_cast<const int64_t*>(at.data_ptr());
+  for (int64_t b = 0; b < batch; b++) {
+    for (int64_t n = 0; n < tokens; n++) {
+      const int64_t to = column[b * at.stride(0) + n * at.stride(1)];
+      STD_TORCH_CHECK(0 <= to && to < capacity, "a column lies outside of what is kept");
+    }
+  }
   const Seen sees(seen, batch, tokens, columns);
   return {Kept(keys), Kept(values), query, key, angles_of(cos, batch, tokens, turned), angles_of(sin, batch, tokens, turned),
-          static_cast<const int64_t*>(at.data_ptr()), at.stride(0), at.stride(1), sees.at, sees.row, sees.token, batch, tokens,
-          groups, heads, size, capacity, columns, static_cast<float>(scale)};
+          column, at.stride(0), at.stride(1), sees.at, sees.row, sees.token, batch, tokens,
+          groups, heads, size, columns, static_cast<float>(scale)};
 }
 
 void OUTRIDER_NAMESPACE::attend_new(const NewAttention& pass, const float* packed, float* out) {
   static thread_local Room for_queries, for_one;
-  const int64_t size = pass.size, capacity = pass.capacity;
+  const int64_t size = pass.size;
   float *queries = for_queries.of(pass.batch * pass.heads * pass.tokens * size), *room = for_one.of(size);
   for (int64_t b = 0; b < pass.batch; b++) {
     for (int64_t n = 0; n < pass.tokens; n++) {
       const float* row = packed + (b * pass.tokens + n) * pass.given();
       const float *c = pass.cosines.of(b, n), *s = pass.sines.of(b, n);
       const int64_t to = pass.at[b * pass.at_row + n * pass.at_token];
-      STD_TORCH_CHECK(0 <= to && to < capacity, "a column lies outside of what is kept");
       for (int64_t h = 0; h < pass.heads; h++, row += size) {
         pass.query(row, c, s, room, queries + ((b * pass.heads + h) * pass.tokens + n) * size);
       }

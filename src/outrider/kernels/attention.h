@@ -44,7 +44,7 @@ struct NewAttention {
   int64_t at_row, at_token;
   const bool* seen;  // or none for all
   int64_t seen_row, seen_token;
-  int64_t batch, tokens, groups, heads, size, capacity, columns;
+  int64_t batch, tokens, groups, heads, size, columns;
   float scale;
 
   int64_t given() const { return (heads + 2 * groups) * size; }  // numbers of a token

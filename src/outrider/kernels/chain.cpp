@@ -74,7 +74,11 @@ class Reader {
       const int64_t heads = next();
       const std::optional<Tensor> query_norm = perhaps(), key_norm = perhaps();
       const Tensor &cos = next_tensor(), &sin = next_tensor(), &keys = next_tensor(), &values = next_tensor(), &at = next_tensor();
-      const std::optional<Tensor> seen = perhaps();
+      std::optional<Tensor> seen = perhaps();
+      if (seen.has_value() && seen->dim() > 0) {
+        copies_.push_back(in_one_piece(*seen));
+        seen = copies_.back();
+      }
       const int64_t which = next();
       STD_TORCH_CHECK(0 <= which && which < static_cast<int64_t>(counts_.size()), "a chain has no such count");
       const double eps = number(), more = number(), scale = number();
@@ -125,7 +129,7 @@ class Reader {
   std::vector<Activations> results_;             // of each place, as it is at this step
   std::vector<int64_t> widest_;                  // that a place is to hold
   std::vector<std::optional<Tensor>> returned_;  // of the first places
-  std::vector<Tensor> copies_;                   // of what was not in one piece
+  std::vector<Tensor> copies_;                   // of what was not in one piece, and masks
   size_t at_ = 0, number_ = 0;
 
   int64_t next() {
@@ -186,7 +190,9 @@ void run(const Step& step, int64_t rows) {
     const Norm norm = *step.norm;
     for_rows(rows, width, [=](int64_t m) { norm.of_row(x + m * width, width, out + m * width); });
   } else {
-    for (int64_t k = 0; k < rows * width; k++) out[k] = x[k] + y[k];
+    for_rows(rows, width, [=](int64_t m) {
+      for (int64_t k = m * width; k < (m + 1) * width; k++) out[k] = x[k] + y[k];
+    });
   }
 }
 

@@ -158,13 +158,15 @@ inline Angles angles_of(const Tensor& x, int64_t batch, int64_t tokens, int64_t 
   return {floats(x), x.size(0) == 1 ? 0 : x.stride(0), x.stride(2)};
 }
 
-// Memory that a thread keeps, so that a call allocates nothing: at least so many numbers, whatever they are.
+// Memory that a thread keeps, so that a call allocates nothing: at least so many numbers, whatever they are. A large one, of a
+// long prompt or many rows, is given back by the next call that needs less.
 struct Room {
+  static constexpr int64_t KEPT = 1 << 20;
   std::unique_ptr<float[]> at;
   int64_t size = 0;
 
   float* of(int64_t wanted) {
-    if (wanted > size) {
+    if (wanted > size || (size > KEPT && wanted <= KEPT)) {
       at.reset(new float[wanted]);
       size = wanted;
     }

@@ -23,11 +23,11 @@ from torch import Tensor
 from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.models.graph_text import UnwritableError, graph_text
-from outrider.models.kernels.fusing import fuse
+from outrider.models.kernels.fusing import fuse, fuse_operations
 from outrider.models.model_code import ReachedCode
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 8  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 9  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _jit: Any = torch._C
@@ -171,9 +171,10 @@ def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording
         with _quiet(), torch.inference_mode(False):  # whoever asks: in that mode nothing can be traced
             graph = make().graph
             text = graph_text(graph)
-            fused = _fused(graph)
-        if fused not in (None, text) and _fits_fused(lambda: agrees(Recording(model, fused))):
-            return fused, True
+            fewer = _fused(graph)
+        for fused in fewer:
+            if fused != text and _fits_fused(lambda told: agrees(Recording(model, told)), fused):
+                return fused, True
         if not agrees(Recording(model, text)):
             return _REFUSED + "its recorded passes give other bits", True
     except Exception as error:  # models raise anything when they are traced; the ordinary pass is always there
@@ -181,20 +182,22 @@ def _made(model: Cached, make: Callable[[], Traced], agrees: Callable[[Recording
     return text, True
 
 
-def _fused(graph: Any) -> str | None:
-    """The text of the same graph with fewer operations; None where they can't be put together."""
+def _fused(graph: Any) -> list[str]:
+    """Texts of the same graph with fewer operations, the fewest first: as far as they can be put together."""
+    texts: list[str] = []
     try:
-        fuse(graph)
-        return graph_text(graph)
+        for change in (fuse_operations, fuse):
+            change(graph)
+            texts.insert(0, graph_text(graph))
     except Exception as error:  # a graph of a kind that was not foreseen
         _log.debug("its operations stay apart: %s", _line(error))
-        return None
+    return texts
 
 
-def _fits_fused(agrees: Callable[[], bool]) -> bool:
+def _fits_fused(agrees: Callable[[str], bool], text: str) -> bool:
     """Whether the recording with fewer operations gives the same bits; if not, the one with all of them may."""
     try:
-        fits = agrees()
+        fits = agrees(text)
         reason = "other bits"
     except RuntimeError as error:  # an operation of ours refuses what it is given
         fits, reason = False, _line(error)

@@ -25,7 +25,7 @@ from outrider.kernels.models import LIBRARY
 from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
 from outrider.models.kernels.fusing.chains import fuse_chains
 from outrider.models.kernels.fusing.layers import fuse_layers
-from outrider.models.kernels.fusing.parts import END, alone, aten, given_to, replace
+from outrider.models.kernels.fusing.parts import END, alone, aten, given_to, replace, schema_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -35,19 +35,20 @@ _VIEWS = (aten.unsqueeze.default, aten.expand.default, aten.select.int, aten.sli
 
 def fuse(graph: GraphModule) -> None:
     """Change a traced pass in place."""
-    if fuse_operations(graph):
-        fuse_chains(graph, _ops(graph))
+    ops = fuse_operations(graph)
+    if ops is not None:
+        fuse_chains(graph, ops)
 
 
-def fuse_operations(graph: GraphModule) -> bool:
-    """All but the last step, chains; → whether it could be changed."""
+def fuse_operations(graph: GraphModule) -> Any:
+    """All but the last step, chains; → our operations, None if it was left as it is."""
     ops = _ops(graph)
     if ops is None or any(_writes(node) for node in graph.graph.nodes):
-        return False
+        return None
     for change in (_simplify, _share_views, fuse_rotations, fuse_attention, fuse_layers):
         change(graph, ops)
         graph.graph.eliminate_dead_code()
-    return True
+    return ops
 
 
 def _ops(graph: GraphModule) -> Any:
@@ -64,19 +65,15 @@ def _ours(node: Node) -> str | None:
 
 def _writes(node: Node) -> bool:
     """Whether it writes into a tensor that is read elsewhere, other than keys and values into those that are kept."""
-    schema = _schema(node)
+    schema = schema_of(node)
     if schema is None or not schema.is_mutable:
         return False
     into = node.args[0]
     if isinstance(into, Node) and into.op == "placeholder":
         return node.target not in (aten.index_copy_.default, aten.index_put_.default)
-    made = _schema(into)
+    made = schema_of(into)
     own = made is not None and all(one.alias_info is None for one in made.returns)  # not a part of another tensor
     return not (own and alone(into))
-
-
-def _schema(node: Any) -> Any:
-    return getattr(node.target, "_schema", None) if isinstance(node, Node) and node.op == "call_function" else None
 
 
 def _simplify(graph: GraphModule, ops: Any) -> None:

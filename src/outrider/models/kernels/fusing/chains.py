@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from outrider.models.kernels.fusing.parts import aten, given_to, same_size
+from outrider.models.kernels.fusing.parts import alone, aten, given_to, same_size, schema_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -33,10 +33,15 @@ class _Step:
     numbers: tuple[float, ...] = ()
     columns: tuple[Any, ...] = ()
 
+    @property
+    def given(self) -> set[Node]:
+        """What is given and no activation: it can't be a result of the same chain."""
+        return {each for each in self.rest if isinstance(each, Node)} - set(self.reads)
+
 
 def fuse_chains(graph: GraphModule, ops: Any) -> None:
     """Make one `chain` of each row of steps between which nothing else is computed from their results."""
-    for members in list(_chains(graph, ops)):
+    for members in reversed(list(_chains(graph, ops))):  # those before are read by those behind, which know them as they are
         if len(members) > 1:
             _put_together(graph, ops, members)
 
@@ -47,13 +52,18 @@ def _chains(graph: GraphModule, ops: Any) -> Iterator[dict[Node, _Step]]:
     after: set[Node] = set()
     for node in graph.graph.nodes:
         step = _step(node, ops)
-        depends = not after.isdisjoint(node.all_input_nodes)
+        depends = not after.isdisjoint(node.all_input_nodes) or (
+            step is not None and not members.keys().isdisjoint(step.given)
+        )
         like = next(iter(members), node)
         if step is not None and not depends and _alike([like, node, *step.reads]):
             members[node] = step
         elif step is not None and _alike([node, *step.reads]):
             yield members
             members, after = {node: step}, set()
+        elif _writes_into_what_is_read(node):  # nothing that reads it may move past it
+            yield members
+            members, after = {}, set()
         elif depends or not members.keys().isdisjoint(node.all_input_nodes):
             after.add(node)
     yield members
@@ -80,9 +90,27 @@ def _step(node: Node, ops: Any) -> _Step | None:
     elif node.target is ops.rms_norm.default:
         x, weight, eps, more = args
         found = _Step(NORM, (x,), (weight,), (eps, more))
-    elif all(isinstance(each, Node) for each in given_to(node, aten.add.Tensor)):
+    elif _is_sum(node):
         found = _Step(ADD, (args[0], args[1]), (args[1],))
     return found
+
+
+def _is_sum(node: Node) -> bool:
+    """Of two that are as wide."""
+    given = given_to(node, aten.add.Tensor)
+    if not all(isinstance(each, Node) and isinstance(each.meta.get("val"), torch.Tensor) for each in given):
+        return False
+    widths = [each.meta["val"].shape[-1:] for each in (*given, node)]
+    return same_size(widths[0], widths[1]) and same_size(widths[0], widths[2])
+
+
+def _writes_into_what_is_read(node: Node) -> bool:
+    """Whether something else reads what it changes, and not by its result."""
+    schema = schema_of(node)
+    if schema is None or not schema.is_mutable:
+        return False
+    pairs = zip(schema.arguments, node.args, strict=False)
+    return not all(alone(into) for each, into in pairs if each.alias_info is not None and each.alias_info.is_write)
 
 
 def _alike(nodes: Sequence[Node]) -> bool:

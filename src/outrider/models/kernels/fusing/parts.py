@@ -44,6 +44,11 @@ def both_ways(node: Any, target: Any) -> Iterator[tuple[Node, Node]]:
         yield second, first
 
 
+def schema_of(node: Any) -> Any:
+    """Of what a call is of; None for anything else."""
+    return getattr(node.target, "_schema", None) if isinstance(node, Node) and node.op == "call_function" else None
+
+
 def alone(node: Any) -> bool:
     """Whether one other reads this."""
     return isinstance(node, Node) and len(node.users) == 1
