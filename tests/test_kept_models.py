@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,11 @@ from outrider.models.loading import load_transformers
 from tests.conftest import save_encoder_decoder, save_model
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "LEAST", 0)
 
 
 @pytest.fixture
@@ -120,7 +127,7 @@ def test_a_damaged_file_is_made_again(damage: bytes | None, tmp_path: Path, cach
     assert len(rounds) == 2
 
 
-@pytest.mark.parametrize("trouble", ["no room", "the disk fills up", "nothing can be pickled", "no folder"])
+@pytest.mark.parametrize("trouble", ["too small", "no room", "the disk fills up", "nothing can be pickled", "no folder"])
 def test_what_cannot_be_kept_is_loaded_all_the_same(
     trouble: str, tmp_path: Path, cache: Path, rounds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +136,9 @@ def test_what_cannot_be_kept_is_loaded_all_the_same(
     def fails(*given: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    if trouble == "no room":
+    if trouble == "too small":
+        monkeypatch.setattr(kept, "LEAST", 10**9)
+    elif trouble == "no room":
         monkeypatch.setattr(kept, "ROOM", 10**18)
     elif trouble == "the disk fills up":
         monkeypatch.setattr(torch, "save", fails)
@@ -153,3 +162,19 @@ def test_what_is_written_into_a_model_stays_in_its_process(tmp_path: Path, cache
     assert not torch.equal(logits(mapped), want)
     assert torch.equal(logits(load_transformers(folder, dtype="int8")), want)
     assert len(rounds) == 1
+
+
+def test_a_kept_model_is_recorded_as_the_first_was(tmp_path: Path, cache: Path, rounds: list[str]) -> None:
+    """It would be recorded anew otherwise: what transformers notes when a model is made belongs to what is recorded."""
+    folder = save_model(tmp_path / "model", 0)
+    program = (
+        "import sys, outrider; from outrider.models import kept; from outrider.models.pass_graph import describe_pass; "
+        f"kept.LEAST = 0; model = outrider.load({str(folder)!r}, dtype='int8'); print(describe_pass(model)); "
+        "out = model.module(input_ids=__import__('torch').tensor([[3, 4]]), output_hidden_states=True); "
+        "print(len(out.hidden_states))"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
+    assert len(files(cache)) == 1
+    assert found[0] == found[1] != ""

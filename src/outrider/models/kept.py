@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from outrider.models.steady_attention import register_steady_attention
 from outrider.models.tracing import versions
 
 FOLDER, FILE = "rounded", "module.pt"
+LEAST = 32 * 10**6  # bytes of a model that is worth a file: smaller ones are rounded in no time
 ROOM = 2 * 10**9  # bytes that stay free on the disk, at least
 _log = logging.getLogger(__name__)
 
@@ -63,12 +65,13 @@ class KeptModel:
             _read_ahead(path)
             with uncollected():
                 module = torch.load(path, mmap=True, weights_only=False, map_location="cpu")
+            register_kernel_attention()
+            register_steady_attention()
+            _introduce(module)
         except Exception as error:  # damaged, or of other code than it says: anything is raised
             _log.debug("%s is rounded again: %s", self._name, in_one_line(error, 200))
             self._take_away("")
             return None
-        register_kernel_attention()
-        register_steady_attention()
         return module
 
     def keep(self, module: Any) -> None:
@@ -76,7 +79,10 @@ class KeptModel:
         if not self._possible or not _is_ours(module):
             return
         try:
-            if shutil.disk_usage(cache_folder()).free < ROOM + 2 * _bytes(module):
+            size = _bytes(module)
+            if size < LEAST:
+                return
+            if shutil.disk_usage(cache_folder()).free < ROOM + 2 * size:
                 _log.debug("%s is not kept: the disk has little room", self._name)
                 return
             build_once(self._folder, lambda folder: torch.save(module, folder / FILE, pickle_module=_PICKLE))
@@ -92,6 +98,12 @@ class KeptModel:
         for folder in (root / FOLDER).iterdir():
             if folder.name.startswith(self._stem) and folder != root / but:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _introduce(module: Any) -> None:
+    """Make another of its kind, without weights: transformers notes what it can do when one is made."""
+    with torch.device("meta"):
+        type(module)(deepcopy(module.config))
 
 
 def _digest(about: object) -> str:
