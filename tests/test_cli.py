@@ -152,6 +152,7 @@ def on_a_terminal(arguments: list[str]) -> str:
     return received.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_origins_in_colours(target_folder: Path) -> None:
     models = ["--target", str(target_folder), "--draft", "self:temperature=2", "--dtype", "float64", "--temperature", "1"]
     length = ["--num-draft-tokens", "2", "--max-new-tokens", "48", "--ignore-eos", "--seed", "1"]
@@ -191,6 +192,7 @@ def interrupted(*arguments: str, after: float = 20) -> tuple[int, str, str]:
     return code, (first + out).decode(), err.decode()
 
 
+@pytest.mark.slow
 def test_control_c_half_way_keeps_the_text() -> None:
     code, out, err = interrupted()
     assert code == 130
@@ -208,6 +210,7 @@ def test_control_c_half_way_keeps_the_object() -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error() -> None:
     shell = " ".join(command("generate", "Tell_me_a_story", "--max-new-tokens", "60", "--ignore-eos")) + " | head -c 1"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)

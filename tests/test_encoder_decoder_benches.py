@@ -66,6 +66,7 @@ def test_lenience_is_measured_beside_its_formula(
     assert lenient["expected"] > exact["expected"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_drafters_and_lengths_are_measured_on_sources(t5: Path, small_t5: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--target", str(t5), "--dtype", "float32", "--max-new-tokens", "8", "--seeds", "1"]

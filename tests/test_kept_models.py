@@ -127,7 +127,10 @@ def test_a_damaged_file_is_made_again(damage: bytes | None, tmp_path: Path, cach
     assert len(rounds) == 2
 
 
-@pytest.mark.parametrize("trouble", ["too small", "no room", "the disk fills up", "nothing can be pickled", "no folder"])
+@pytest.mark.parametrize(
+    "trouble",
+    ["too small", "no room", "the disk fills up", "nothing can be pickled", "none of its kind can be made", "no folder"],
+)
 def test_what_cannot_be_kept_is_loaded_all_the_same(
     trouble: str, tmp_path: Path, cache: Path, rounds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,8 @@ def test_what_cannot_be_kept_is_loaded_all_the_same(
         monkeypatch.setattr(kept, "LEAST", 10**9)
     elif trouble == "no room":
         monkeypatch.setattr(kept, "ROOM", 10**18)
+    elif trouble == "none of its kind can be made":
+        monkeypatch.setattr(kept, "deepcopy", fails)
     elif trouble == "the disk fills up":
         monkeypatch.setattr(torch, "save", fails)
     elif trouble == "nothing can be pickled":
@@ -164,6 +169,7 @@ def test_what_is_written_into_a_model_stays_in_its_process(tmp_path: Path, cache
     assert len(rounds) == 1
 
 
+@pytest.mark.slow
 def test_a_kept_model_is_recorded_as_the_first_was(tmp_path: Path, cache: Path, rounds: list[str]) -> None:
     """It would be recorded anew otherwise: what transformers notes when a model is made belongs to what is recorded."""
     folder = save_model(tmp_path / "model", 0)

@@ -150,6 +150,7 @@ def test_samples_fit_the_schema_in_a_batch() -> None:
         assert set(json.loads(result.text)) == {"name", "age", "languages"}
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_schema_or_a_pattern(
     target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

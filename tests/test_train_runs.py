@@ -187,6 +187,7 @@ def test_a_student_of_a_target_with_tied_embeddings_is_kept_and_goes_on(
     assert drafted.stats.drafted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_student_of_few_tokens_drafts_no_others_and_keeps_the_law(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -139,6 +139,7 @@ def test_copies_at_temperature_0_are_foretold_to_the_token(length: int) -> None:
     assert predict("x", [one], FLAT, DraftSeconds(), 0.0).predictions[length].tokens_per_round == 80 / len(rounds[0])
 
 
+@pytest.mark.slow
 def test_model_drafts_are_foretold_on_average() -> None:
     """Twelve thousand tokens run with fixed lengths, beside the prediction from other texts. 4 % is above 4 σ."""
     target, drafter = table(1, V), ModelDrafter(table(1, V, sharpness=1.2), step_seconds=0.1)

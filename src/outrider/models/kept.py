@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import shutil
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,7 @@ class KeptModel:
             size = _bytes(module)
             if size < LEAST:
                 return
+            _introduce(module)  # what can't be read again is not worth a file
             if shutil.disk_usage(cache_folder()).free < ROOM + 2 * size:
                 _log.debug("%s is not kept: the disk has little room", self._name)
                 return
@@ -91,17 +93,15 @@ class KeptModel:
             _log.debug("%s is not kept: %s", self._name, in_one_line(error, 200))
 
     def _take_away(self, but: str) -> None:
-        try:
+        with suppress(OSError, CacheFolderError):
             root = cache_folder()
-        except CacheFolderError:
-            return
-        for folder in (root / FOLDER).iterdir():
-            if folder.name.startswith(self._stem) and folder != root / but:
-                shutil.rmtree(folder, ignore_errors=True)
+            for folder in (root / FOLDER).iterdir():
+                if folder.name.startswith(self._stem) and folder != root / but:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _introduce(module: Any) -> None:
-    """Make another of its kind, without weights: transformers notes what it can do when one is made."""
+    """Make another of its kind, without weights: transformers notes what a kind can do when one is made. Raises anything."""
     with torch.device("meta"):
         type(module)(deepcopy(module.config))
 
