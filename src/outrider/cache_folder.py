@@ -30,6 +30,11 @@ def _named() -> Path:
     return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
 
 
+def file_name(name: str) -> str:
+    """A model's name as a part of a file's."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
+
+
 def build_once(name: str, build: Callable[[Path], None]) -> Path:
     """The folder `name` in the cache, filled by `build(folder)` if it is not there yet.
 

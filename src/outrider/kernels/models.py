@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 class Kernels:
     """Operations of torch: `linear_int8`, `linear_int4`, `pack_int8`, `pack_int4`, `rms_norm`, `silu`, `rotate`, `attend`;
-    `fused_int8`, `fused_int4` and `attend_new` are several of these in one (`fusing`).
+    `fused_int8`, `fused_int4` and `attend_new` are several of these in one, `chain` is any number of them (`fusing`).
 
     What they are given and return: see their sources.
 

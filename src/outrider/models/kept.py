@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.cache_folder import build_once, cache_folder
+from outrider.cache_folder import build_once, cache_folder, file_name
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.garbage import uncollected
 from outrider.kernels.models import kernels
@@ -48,9 +48,8 @@ class KeptModel:
 
     def __init__(self, name: str, source: object, made: object) -> None:
         ours = kernels()
-        words = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
         self._name = name
-        self._stem = f"{words}-{_digest(source)}-"
+        self._stem = f"{file_name(name)}-{_digest(source)}-"
         about = () if ours is None else (versions(), ours.level, ours.digest, own_files(), made)
         self._folder = f"{FOLDER}/{self._stem}{_digest(about)}"
         self._possible = ours is not None

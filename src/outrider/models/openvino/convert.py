@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from outrider.cache_folder import build_once
+from outrider.cache_folder import build_once, file_name
 from outrider.errors import CacheFolderError, ModelError
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.openvino.engine import OpenVinoModel
@@ -34,7 +34,6 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
     module_of: loads (module in float32, tokenizer). source: identifies the model's files.
     """
     digest = hashlib.sha256(f"{FORMAT} {source} {weights}".encode()).hexdigest()[:16]
-    stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
 
     def build(folder: Path) -> None:
         console = Console(stderr=True)
@@ -57,7 +56,7 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
             tokenizer.save_pretrained(folder)
         _check(module, tokenizer, folder)
 
-    return Saved(build_once(f"models/{stem}-{digest}-openvino-{weights}", build))
+    return Saved(build_once(f"models/{file_name(name)}-{digest}-openvino-{weights}", build))
 
 
 @torch.inference_mode()
