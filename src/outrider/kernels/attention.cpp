@@ -196,10 +196,6 @@ struct Seen {
   }
 };
 
-std::optional<Tensor> mask_in_one_piece(const std::optional<Tensor>& mask) {
-  return mask.has_value() && mask->dim() > 0 ? std::optional<Tensor>(in_one_piece(*mask)) : mask;
-}
-
 // Writes [batch, tokens, heads, size].
 void attend_all(const Pass& pass, int64_t batch, float* to) {
   const int64_t tokens = pass.tokens, columns = pass.columns, size = pass.size, groups = pass.groups, heads = groups * pass.times;

@@ -50,6 +50,11 @@ struct NewAttention {
   int64_t given() const { return (heads + 2 * groups) * size; }  // numbers of a token
 };
 
+// What is seen, as attention wants it: its last dimension in one piece.
+inline std::optional<Tensor> mask_in_one_piece(const std::optional<Tensor>& mask) {
+  return mask.has_value() && mask->dim() > 0 ? std::optional<Tensor>(in_one_piece(*mask)) : mask;
+}
+
 // cos and sin [B or 1, 1, N, up to size]; keys and values [B, groups, C, size] in float32, of which the first `columns` are
 // read; at int64 [B, N]: in which columns the tokens are kept; seen bool [B or 1, 1, N, columns] or none.
 NewAttention new_attention(int64_t heads, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,

@@ -74,11 +74,8 @@ class Reader {
       const int64_t heads = next();
       const std::optional<Tensor> query_norm = perhaps(), key_norm = perhaps();
       const Tensor &cos = next_tensor(), &sin = next_tensor(), &keys = next_tensor(), &values = next_tensor(), &at = next_tensor();
-      std::optional<Tensor> seen = perhaps();
-      if (seen.has_value() && seen->dim() > 0) {
-        copies_.push_back(in_one_piece(*seen));
-        seen = copies_.back();
-      }
+      const std::optional<Tensor> seen = mask_in_one_piece(perhaps());
+      if (seen.has_value()) copies_.push_back(*seen);
       const int64_t which = next();
       STD_TORCH_CHECK(0 <= which && which < static_cast<int64_t>(counts_.size()), "a chain has no such count");
       const double eps = number(), more = number(), scale = number();
@@ -164,6 +161,7 @@ class Reader {
     return {static_cast<float*>(copies_.back().data_ptr()), x.size(2)};
   }
 
+  // Where a step's result goes.
   Activations place(int64_t which, int64_t width) {
     const size_t i = static_cast<size_t>(-2 - which);
     STD_TORCH_CHECK(which <= -2 && i < results_.size(), "a chain has no such result");
