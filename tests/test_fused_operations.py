@@ -26,7 +26,7 @@ def fused(layer: Int8Kernel | Int4Kernel, x: Tensor, ours: Kernels, around: tupl
         weight: tuple[Any, ...] = (layer._packed, layer.get_buffer("scales"))
         out: Tensor = ours.ops.fused_int8(x, *around, *weight, layer.bias, layer.out_features)
     else:
-        out = ours.ops.fused_int4(x, *around, layer._packed, layer.bias, layer.out_features)
+        out = ours.ops.fused_grouped(x, *around, layer._packed, layer.bias, layer.out_features)
     return out
 
 

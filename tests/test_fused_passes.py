@@ -171,12 +171,12 @@ def test_only_such_operations_become_part_of_a_layer() -> None:
             fuse_operations(graph)
             graph.recompile()
             found = calls(graph)
-            assert found["fused_int4.default"] + found["fused_int8.default"] == count, i
+            assert found["fused_grouped.default"] + found["fused_int8.default"] == count, i
             assert {name: found[name] for name in norm | past | gate if found[name]} == stays, i
             assert torch.equal(graph(x, y), function(x, y)), i
             fuse(graph)
             graph.recompile()
-            assert not calls(graph)["fused_int4.default"] + calls(graph)["fused_int8.default"] or count < 2, i
+            assert not calls(graph)["fused_grouped.default"] + calls(graph)["fused_int8.default"] or count < 2, i
             assert torch.equal(graph(x, y), function(x, y)), i
 
 

@@ -15,7 +15,7 @@ from outrider.kernels.build import Library, UnbuiltError, built, level_here
 LIBRARY = Library(
     "kernels",
     ("rounded_linear", "packing", "rows", "attention", "chain"),
-    ("rows.h", "linear.h", "attention.h"),
+    ("rows.h", "linear.h", "activations.h", "blocks.h", "attention.h"),
     "outrider",
     "kernels",
 )
@@ -23,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class Kernels:
-    """Operations of torch: `linear_int8`, `linear_int4`, `pack_int8`, `pack_int4`, `rms_norm`, `silu`, `rotate`, `attend`;
-    `fused_int8`, `fused_int4` and `attend_new` are several of these in one, `chain` is any number of them (`fusing`).
+    """Operations of torch: `linear_int8`, `linear_grouped`, `pack_int8`, `pack_int4`, `pack_k`, `unpack_k`, `rms_norm`,
+    `silu`, `rotate`, `attend`; `fused_int8`, `fused_grouped` and `attend_new` are several of these in one,
+    `chain` is any number of them (`fusing`).
 
     What they are given and return: see their sources.
 
@@ -36,9 +37,9 @@ class Kernels:
         self.digest = library.parent.name.rpartition("-")[2]
         self.largest = 64 if level == "avx2" else 127
         self.ops: Any = getattr(torch.ops, LIBRARY.within(level))
-        if not hasattr(self.ops, "linear_int4"):  # torch ends the process if an operation is defined twice
+        if not hasattr(self.ops, "linear_grouped"):  # torch ends the process if an operation is defined twice
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-            for name in ("linear_int8", "linear_int4"):
+            for name in ("linear_int8", "linear_grouped"):
                 torch.library.register_fake(f"{LIBRARY.within(level)}::{name}", _shape)
             for name in ("rms_norm", "silu"):
                 torch.library.register_fake(f"{LIBRARY.within(level)}::{name}", _same)
@@ -60,8 +61,17 @@ class Kernels:
         few = values.remainder(16)
         packed, _ = self.ops.pack_int4(few.float())
         want = x.double() @ few.double().T
-        if not torch.allclose(self.ops.linear_int4(x, packed, None, 35).double(), want, rtol=1e-2, atol=1e-2 * 127 * 15):
+        if not torch.allclose(self.ops.linear_grouped(x, packed, None, 35).double(), want, rtol=1e-2, atol=1e-2 * 127 * 15):
             raise UnbuiltError("4-bit products are wrong")
+        for size, scales in ((144, (0, 2)), (210, (208,))):  # Q4_K and Q6_K
+            raw = torch.randint(0, 256, (35, 1, size), **at, dtype=torch.uint8)
+            for i in scales:  # a small number
+                raw[..., i], raw[..., i + 1] = 0, 0x20
+            x = torch.randint(-127, 128, (5, 256), **at).float()
+            want = x.double() @ self.ops.unpack_k(raw).double().T
+            found = self.ops.linear_grouped(x, self.ops.pack_k(raw), None, 35).double()
+            if not torch.allclose(found, want, rtol=1e-2, atol=1e-2 * float(want.abs().max())):
+                raise UnbuiltError("products of K-quants are wrong")
         rows = torch.randn(1, 3, 5, 16, **at, dtype=torch.float32)
         want = rows.double() * (rows.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * 3
         normed = self.ops.rms_norm(rows, torch.full((16,), 2.0, **float32), 1e-5, 1.0)

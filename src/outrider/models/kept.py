@@ -27,7 +27,7 @@ from outrider.garbage import uncollected
 from outrider.kernels.models import kernels
 from outrider.models.block_attention import BLOCKS
 from outrider.models.kernels.attention import register_kernel_attention
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.kernels.linear import GroupedKernel, Int8Kernel
 from outrider.models.model_code import own_files
 from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.steady_attention import register_steady_attention
@@ -112,7 +112,9 @@ def _digest(about: object) -> str:
 def _is_ours(module: Any) -> bool:
     """Whether its layers are kernels of ours, and its attention depends on no others: other layouts can't be written."""
     layers = [layer for layer in module.modules() if isinstance(layer, OpaqueLinear)]
-    return module.config._attn_implementation != BLOCKS and all(isinstance(each, Int8Kernel | Int4Kernel) for each in layers)
+    return module.config._attn_implementation != BLOCKS and all(
+        isinstance(each, Int8Kernel | GroupedKernel) for each in layers
+    )
 
 
 def _bytes(module: nn.Module) -> int:

@@ -11,11 +11,13 @@ import torch
 
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.garbage import uncollected
+from outrider.kernels.models import kernels
 from outrider.kernels.sampling import sampling_kernels
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
+from outrider.models.k_quants import KQuants
 from outrider.models.kept import KeptModel
 from outrider.models.packed_linear import pack_linears
 from outrider.models.rounded import can_round, round_to_int4, round_to_int8
@@ -147,9 +149,20 @@ def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num
     else:
         module, tokenizer = _from_pretrained(folder, torch.float32, name)
         _cut(module, num_tokens, name)
-        (round_to_int4 if dtype == "int4" else round_to_int8)(module)
+        if dtype == "int4":
+            round_to_int4(module, _as_in_file(model, native_dtype(place)))
+        else:
+            round_to_int8(module)
         kept.keep(module)
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
+
+
+def _as_in_file(model: str | Path | None, dtype: torch.dtype) -> KQuants | None:
+    """The rounded weights of a GGUF file; None for other models."""
+    source, ours = _resolve(model), kernels()
+    if ours is None or not isinstance(source, Path) or not source.is_file():
+        return None
+    return KQuants(source, ours, dtype)
 
 
 def _cut(module: Any, num_tokens: int | None, name: str) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from outrider.kernels.models import Kernels, kernels
 from outrider.models.block_attention import use_block_attention
 from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight, suits_tiles
+from outrider.models.k_quants import KQuants
 from outrider.models.kernels.attention import use_kernel_attention
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.kernels.linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.kernels.rows import replace_rows
 from outrider.models.packed_linear import OpaqueLinear, plain_weight, replace_linears
 from outrider.models.steady_attention import use_steady_attention
@@ -74,11 +75,11 @@ def round_to_int8(module: nn.Module) -> int:
     return _round(module, _int8_maker())
 
 
-def round_to_int4(module: Any) -> int:
+def round_to_int4(module: Any, file: KQuants | None = None) -> int:
     """The same in 4 bits; the token table and the head, which every token passes through, in 8.
 
     If most weights were in 4 bits before (a GGUF file's), those that were not are left in 8, too: whoever made the file
-    held them to be worth more.
+    held them to be worth more. file: what has them as they were, so that they need not be rounded again.
     """
     ours = kernels()
     assert ours is not None, "where `can_round(4)` says no, there are none"
@@ -87,6 +88,9 @@ def round_to_int4(module: Any) -> int:
     finer = _mostly_in_4_bits(module, head, ours)
 
     def make(weight: Tensor, bias: Tensor | None) -> OpaqueLinear:
+        raw = None if file is None or not (finer or weight is head) else file.of(weight)
+        if raw is not None:
+            return KQuantKernel(weight, raw, bias, ours)
         eight = weight is head or (finer and not _in_4_bits(weight, ours))
         layer = None if eight else Int4Kernel(weight, bias, ours)
         return layer if layer is not None and layer.found else wide(weight, bias)

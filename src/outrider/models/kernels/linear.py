@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.models import Kernels
+from outrider.models.gguf_tensors import BLOCKS, Q4_K
 from outrider.models.packed_linear import OpaqueLinear
 
 OUTPUTS = 16  # of a block
-GROUP = 32  # columns that share a scale, in 4 bits
-BITS_OF_GROUPS = 5  # of a weight in 4 bits, with its share of the scale and the least value
 
 
 class Int8Kernel(OpaqueLinear):
@@ -43,26 +42,48 @@ class Int8Kernel(OpaqueLinear):
         return f"{super().extra_repr()}, {self.rounding} by {self._level}"
 
 
-class Int4Kernel(OpaqueLinear):
-    """x → x · weightᵀ + bias, weights in 4 bits with a scale and a least value per 32 columns, activations in 8.
+class GroupedKernel(OpaqueLinear):
+    """x → x · weightᵀ + bias, weights in 4 or 6 bits by groups of columns, activations in 8. [.., in] → [.., out],
+    in x's type.
 
-    [.., in] → [.., out], in x's type. Weights that were in 4 bits before, in such groups, are found again. found: whether
-    all were within the range of float16; others would be lost.
+    weight: its shape and type; packed: its values, as the kernels lay them out.
     """
 
-    rounding = "int4"
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
+    def __init__(self, weight: Tensor, packed: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
         super().__init__(weight, None if bias is None else bias.float())
-        self._packed, errors = kernels.ops.pack_int4(weight.detach().float().contiguous())
-        self.found = bool(errors.isfinite().all())
-        self._multiply: Any = kernels.ops.linear_int4
+        self._packed = packed
+        self._multiply: Any = kernels.ops.linear_grouped
         self._level = kernels.level
-        self.bytes_per_weight = BITS_OF_GROUPS / 8
+        self.bytes_per_weight = packed.nbytes / weight.numel()
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.in_features:  # of some others the kernels know no better: columns are filled up
+            raise RuntimeError(f"activations must have {self.in_features} columns, got {x.shape[-1]}")
         out: Tensor = self._multiply(x.float(), self._packed, self.bias, self.out_features)
         return out.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.rounding} by {self._level}"
+
+
+class Int4Kernel(GroupedKernel):
+    """Weights in 4 bits, a scale and a least value per 32 columns, in 8 bits each beside one that up to 256 columns share.
+
+    Weights that were in 4 bits before, in such groups, are found again but for the rounding of these. found: whether all
+    were within the range of float16; others would be lost.
+    """
+
+    rounding = "int4"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
+        packed, errors = kernels.ops.pack_int4(weight.detach().float().contiguous())
+        super().__init__(weight, packed, bias, kernels)
+        self.found = bool(errors.isfinite().all())
+
+
+class KQuantKernel(GroupedKernel):
+    """Weights as a GGUF file has them, in Q4_K or Q6_K. raw: of these, [out, blocks of 256 columns, 144 or 210 bytes]."""
+
+    def __init__(self, weight: Tensor, raw: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
+        super().__init__(weight, kernels.ops.pack_k(raw), bias, kernels)
+        self.rounding = "int4" if raw.shape[2] == BLOCKS[Q4_K] else "int6"

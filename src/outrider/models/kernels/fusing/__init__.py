@@ -5,7 +5,7 @@ caches ten times as long. Each of these gives the bits of those it replaces, so 
 (`recording` compares them). Five are left of a layer of Llama's kind, and then one of all layers:
 
     attend_new      rotations of queries and keys, keeping keys and values, attention
-    fused_int4/8    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
+    fused_grouped/8    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
     chain           any number of these that follow each other, norms and sums between them
 
 Only passes that have our operations already are changed; what is not found in this very shape stays as it is. One operation
@@ -78,7 +78,7 @@ def _writes(node: Node) -> bool:
 
 def _simplify(graph: GraphModule, ops: Any) -> None:
     """Less of what computes nothing: names for the same, copies of what nothing changes, there and back, halves."""
-    linear = (ops.linear_int4.default, ops.linear_int8.default)
+    linear = (ops.linear_grouped.default, ops.linear_int8.default)
     for node in list(graph.graph.nodes):
         (same,) = given_to(node, aten.alias.default, 1)
         (copied,) = given_to(node, aten.clone.default, 1)

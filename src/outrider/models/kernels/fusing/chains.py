@@ -74,8 +74,8 @@ def _step(node: Node, ops: Any) -> _Step | None:
     if node.op != "call_function" or node.kwargs:
         return None
     args: Any = node.args
-    layers = {ops.fused_int8.default, ops.fused_int4.default}
-    plain = {ops.linear_int8.default, ops.linear_int4.default}
+    layers = {ops.fused_int8.default, ops.fused_grouped.default}
+    plain = {ops.linear_int8.default, ops.linear_grouped.default}
     found = None
     if node.target in layers or node.target in plain:
         x, norm, eps, more, gated, added, weight, *scales, bias, outputs = (

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def fuse_layers(graph: GraphModule, ops: Any) -> None:
-    """Make one `fused_int8` or `fused_int4` of a layer behind a norm or a gate, or whose result is added to something."""
-    fused = {ops.linear_int4.default: ops.fused_int4.default, ops.linear_int8.default: ops.fused_int8.default}
+    """Make one `fused_int8` or `fused_grouped` of a layer behind a norm or a gate, or whose result is added to something."""
+    fused = {ops.linear_grouped.default: ops.fused_grouped.default, ops.linear_int8.default: ops.fused_int8.default}
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in fused:
             continue
