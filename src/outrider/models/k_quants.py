@@ -53,7 +53,7 @@ class KQuants:
             rows = self._rows.get((columns, size))
             found = None if rows is None else rows.of(weight)
             if found is not None:
-                pairs = zip(found.split(ROWS), weight.split(ROWS), strict=True)
+                pairs = zip(_some(found), _some(weight), strict=True)
                 if all(torch.equal(self._floats(raw), floats.float()) for raw, floats in pairs):
                     return found
         return None
@@ -77,9 +77,9 @@ class _Rows:
         )
         which = torch.cat([torch.full((len(each),), i) for i, each in enumerate(matrices)])
         at = torch.cat([torch.arange(len(each)) for each in matrices])
-        found, counts = keys.unique(return_counts=True)
-        self._alike = found[counts > 1]  # of rows that differ elsewhere, or not at all
-        for i in torch.isin(keys, self._alike).nonzero().flatten().split(ROWS):
+        ordered = keys.sort().values
+        self._alike = ordered[1:][ordered[1:] == ordered[:-1]]  # of rows that differ elsewhere, or not at all
+        for i in _some(torch.isin(keys, self._alike).nonzero().flatten()):
             keys[i] += _keys(floats(self._gather(which[i], at[i])))
         self._keys, order = keys.sort()
         self._which, self._at = which[order], at[order]
@@ -87,16 +87,21 @@ class _Rows:
     def of(self, weight: Tensor) -> Tensor | None:
         """The rows that a weight [out, in] consists of, if it does of these: to be compared."""
         keys = _keys(weight[:, self._looked_at].float())
-        for i in torch.isin(keys, self._alike).nonzero().flatten().split(ROWS):
+        for i in _some(torch.isin(keys, self._alike).nonzero().flatten()):
             keys[i] += _keys(weight[i].float())
         found = torch.searchsorted(self._keys, keys).clamp_max(len(self._keys) - 1)
         return self._gather(self._which[found], self._at[found]) if torch.equal(self._keys[found], keys) else None
 
     def _gather(self, which: Tensor, at: Tensor) -> Tensor:
         rows = self._matrices[0].new_empty(len(which), *self._matrices[0].shape[1:])
-        for i in which.unique().tolist():
+        for i in set(which.tolist()):
             rows[which == i] = self._matrices[i][at[which == i]]
         return rows
+
+
+def _some(rows: Tensor) -> list[Tensor]:
+    """The same in parts."""
+    return [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
 
 
 def _keys(some: Tensor) -> Tensor:
