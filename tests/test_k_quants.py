@@ -17,7 +17,7 @@ from outrider.models.k_quants import KQuants
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.rounded import round_to_int4
-from tests.test_kernels import HERE, rounded, rows_of
+from tests.test_kernels import HERE, product, rows_of
 from tests.tiny_models import module
 
 KINDS = {Q4_K: gguf.GGMLQuantizationType.Q4_K, Q6_K: gguf.GGMLQuantizationType.Q6_K}
@@ -52,8 +52,7 @@ def test_products_are_those_of_the_files_own_weights(built: Kernels, kind: int, 
     assert torch.equal(built.ops.unpack_k(raw), weight)
     more = torch.randn(rows)
     layer = KQuantKernel(weight, raw, more, built)
-    values, scale = rounded(x)
-    want = (values @ weight.double().T).float() * scale + more
+    want = product(x, weight.double(), 256).float() + more
     with torch.inference_mode():
         got = layer(x)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6 * float(want.abs().max()))
@@ -131,12 +130,29 @@ def test_tensors_lie_where_gguf_finds_them(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("at", [20, 60, 3000])
-def test_a_damaged_header_is_one_line(tmp_path: Path, at: int) -> None:
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    ours = kernels()
+    assert ours is not None
     path = file_of(tmp_path / "m.gguf", {"a": (Q4_K, blocks(5, 2, Q4_K))})
-    path.write_bytes(path.read_bytes()[:at])
-    with mapped(path) as data, pytest.raises(ModelError, match=r"model m.gguf can't be read as GGUF .*: download it again"):
-        gguf_tensors(data, path.name)
+    whole = path.read_bytes()
+    for bad in [*(whole[:at] for at in (0, 20, 60, 3000, len(whole) - 200)), *_changed(whole)]:
+        path.write_bytes(bad)
+        with pytest.raises(ModelError, match=r"model m.gguf can't be read as GGUF \(it is damaged\): download it again"):
+            KQuants(path, ours, torch.float32)
+
+
+def _changed(whole: bytes) -> list[bytes]:
+    """With lengths, sizes and offsets that no file has."""
+    tokens, table = whole.index(b"tokenizer.ggml.tokens"), whole.index(b"\x01\0\0\0\0\0\0\0a") + 9
+    many, all_ones = 1 << 63, (1 << 64) - 1
+    changes = [
+        *((24, many), (tokens - 8, all_ones)),  # the length of a key
+        (tokens + 21 + 8, many),  # of an array
+        *((table + 4, count) for count in (0, 300, 1 << 40)),  # columns
+        *((table + 12, count) for count in (0, 60, 1 << 62)),  # rows
+        (table + 24, many),  # where it begins
+    ]
+    return [whole[:at] + value.to_bytes(8, "little") + whole[at + 8 :] for at, value in changes]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -194,7 +210,7 @@ def test_a_model_has_the_weights_of_its_file(tmp_path: Path) -> None:
         "lm_head",
     ]
     x = torch.randint(-126, 128, (3, 512)).float()
-    x[:, 0] = 127.0
+    x[:, ::256] = 127.0  # so that whole numbers stay what they are
     with torch.inference_mode():
         got = layers["model.layers.0.mlp.down_proj"](x)
     torch.testing.assert_close(got, x @ plain["model.layers.0.mlp.down_proj"].T, rtol=1e-4, atol=1e-3)

@@ -43,10 +43,24 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return ((x / scale + 128).round() - 128).double(), scale
 
 
+def groups_of(packed: Tensor) -> int:
+    """Groups of columns that share a scale in a 4-bit layout"""
+    return next(count for count in range(1, 9) if 4 * count + (count + 1) // 2 + 1 == packed.shape[2])
+
+
+def product(x: Tensor, weight: Tensor, block: int) -> Tensor:
+    """Of a weight [out, in] in float64 and rows [.., in] that are rounded by a scale for each block of columns"""
+    total = torch.zeros(*x.shape[:-1], len(weight), dtype=torch.float64)
+    for at in range(0, x.shape[-1], block):
+        values, scale = rounded(x[..., at : at + block])
+        total += values @ weight[:, at : at + block].T * scale
+    return total
+
+
 def unpacked(packed: Tensor, outputs: int, columns: int) -> Tensor:
     """The weights [out, in] that a 4-bit layout [blocks, .., lines, 64] stands for, float64"""
     blocks, supers, lines = packed.shape[:3]
-    groups = next(count for count in range(1, 9) if 4 * count + (count + 1) // 2 + 1 == lines)
+    groups = groups_of(packed)
     pairs = (groups + 1) // 2
     bytes_ = packed.reshape(blocks, supers, lines * 64)
     numbers = bytes_[..., : 64 * pairs].reshape(blocks, supers, 2, pairs, 16, 2)
@@ -97,8 +111,7 @@ def test_4_bit_products_are_those_of_the_rounded_numbers(built: Kernels, size: t
     layer = Int4Kernel(weight, more, built)
     stored = unpacked(layer._packed, *size)
     assert float((stored - weight).square().sum().sqrt() / weight.square().sum().sqrt()) < 0.08
-    values, scale = rounded(x)
-    want = values @ stored.T * scale
+    want = product(x, stored, GROUP * groups_of(layer._packed))
     with torch.inference_mode():
         got = layer(x)
     torch.testing.assert_close(
@@ -173,6 +186,33 @@ def test_weights_that_were_in_4_bits_are_found_again(built: Kernels) -> None:
     most = (15 * 0.01 + 0.1) / 255 / 2  # by rounding scales and offsets to 8 bits
     assert float((unpacked(packed, 48, 320) - weight).abs().max()) < 1.05 * most
     assert float(errors.sum() / weight.square().sum()) < 1e-6
+
+
+@pytest.mark.parametrize("value", [1.0, 0.3, -1.0, 0.0])
+def test_equal_weights_stay_what_they_are(built: Kernels, value: float) -> None:
+    """A last column alone in its group among them."""
+    for size in ((3, 32), (16, 1), (2, 33)):
+        weight = torch.full(size, value)
+        torch.testing.assert_close(unpacked(built.ops.pack_int4(weight)[0], *size).float(), weight, rtol=2e-3, atol=0.0)
+
+
+def test_a_group_that_is_small_beside_another_keeps_its_mean(built: Kernels) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 256, generator=generator)
+    weight[:, 7] = 1e4
+    stored = unpacked(built.ops.pack_int4(weight)[0], 64, 256).float()
+    assert float((stored - weight)[:, 32:].square().mean().sqrt()) < 1.1  # as if they were zeros
+
+
+def test_numbers_that_are_large_in_some_columns_leave_the_others_as_they_are(built: Kernels) -> None:
+    """As in the activations of language models: columns far from them have a scale of their own."""
+    layer, x = Int4Kernel(torch.randn(40, 512), None, built), torch.randn(5, 512)
+    x[:, 3] *= 1000.0
+    still = x.clone()
+    still[:, :256] = 0.0
+    with torch.inference_mode():
+        got, first = layer(x) - layer(x - still), layer(still)
+    torch.testing.assert_close(got, first, rtol=1e-3, atol=0.05)
 
 
 @pytest.mark.parametrize("kind", [Int8Kernel, Int4Kernel])

@@ -1,4 +1,4 @@
-// Activations in 8 bits, a scale for each row.
+// Activations in 8 bits, a scale for each row or block of columns.
 
 #pragma once
 
@@ -16,18 +16,19 @@ namespace {
 constexpr float LARGEST = 127.0f;    // of a rounded activation
 constexpr float ZERO = 128.0f;       // added before rounding, as torch's kernels do: the same ties
 
-// Activations [rows, columns] in 8 bits: x = value * scale. A row whose numbers are not all finite has a scale that is not.
+// Activations [rows, columns] in 8 bits: x = value * scale, a scale for each block of columns; in 8 bits, whose products are
+// summed over all columns, a row is one block. A block whose numbers are not all finite has a scale that is not.
 struct Rounded {
-  int64_t rows, columns;  // columns: filled up with zeros
+  int64_t rows, columns, blocks;  // columns: filled up with zeros
   std::vector<int8_t> values;
-  std::vector<float> scales;
-  std::vector<int32_t> sums;       // of a row's values
-  std::vector<int16_t> group_sums;  // of each group of columns
+  std::vector<float> scales;        // [rows, blocks]
+  std::vector<int32_t> sums;        // of the values of each
+  std::vector<int16_t> group_sums;  // and of each group of columns
 
   const int8_t* row(int64_t m) const { return values.data() + m * columns; }
 };
 
-inline void round_row(const float* x, int64_t columns, int64_t padded, int8_t* values, float* scale, int32_t* sum) {
+inline void round_block(const float* x, int64_t columns, int64_t padded, int8_t* values, float* scale, int32_t* sum) {
   float largest = 0.0f, finite = 0.0f;
 #pragma omp simd reduction(max : largest) reduction(+ : finite)
   for (int64_t k = 0; k < columns; k++) {
@@ -53,20 +54,25 @@ inline void round_row(const float* x, int64_t columns, int64_t padded, int8_t* v
   *sum = total;
 }
 
-// group: columns of one, 0 for none. Kept by each thread, so that a call allocates nothing.
-inline const Rounded& round_rows(const float* x, int64_t rows, int64_t columns, int64_t padded, int64_t group) {
+// For weights of that layout. Kept by each thread, so that a call allocates nothing.
+inline const Rounded& round_rows(const float* x, int64_t rows, int64_t columns, const Layout& layout) {
   static thread_local Rounded kept;
   Rounded& out = kept;
   out.rows = rows;
+  const int64_t padded = layout.padded(columns), block = layout.bits == 8 ? padded : layout.columns, blocks = padded / block;
   out.columns = padded;
+  out.blocks = blocks;
   out.values.resize(rows * padded);
-  out.scales.resize(rows);
-  out.sums.resize(rows);
-  const int64_t groups = group == 0 ? 0 : padded / group;
+  out.scales.resize(rows * blocks);
+  out.sums.resize(rows * blocks);
+  const int64_t group = layout.group, groups = group == 0 ? 0 : padded / group;
   out.group_sums.resize(rows * groups + 1);  // they are read by two
-  for_rows(rows, columns, [&out, x, columns, padded, group, groups](int64_t m) {
+  for_rows(rows, columns, [&out, x, columns, padded, block, blocks, group, groups](int64_t m) {
     int8_t* values = out.values.data() + m * padded;
-    round_row(x + m * columns, columns, padded, values, &out.scales[m], &out.sums[m]);
+    for (int64_t s = 0; s < blocks; s++) {
+      const int64_t at = s * block, i = m * blocks + s;
+      round_block(x + m * columns + at, std::min(block, columns - at), block, values + at, &out.scales[i], &out.sums[i]);
+    }
     for (int64_t g = 0; g < groups; g++) {
       int16_t sum = 0;
       for (int64_t k = 0; k < group; k++) sum += values[g * group + k];

@@ -43,10 +43,10 @@ inline void fetch(const uint8_t* line) {
 constexpr Rows<8, 8> ROWS_INT8, ROWS_GROUPED;
 
 template <int M>
-void store(const __m512 (&sums)[M], const float* scales, const Out& out) {
+void store(const __m512 (&sums)[M], const Out& out) {
   const __mmask16 mask = out.lanes >= OUTPUTS ? 0xffff : static_cast<__mmask16>((1u << out.lanes) - 1);
   for (int m = 0; m < M; m++) {
-    __m512 result = _mm512_mul_ps(sums[m], _mm512_set1_ps(scales[m]));
+    __m512 result = sums[m];
     if (out.bias != nullptr) result = _mm512_add_ps(result, _mm512_maskz_loadu_ps(mask, out.bias));
     if (out.added != nullptr) result = _mm512_add_ps(result, _mm512_maskz_loadu_ps(mask, out.added + m * out.stride));
     _mm512_mask_storeu_ps(out.at + m * out.stride, mask, result);
@@ -69,8 +69,10 @@ void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded
   }
   const __m512 scale = _mm512_loadu_ps(weight_scales);
   __m512 products[M];
-  for (int m = 0; m < M; m++) products[m] = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[m]), scale);
-  store<M>(products, x.scales.data() + first, out);
+  for (int m = 0; m < M; m++) {
+    products[m] = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m]), scale), _mm512_set1_ps(x.scales[first + m]));
+  }
+  store<M>(products, out);
 }
 
 // Whole numbers of two groups for each output, of the first in the lower half of its lane.
@@ -115,9 +117,10 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
   const int64_t all = x.columns / group, groups = super / group, pairs = (groups + 1) / 2;
   const int8_t* values = x.row(first);
   const int16_t* group_sums = x.group_sums.data() + first * all;
+  const float* scales = x.scales.data() + first * x.blocks;
   __m512 products[M];
   for (int m = 0; m < M; m++) products[m] = _mm512_setzero_ps();
-  for (int64_t s = 0; s < x.columns; s += super, group_sums += groups) {
+  for (int64_t s = 0; s < x.columns; s += super, group_sums += groups, scales++) {
     const uint8_t *numbers = weight, *steps = BITS == 4 ? numbers + pairs * PAIR : numbers, *last = steps + pairs * PAIR;
     for (; weight < last + LINE; weight += LINE) fetch<(M > 2)>(weight);
     __m512i totals[M];
@@ -140,6 +143,7 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
       for (int m = 0; m < M; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], number));
     }
     for (int m = 0; m < M; m++) {
+      const __m512 of_row = _mm512_set1_ps(scales[m * x.blocks]);
       __m512i least = _mm512_setzero_si512();
       for (int64_t p = 0; p < pairs; p++) {
         const __m512i sums = _mm512_set1_epi32(two_at(group_sums + m * all + 2 * p));
@@ -148,15 +152,15 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
       if constexpr (BITS == 4) {
         const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last)));
         const __m512 step = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last + 32)));
-        products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(totals[m]), scale, products[m]);
-        products[m] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(least), step, products[m]);
+        products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(totals[m]), _mm512_mul_ps(scale, of_row), products[m]);
+        products[m] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(least), _mm512_mul_ps(step, of_row), products[m]);
       } else {
         const __m512i total = _mm512_sub_epi32(totals[m], _mm512_slli_epi32(least, 5));
-        products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_loadu_ps(last), products[m]);
+        products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(_mm512_loadu_ps(last), of_row), products[m]);
       }
     }
   }
-  store<M>(products, x.scales.data() + first, out);
+  store<M>(products, out);
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -269,8 +273,9 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
   const int64_t all = x.columns / group, groups = super / group, pairs = (groups + 1) / 2;
   const int8_t* values = x.row(first);
   const int16_t* group_sums = x.group_sums.data() + first * all;
+  const float* scales = x.scales.data() + first * x.blocks;
   alignas(32) float products[MOST][OUTPUTS] = {};
-  for (int64_t s = 0; s < x.columns; s += super, group_sums += groups) {
+  for (int64_t s = 0; s < x.columns; s += super, group_sums += groups, scales++) {
     const uint8_t *numbers = weight, *steps = BITS == 4 ? numbers + pairs * PAIR : numbers, *last = steps + pairs * PAIR;
     for (; weight < last + LINE; weight += LINE) fetch(weight);
     __m256i totals[MOST][2];
@@ -295,6 +300,7 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
     for (int half = 0; half < 2; half++) {
 #pragma GCC unroll 1
       for (int64_t m = 0; m < rows; m++) {
+        const __m256 of_row = _mm256_set1_ps(scales[m * x.blocks]);
         __m256i least = _mm256_setzero_si256();
         for (int64_t p = 0; p < pairs; p++) {
           const __m256i sums = _mm256_set1_epi32(two_at(group_sums + m * all + 2 * p));
@@ -304,12 +310,13 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
         if constexpr (BITS == 4) {
           const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(last + half * 16)));
           const __m256 step = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(last + 32 + half * 16)));
-          const __m256 more = _mm256_fmadd_ps(_mm256_cvtepi32_ps(totals[m][half]), scale, _mm256_load_ps(product));
-          _mm256_store_ps(product, _mm256_fnmadd_ps(_mm256_cvtepi32_ps(least), step, more));
+          const __m256 more =
+              _mm256_fmadd_ps(_mm256_cvtepi32_ps(totals[m][half]), _mm256_mul_ps(scale, of_row), _mm256_load_ps(product));
+          _mm256_store_ps(product, _mm256_fnmadd_ps(_mm256_cvtepi32_ps(least), _mm256_mul_ps(step, of_row), more));
         } else {
           const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(last) + half * 8);
           const __m256i total = _mm256_sub_epi32(totals[m][half], _mm256_slli_epi32(least, 5));
-          _mm256_store_ps(product, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), scale, _mm256_load_ps(product)));
+          _mm256_store_ps(product, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(scale, of_row), _mm256_load_ps(product)));
         }
       }
     }
@@ -317,7 +324,7 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
   for (int64_t m = 0; m < rows; m++) {
     for (int half = 0; half < 2; half++) {
       float found[8];
-      _mm256_storeu_ps(found, _mm256_mul_ps(_mm256_load_ps(products[m] + half * 8), _mm256_set1_ps(x.scales[first + m])));
+      std::memcpy(found, products[m] + half * 8, sizeof(found));
       store(found, half, out, m);
     }
   }

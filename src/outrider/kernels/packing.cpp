@@ -52,7 +52,7 @@ float round_by(const float* weights, float scale, float least, uint8_t* values) 
   float error = 0.0f;
 #pragma omp simd reduction(+ : error)
   for (int64_t k = 0; k < GROUP; k++) {
-    const float value = std::min(std::max(std::nearbyint((weights[k] - least) * inverse), 0.0f), 15.0f);
+    const float value = std::min(15.0f, std::max(0.0f, std::nearbyint((weights[k] - least) * inverse)));  // of NaN: 0
     const float off = value * scale + least - weights[k];
     error += off * off;
     values[k] = static_cast<uint8_t>(value);
@@ -102,7 +102,7 @@ Group round_group(const float* weights) {
   if (best.error <= found) return best;
   low = std::min(low, 0.0f);
   range = high - low;
-  for (float kept : {0.95f, 0.9f, 0.85f, 0.8f}) {
+  for (float kept : {1.0f, 0.95f, 0.9f, 0.85f, 0.8f}) {
     for (float side : {0.0f, 0.5f, 1.0f}) try_group(weights, range * kept / 15.0f, low + range * (1.0f - kept) * side, &best);
   }
   refit(weights, &best);
@@ -143,7 +143,10 @@ Super round_super(const float* weights, int64_t groups, float* error) {
   if (!std::isfinite(*error)) return found;
   for (int64_t g = 0; g < groups; g++) {
     found.factors[g] = in_units(all[g].scale, unit);
-    found.offsets[g] = in_units(-all[g].least, step);
+    float sum = 0.0f;
+    for (int64_t k = 0; k < GROUP; k++) sum += all[g].values[k];
+    const float lost = (all[g].scale - found.factors[g] * unit) * sum / GROUP;  // by rounding the factor, in the middle
+    found.offsets[g] = in_units(std::max(-all[g].least - lost, 0.0f), step);
     round_by(weights + g * GROUP, found.factors[g] * unit, -step * found.offsets[g], found.values + g * GROUP);
   }
   return found;

@@ -1,7 +1,7 @@
 // Linear layers with weights in 8, 6 or 4 bits and activations in 8, for x86 processors with AVX-512 VNNI or AVX2.
 //
 // A row's result has the same bits whatever rows are beside it and however many threads there are: activations are rounded by
-// a scale of their row, products are summed as integers (8 bits: of a whole row; else of a block of columns), and what is added
+// scales of their row, products are summed as integers (8 bits: of a whole row; else of a block of columns), and what is added
 // in floating point is added in the order of the columns, one output in one lane.
 //
 // Weights lie as they are read, in blocks of 16 outputs, so that an instruction multiplies 4 columns of 16 outputs with 4
@@ -196,7 +196,7 @@ Layer OUTRIDER_NAMESPACE::layer_of(int64_t given, const std::optional<Tensor>& n
 
 void OUTRIDER_NAMESPACE::multiply(const Layer& layer, const float* x, int64_t rows, const float* added, float* out) {
   const Layout& layout = layer.layout;
-  const Rounded& rounded = round_rows(before(layer, x, rows), rows, layer.columns, layer.padded, layout.group);
+  const Rounded& rounded = round_rows(before(layer, x, rows), rows, layer.columns, layout);
   if (layout.bits == 8) {
     multiply_blocks(layer, ROWS_INT8, rounded, added, out, [&](auto known, const uint8_t* weight, int64_t n, int64_t first, int64_t, const Out& here) {
       block_int8<known()>(weight, layer.scales + n * OUTPUTS, rounded, first, here);

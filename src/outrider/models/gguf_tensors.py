@@ -18,6 +18,7 @@ STRING, ARRAY = 8, 9  # the format's numbers for types
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # in bytes, of the others
 Q4_K, Q6_K = 12, 14
 BLOCKS = {Q4_K: 144, Q6_K: 210}  # bytes of 256 columns
+_LONGEST = 1 << 16  # bytes of a name, in the format
 _ALIGNMENT = 32  # unless the file says another
 
 
@@ -43,6 +44,8 @@ class _Header:
 
     def text(self) -> str:
         (size,) = self.read("Q")
+        if size > _LONGEST:
+            raise ValueError(f"a name of {size} bytes")
         self.at += size
         return self._data[self.at - size : self.at].decode(errors="replace")
 
@@ -63,7 +66,9 @@ class _Header:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap]:
-    """The bytes of a file that is there."""
+    """The bytes of a file that is there. Raises `ModelError` for an empty one."""
+    if not path.stat().st_size:
+        raise damaged(path.name)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         yield data
 
@@ -85,7 +90,12 @@ def gguf_tensors(data: mmap.mmap, name: str) -> list[GgufTensor]:
             shape = header.read(f"{dimensions}Q")
             kind, offset = header.read("IQ")
             found.append((title, shape, kind, offset))
-    except (struct.error, KeyError, RecursionError) as error:
-        raise ModelError(f"model {name} can't be read as GGUF (its header is damaged): download it again") from error
-    start = -(-header.at // alignment) * alignment
+        start = -(-header.at // alignment) * alignment
+    except (struct.error, KeyError, RecursionError, OverflowError, ValueError, ZeroDivisionError) as error:
+        raise damaged(name) from error
     return [GgufTensor(title, shape, kind, start + offset) for title, shape, kind, offset in found]
+
+
+def damaged(name: str) -> ModelError:
+    """What a header or a table that makes no sense is told as."""
+    return ModelError(f"model {name} can't be read as GGUF (it is damaged): download it again")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.models.gguf_tensors import BLOCKS, gguf_tensors, mapped
+from outrider.models.gguf_tensors import BLOCKS, damaged, gguf_tensors, mapped
 
 if TYPE_CHECKING:
     from outrider.kernels.models import Kernels
@@ -28,7 +28,7 @@ SEED = 0
 class KQuants:
     """Rows of the matrices in Q4_K and Q6_K of a file.
 
-    dtype: what the file's numbers were rounded to when they were read.
+    dtype: what the file's numbers were rounded to when they were read. Raises `ModelError` for a damaged file.
     """
 
     def __init__(self, path: Path, kernels: Kernels, dtype: torch.dtype) -> None:
@@ -40,9 +40,10 @@ class KQuants:
                 if each.kind in BLOCKS and len(each.shape) == 2:
                     (columns, rows), size = each.shape, BLOCKS[each.kind]
                     blocks = columns // COLUMNS
-                    raw = torch.frombuffer(
-                        bytearray(data[each.start : each.start + rows * blocks * size]), dtype=torch.uint8
-                    )
+                    end = each.start + rows * blocks * size
+                    if not rows or not blocks or columns % COLUMNS or end > len(data):
+                        raise damaged(path.name)
+                    raw = torch.frombuffer(bytearray(data[each.start : end]), dtype=torch.uint8)
                     matrices.setdefault((columns, size), []).append(raw.view(rows, blocks, size))
         self._rows = {key: _Rows(found, self._floats) for key, found in matrices.items()}
 
