@@ -77,30 +77,33 @@ def unpacked(packed: Tensor, outputs: int, columns: int) -> Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_8_bit_products_are_those_of_the_rounded_numbers_to_the_bit(
-    built: Kernels, size: tuple[int, int], bias: bool
-) -> None:
+def test_8_bit_products_are_those_of_the_rounded_numbers(built: Kernels, size: tuple[int, int], bias: bool) -> None:
     weight, x = torch.randn(size, generator=torch.Generator().manual_seed(1)), rows_of(size[1])
     more = torch.randn(size[0]) if bias else None
     layer = Int8Kernel(weight, more, built)
     scales = layer.get_buffer("scales")[: size[0]]
-    values, scale = rounded(x)
     steps = (weight * (1 / scales.double()).float().unsqueeze(1)).round().double()
-    want = (values @ steps.T).float() * scales * scale
+    want = product(x, steps, 256) * scales
     with torch.inference_mode():
-        assert torch.equal(layer(x), want if more is None else want + more)
+        got = layer(x).double()
+    torch.testing.assert_close(got, want if more is None else want + more, rtol=1e-6, atol=1e-6 * float(want.abs().max()))
     assert (weight - steps * scales.unsqueeze(1)).abs().max() <= scales.max() * 0.51
 
 
 @pytest.mark.skipif(largest_weight() is None, reason="torch has no such kernel here")
 @pytest.mark.parametrize("size", SIZES[1:])
-def test_torchs_8_bit_kernel_gives_the_same_bits(size: tuple[int, int]) -> None:
+def test_torchs_8_bit_kernel_has_the_same_integers(size: tuple[int, int]) -> None:
+    """Of rows that are rounded by one scale; ours have one for each 256 columns."""
     ours = kernels()
     if ours is None or ours.largest != largest_weight():
         pytest.skip("ours has other weights, or none")
     weight, x = torch.randn(size, generator=torch.Generator().manual_seed(1)), rows_of(size[1])
+    for at in range(256, size[1], 256):
+        x[..., at] = x.abs().amax(-1)
+    x[..., 0] = x.abs().amax(-1)
     with torch.inference_mode():
-        assert torch.equal(Int8Kernel(weight, None, ours)(x), Int8Linear(weight, None, RowScale(), tiles=False)(x))
+        got, want = Int8Kernel(weight, None, ours)(x), Int8Linear(weight, None, RowScale(), tiles=False)(x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -204,9 +207,12 @@ def test_a_group_that_is_small_beside_another_keeps_its_mean(built: Kernels) -> 
     assert float((stored - weight)[:, 32:].square().mean().sqrt()) < 1.1  # as if they were zeros
 
 
-def test_numbers_that_are_large_in_some_columns_leave_the_others_as_they_are(built: Kernels) -> None:
+@pytest.mark.parametrize("kind", [Int8Kernel, Int4Kernel])
+def test_numbers_that_are_large_in_some_columns_leave_the_others_as_they_are(
+    built: Kernels, kind: type[Int8Kernel | Int4Kernel]
+) -> None:
     """As in the activations of language models: columns far from them have a scale of their own."""
-    layer, x = Int4Kernel(torch.randn(40, 512), None, built), torch.randn(5, 512)
+    layer, x = kind(torch.randn(40, 512), None, built), torch.randn(5, 512)
     x[:, 3] *= 1000.0
     still = x.clone()
     still[:, :256] = 0.0
@@ -276,8 +282,6 @@ def test_other_scales_biases_and_weights_are_refused(built: Kernels) -> None:
     for wrong in (weight.to(torch.int8).T, weight):
         with pytest.raises(RuntimeError, match="int8"):
             built.ops.pack_int8(wrong)
-    with pytest.raises(RuntimeError, match="columns"):
-        built.ops.pack_int8(torch.zeros(1, 130_001, dtype=torch.int8))
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@
 namespace OUTRIDER_NAMESPACE {
 namespace {
 
+constexpr int64_t BLOCK = 256;       // columns that are rounded by one scale, beside weights in 8 bits
 constexpr float LARGEST = 127.0f;    // of a rounded activation
 constexpr float ZERO = 128.0f;       // added before rounding, as torch's kernels do: the same ties
 
-// Activations [rows, columns] in 8 bits: x = value * scale, a scale for each block of columns; in 8 bits, whose products are
-// summed over all columns, a row is one block. A block whose numbers are not all finite has a scale that is not.
+// Activations [rows, columns] in 8 bits: x = value * scale, a scale for each block of columns, so that a number that is large
+// leaves the others as they are. A block whose numbers are not all finite has a scale that is not.
 struct Rounded {
-  int64_t rows, columns, blocks;  // columns: filled up with zeros
+  int64_t rows, columns, block, blocks;  // columns: filled up with zeros. block: columns of one, but for the last
   std::vector<int8_t> values;
   std::vector<float> scales;        // [rows, blocks]
   std::vector<int32_t> sums;        // of the values of each
@@ -59,8 +60,10 @@ inline const Rounded& round_rows(const float* x, int64_t rows, int64_t columns, 
   static thread_local Rounded kept;
   Rounded& out = kept;
   out.rows = rows;
-  const int64_t padded = layout.padded(columns), block = layout.bits == 8 ? padded : layout.columns, blocks = padded / block;
+  const int64_t padded = layout.padded(columns), block = layout.bits == 8 ? BLOCK : layout.columns;
+  const int64_t blocks = rounded_up(padded, block) / block;
   out.columns = padded;
+  out.block = block;
   out.blocks = blocks;
   out.values.resize(rows * padded);
   out.scales.resize(rows * blocks);
@@ -71,7 +74,8 @@ inline const Rounded& round_rows(const float* x, int64_t rows, int64_t columns, 
     int8_t* values = out.values.data() + m * padded;
     for (int64_t s = 0; s < blocks; s++) {
       const int64_t at = s * block, i = m * blocks + s;
-      round_block(x + m * columns + at, std::min(block, columns - at), block, values + at, &out.scales[i], &out.sums[i]);
+      const int64_t given = std::min(block, columns - at), filled = std::min(block, padded - at);
+      round_block(x + m * columns + at, given, filled, values + at, &out.scales[i], &out.sums[i]);
     }
     for (int64_t g = 0; g < groups; g++) {
       int16_t sum = 0;

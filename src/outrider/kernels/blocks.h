@@ -4,7 +4,9 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "activations.h"
 #include "linear.h"
@@ -57,21 +59,26 @@ void store(const __m512 (&sums)[M], const Out& out) {
 template <int M>
 void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded& x, int64_t first, const Out& out) {
   const int8_t* values = x.row(first);
-  __m512i sums[M];
-  for (int m = 0; m < M; m++) sums[m] = _mm512_set1_epi32(-MOVED * x.sums[first + m]);
-  for (int64_t k = 0; k < x.columns; k += 4, weight += LINE) {
-    const __m512i line = _mm512_loadu_si512(weight);
-    fetch<(M > 4)>(weight);
+  __m512 products[M];
+  for (int m = 0; m < M; m++) products[m] = _mm512_setzero_ps();
+  for (int64_t s = 0; s < x.blocks; s++) {
+    const int64_t at = first * x.blocks + s;
+    __m512i sums[M];
+    for (int m = 0; m < M; m++) sums[m] = _mm512_set1_epi32(-MOVED * x.sums[at + m * x.blocks]);
+    for (int64_t k = s * x.block; k < std::min((s + 1) * x.block, x.columns); k += 4, weight += LINE) {
+      const __m512i line = _mm512_loadu_si512(weight);
+      fetch<(M > 4)>(weight);
 #pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        sums[m] = _mm512_dpbusd_epi32(sums[m], line, _mm512_set1_epi32(four_at(values + m * x.columns + k)));
+      }
+    }
     for (int m = 0; m < M; m++) {
-      sums[m] = _mm512_dpbusd_epi32(sums[m], line, _mm512_set1_epi32(four_at(values + m * x.columns + k)));
+      products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), _mm512_set1_ps(x.scales[at + m * x.blocks]), products[m]);
     }
   }
   const __m512 scale = _mm512_loadu_ps(weight_scales);
-  __m512 products[M];
-  for (int m = 0; m < M; m++) {
-    products[m] = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m]), scale), _mm512_set1_ps(x.scales[first + m]));
-  }
+  for (int m = 0; m < M; m++) products[m] = _mm512_mul_ps(products[m], scale);
   store<M>(products, out);
 }
 
@@ -183,27 +190,37 @@ template <int M>
 void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded& x, int64_t first, const Out& out) {
   const int8_t* values = x.row(first);
   const __m256i ones = _mm256_set1_epi16(1);
-  __m256i sums[M][2];
-  for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm256_set1_epi32(-MOVED * x.sums[first + m]);
-  for (int64_t k = 0; k < x.columns; k += 4, weight += LINE) {
-    const __m256i line[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)),
-                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32))};
-    fetch(weight);
+  alignas(32) float products[M][OUTPUTS] = {};
+  for (int64_t s = 0; s < x.blocks; s++) {
+    const int64_t at = first * x.blocks + s;
+    __m256i sums[M][2];
+    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm256_set1_epi32(-MOVED * x.sums[at + m * x.blocks]);
+    for (int64_t k = s * x.block; k < std::min((s + 1) * x.block, x.columns); k += 4, weight += LINE) {
+      const __m256i line[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight)),
+                               _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + 32))};
+      fetch(weight);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; m++) {
-      const __m256i four = _mm256_set1_epi32(four_at(values + m * x.columns + k));
+      for (int m = 0; m < M; m++) {
+        const __m256i four = _mm256_set1_epi32(four_at(values + m * x.columns + k));
 #pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+          const __m256i pairs = _mm256_maddubs_epi16(line[half], four);
+          sums[m][half] = _mm256_add_epi32(sums[m][half], _mm256_madd_epi16(pairs, ones));
+        }
+      }
+    }
+    for (int m = 0; m < M; m++) {
+      const __m256 of_row = _mm256_set1_ps(x.scales[at + m * x.blocks]);
       for (int half = 0; half < 2; half++) {
-        const __m256i pairs = _mm256_maddubs_epi16(line[half], four);
-        sums[m][half] = _mm256_add_epi32(sums[m][half], _mm256_madd_epi16(pairs, ones));
+        float* product = products[m] + half * 8;
+        _mm256_store_ps(product, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][half]), of_row, _mm256_load_ps(product)));
       }
     }
   }
   for (int m = 0; m < M; m++) {
     for (int half = 0; half < 2; half++) {
-      const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][half]), _mm256_loadu_ps(weight_scales + half * 8));
       float found[8];
-      _mm256_storeu_ps(found, _mm256_mul_ps(product, _mm256_set1_ps(x.scales[first + m])));
+      _mm256_storeu_ps(found, _mm256_mul_ps(_mm256_load_ps(products[m] + half * 8), _mm256_loadu_ps(weight_scales + half * 8)));
       store(found, half, out, m);
     }
   }

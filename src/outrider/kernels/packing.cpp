@@ -17,14 +17,12 @@ using namespace OUTRIDER_NAMESPACE;
 
 namespace {
 
-constexpr int64_t MOST_COLUMNS = 130000;  // in 8 bits: 255 * 127 of each, in 32
 constexpr int64_t GROUP = 32, SUPER = 256;  // in 4 bits: columns of a group, and the most that share a scale
 constexpr float FOUND = 1e-4f;       // squared error of a group over its squared range: it was in 4 bits before
 
 // values [outputs, columns] int8 -> [blocks, lines, 64] uint8, MOVED
 Tensor pack_int8(Tensor values) {
   STD_TORCH_CHECK(is(values, torch::headeronly::ScalarType::Char) && values.dim() == 2, "weights must be int8 in one piece");
-  STD_TORCH_CHECK(values.size(1) <= MOST_COLUMNS, "sums of so many columns may not fit");
   const int64_t outputs = values.size(0), columns = values.size(1), lines = rounded_up(columns, 4) / 4;
   const int64_t shape[] = {blocks_of(outputs), lines, LINE};
   Tensor out = torch::stable::new_empty(values, {shape, 3}, torch::headeronly::ScalarType::Byte);

@@ -1,12 +1,12 @@
 // Linear layers with weights in 8, 6 or 4 bits and activations in 8, for x86 processors with AVX-512 VNNI or AVX2.
 //
 // A row's result has the same bits whatever rows are beside it and however many threads there are: activations are rounded by
-// scales of their row, products are summed as integers (8 bits: of a whole row; else of a block of columns), and what is added
+// scales of their row, products are summed as integers in blocks of up to 256 columns, and what is added
 // in floating point is added in the order of the columns, one output in one lane.
 //
 // Weights lie as they are read, in blocks of 16 outputs, so that an instruction multiplies 4 columns of 16 outputs with 4
-// activations of a row (`blocks.h`). Up to 8 rows use a line while it is at hand (5 in 8 bits by AVX2): at the memory's pace
-// they cost as much as one.
+// activations of a row (`blocks.h`). Up to 8 rows use a line while it is at hand (by AVX2 5 in 8 bits, 32 in fewer): at the
+// memory's pace they cost as much as one.
 //
 // `fused_int8` and `fused_grouped` do what stands before and behind a layer, too: a norm or a gate, and adding what goes past it.
 // They give the bits of these operations, called one by one.

@@ -15,9 +15,10 @@ OUTPUTS = 16  # of a block
 
 
 class Int8Kernel(OpaqueLinear):
-    """x → x · weightᵀ + bias, both rounded to 8 bits, a scale per output. [.., in] → [.., out], in x's type.
+    """x → x · weightᵀ + bias, both rounded to 8 bits: a scale per output, and per row and 256 columns. [.., in] → [.., out],
+    in x's type.
 
-    The same integers as `Int8Linear` by torch's kernels, so the same bits.
+    The weights are those of `Int8Linear` by torch's kernels, which have one scale for all columns of a row.
     """
 
     rounding = "int8"
