@@ -1,4 +1,4 @@
-"""Linear layers by our own kernels: weights in 8 or 4 bits, activations rounded to 8 with a scale per token."""
+"""Linear layers by our own kernels: weights in 8, 6 or 4 bits; activations in 8, a scale per token and block of columns."""
 
 from __future__ import annotations
 
