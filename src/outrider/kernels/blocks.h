@@ -1,4 +1,4 @@
-// Products of a block of 16 outputs with up to 8 rows of activations.
+// Products of a block of 16 outputs with the rows of activations that use its lines while they are at hand (`Rows`).
 
 #pragma once
 
