@@ -1,4 +1,4 @@
-// Activations in 8 bits, a scale for each row or block of columns.
+// Activations in 8 bits, a scale for each block of columns of a row.
 
 #pragma once
 

@@ -286,17 +286,19 @@ inline __attribute__((always_inline)) void add_columns(const __m256i (&fours)[2]
 template <int BITS, int M>
 void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64_t first, int64_t rows, const Out& out) {
   constexpr int MOST = M > 0 ? M : ROWS_GROUPED.most;
+  const int64_t count = M > 0 ? M : rows;  // known when it is compiled, if it can be
   constexpr int64_t group = BITS == 4 ? 32 : 16, part = BITS == 4 ? 2 : 3;  // part: lines of 16 columns
   const int64_t all = x.columns / group, groups = super / group, pairs = (groups + 1) / 2;
   const int8_t* values = x.row(first);
   const int16_t* group_sums = x.group_sums.data() + first * all;
   const float* scales = x.scales.data() + first * x.blocks;
-  alignas(32) float products[MOST][OUTPUTS] = {};
+  alignas(32) float products[MOST][OUTPUTS];
+  std::memset(products, 0, count * sizeof(products[0]));
   for (int64_t s = 0; s < x.columns; s += super, group_sums += groups, scales++) {
     const uint8_t *numbers = weight, *steps = BITS == 4 ? numbers + pairs * PAIR : numbers, *last = steps + pairs * PAIR;
     for (; weight < last + LINE; weight += LINE) fetch(weight);
     __m256i totals[MOST][2];
-    for (int m = 0; m < MOST; m++) totals[m][0] = totals[m][1] = _mm256_setzero_si256();
+    for (int64_t m = 0; m < count; m++) totals[m][0] = totals[m][1] = _mm256_setzero_si256();
 #pragma GCC unroll 1
     for (int64_t k = 0; k < super; k += 16, weight += part * LINE, values += 16) {
       const uint8_t* pair = numbers + k / group / 2 * PAIR;
@@ -311,12 +313,12 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
         for (int m = 0; m < M; m++) add_columns<BITS>(fours, of_group, values + m * x.columns, totals[m]);
       } else {
 #pragma GCC unroll 1
-        for (int64_t m = 0; m < rows; m++) add_columns<BITS>(fours, of_group, values + m * x.columns, totals[m]);
+        for (int64_t m = 0; m < count; m++) add_columns<BITS>(fours, of_group, values + m * x.columns, totals[m]);
       }
     }
     for (int half = 0; half < 2; half++) {
 #pragma GCC unroll 1
-      for (int64_t m = 0; m < rows; m++) {
+      for (int64_t m = 0; m < count; m++) {
         const __m256 of_row = _mm256_set1_ps(scales[m * x.blocks]);
         __m256i least = _mm256_setzero_si256();
         for (int64_t p = 0; p < pairs; p++) {
@@ -338,7 +340,7 @@ void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64
       }
     }
   }
-  for (int64_t m = 0; m < rows; m++) {
+  for (int64_t m = 0; m < count; m++) {
     for (int half = 0; half < 2; half++) {
       float found[8];
       std::memcpy(found, products[m] + half * 8, sizeof(found));

@@ -1,8 +1,8 @@
 // Linear layers with weights in 8, 6 or 4 bits and activations in 8, for x86 processors with AVX-512 VNNI or AVX2.
 //
 // A row's result has the same bits whatever rows are beside it and however many threads there are: activations are rounded by
-// scales of their row, products are summed as integers in blocks of up to 256 columns, and what is added
-// in floating point is added in the order of the columns, one output in one lane.
+// scales of their row, products are summed as integers in blocks of up to 256 columns, and what is added in floating point is
+// added in the order of the columns, one output in one lane.
 //
 // Weights lie as they are read, in blocks of 16 outputs, so that an instruction multiplies 4 columns of 16 outputs with 4
 // activations of a row (`blocks.h`). Up to 8 rows use a line while it is at hand (by AVX2 5 in 8 bits, 32 in fewer): at the
@@ -106,6 +106,7 @@ const float* before(const Layer& layer, const float* x, int64_t rows) {
   return to;
 }
 
+// most: `Rows`.
 template <class R, class F>
 void multiply_blocks(const Layer& layer, const R& most, const Rounded& rounded, const float* added, float* out, const F& block) {
   const int64_t outputs = layer.outputs, bytes = layer.padded / layer.layout.columns * layer.layout.lines * LINE;
@@ -164,7 +165,7 @@ Tensor fused_int8(Tensor x, std::optional<Tensor> norm, double eps, double more,
 }
 
 Tensor fused_grouped(Tensor x, std::optional<Tensor> norm, double eps, double more, bool gated, std::optional<Tensor> added,
-                  Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
+                     Tensor weight, std::optional<Tensor> bias, int64_t outputs) {
   const Given given = rows_of(x);
   return multiplied(given, layer_of(given.columns, norm, eps, more, gated, weight, std::nullopt, bias, outputs), added);
 }
@@ -198,17 +199,19 @@ void OUTRIDER_NAMESPACE::multiply(const Layer& layer, const float* x, int64_t ro
   const Layout& layout = layer.layout;
   const Rounded& rounded = round_rows(before(layer, x, rows), rows, layer.columns, layout);
   if (layout.bits == 8) {
-    multiply_blocks(layer, ROWS_INT8, rounded, added, out, [&](auto known, const uint8_t* weight, int64_t n, int64_t first, int64_t, const Out& here) {
+    const auto block = [&](auto known, const uint8_t* weight, int64_t n, int64_t first, int64_t, const Out& here) {
       block_int8<known()>(weight, layer.scales + n * OUTPUTS, rounded, first, here);
-    });
+    };
+    multiply_blocks(layer, ROWS_INT8, rounded, added, out, block);
   } else {
-    multiply_blocks(layer, ROWS_GROUPED, rounded, added, out, [&](auto known, const uint8_t* weight, int64_t, int64_t first, int64_t rows, const Out& here) {
+    const auto block = [&](auto known, const uint8_t* weight, int64_t, int64_t first, int64_t rows, const Out& here) {
       if (layout.bits == 6) {
         block_grouped<6, known()>(weight, layout.columns, rounded, first, rows, here);
       } else {
         block_grouped<4, known()>(weight, layout.columns, rounded, first, rows, here);
       }
-    });
+    };
+    multiply_blocks(layer, ROWS_GROUPED, rounded, added, out, block);
   }
 }
 

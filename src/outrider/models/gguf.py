@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from outrider.cache_folder import build_once
 from outrider.errors import ModelError
+from outrider.models.gguf_tensors import architecture, mapped
 
 MAGIC = b"GGUF"
-STRING = 8  # the format's number for a type
 ENCODER_DECODERS = ("t5", "t5encoder")
 FORMAT = 1  # raise it when the conversion changes, so that old conversions are made again
 
@@ -29,27 +28,13 @@ def check_gguf(path: Path) -> None:
         raise ModelError(f"model {path} can't be read ({error.strerror}): check the path and its permissions") from None
     if start != MAGIC:
         raise ModelError(f"model {path} is not a GGUF file (it starts with {start!r}): download it again")
-    if architecture(path) in ENCODER_DECODERS:
+    with mapped(path) as data:
+        kind = architecture(data)
+    if kind in ENCODER_DECODERS:
         raise ModelError(
-            f"model {path.name} ({architecture(path)}) can't be used: it is an encoder-decoder model, not read from GGUF "
+            f"model {path.name} ({kind}) can't be used: it is an encoder-decoder model, not read from GGUF "
             "files; name its folder or hub name, for --engine transformers"
         )
-
-
-def architecture(path: Path) -> str | None:
-    """What the file says it is, if it says so first, as writers do."""
-    try:
-        with path.open("rb") as file:
-            file.seek(24)  # magic, version, number of tensors and of entries
-            key, kind = _text(file), struct.unpack("<I", file.read(4))[0]
-            return _text(file) if key == "general.architecture" and kind == STRING else None
-    except (OSError, struct.error, UnicodeDecodeError):
-        return None
-
-
-def _text(file: BinaryIO) -> str:
-    (length,) = struct.unpack("<Q", file.read(8))
-    return file.read(min(length, 256)).decode()
 
 
 def fingerprint(path: Path) -> str:

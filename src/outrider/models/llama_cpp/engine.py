@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.models.base import Sequence, WhichLogits, check_truncate, new_tokens, owned_sequences
 from outrider.models.gguf import fingerprint
+from outrider.models.gguf_tensors import gguf_tensors, mapped
 from outrider.models.llama_cpp.library import BATCH, OUTPUTS, Context, Weights
 
 FIRST_CELLS = 1024
@@ -104,9 +106,13 @@ class LlamaCppModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a pass of one token reads: the table of embeddings only if it is the head, too."""
-        from gguf import GGUFReader
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(self._path).tensors}
+        sizes: dict[str, int] = {}
+        with mapped(self._path) as data:
+            for tensor in gguf_tensors(data, self._path.name):
+                block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+                sizes[tensor.name] = prod(tensor.shape) // block * size
         return sum(sizes.values()) - (sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0)
 
     def pad_widths(self, width: Callable[[int, int], int]) -> None:

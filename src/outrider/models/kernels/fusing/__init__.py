@@ -4,9 +4,9 @@ A call takes some microseconds, as long as the work of most operations on a few 
 caches ten times as long. Each of these gives the bits of those it replaces, so a recorded pass stays the ordinary one
 (`recording` compares them). Five are left of a layer of Llama's kind, and then one of all layers:
 
-    attend_new      rotations of queries and keys, keeping keys and values, attention
-    fused_grouped/8    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
-    chain           any number of these that follow each other, norms and sums between them
+    attend_new                   rotations of queries and keys, keeping keys and values, attention
+    fused_int8, fused_grouped    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
+    chain                        any number of these that follow each other, norms and sums between them
 
 Only passes that have our operations already are changed; what is not found in this very shape stays as it is. One operation
 reads where the last of several did, so a pass that writes into what is read elsewhere is left alone: by then it may be
