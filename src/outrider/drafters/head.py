@@ -18,8 +18,10 @@ from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError
-from outrider.heads.config import CONFIG, load_config, load_head
+from outrider.heads.config import CONFIG, load_config
 from outrider.heads.engine import BlockwiseModel, HeadModel, HeadSequence, ReadingModel, check_dtype, open_head
+from outrider.heads.published.checkpoint import find_folder
+from outrider.heads.stored import read_head
 from outrider.models.base import HandsOutStates, LanguageModel, has_encoder
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow
@@ -32,7 +34,8 @@ FIRST, LATER, TESTS = 0.6, 0.55, 8.0
 
 
 class HeadDrafter(ModelDrafter):
-    """path: the folder of a head (`outrider train head`, `train blocks`); None for the one shipped for the target.
+    """path: the folder of a head (`outrider train head`, `train blocks`), or of an EAGLE, EAGLE-3 or Medusa checkpoint, or
+    the name of one on the hub; None for the one shipped for the target.
 
     step_seconds: what a drafted token costs, if it need not be measured. dtype: of its weights, float (the type of the
     target's states), int8, or auto: int8 beside a target whose weights are rounded or in float32, where there are kernels.
@@ -46,14 +49,14 @@ class HeadDrafter(ModelDrafter):
     def __init__(self, path: str | Path | None = None, step_seconds: float | None = None, dtype: str = "auto") -> None:
         check_dtype(dtype)
         self._dtype = dtype
-        self._path = None if path is None else Path(path).expanduser()
+        self._path = None if path is None else find_folder(path)
         if self._path is not None:
-            load_head(self._path)  # what can't be read is said before a target is loaded or bound
+            read_head(self._path)  # what can't be read is said before a target is loaded or bound
         self._target: LanguageModel | None = None
         self.sampling = None
         self._given = step_seconds
         self._costs = None
-        whose = "head" if self._path is None else f"head:{self._path.name}"
+        whose = "head" if path is None else f"head:{Path(path).name}"
         self.name = whose if dtype == "auto" else f"{whose} ({dtype})"
 
     def bind(self, target: LanguageModel) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,28 @@ from outrider.errors import ModelError, ParameterError, in_one_line
 
 CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens"
 Kind = Literal["autoregressive", "blockwise"]
+Layout = Literal["EAGLE", "EAGLE-3", "Medusa"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is different in a head of another project, whose folder is read as it is (`heads.published`).
+
+    target_width: of the target's states, which need not be the head's own. reads: how many of the target's layers an
+    EAGLE-3 head reads; which ones is settled when the target is known, if its config does not say. rope: transformers'
+    parameters of its rotary positions, theta among them. join_bias: of what joins a token and a state (EAGLE). input_norm:
+    before attention (EAGLE), or before the states of several layers become one vector (EAGLE-3). norm_before_residual: what
+    the layer's output is added to is normed (EAGLE-3). depth: residual blocks of a head (Medusa).
+    """
+
+    layout: Layout
+    target_width: int
+    reads: int = 0
+    rope: dict[str, Any] = field(default_factory=dict)
+    join_bias: bool = False
+    input_norm: bool = False
+    norm_before_residual: bool = False
+    depth: int = 1
 
 
 @dataclass(frozen=True)
@@ -28,7 +50,8 @@ class HeadConfig:
     target: the name of the model that it was made for. width: of the target's hidden state. vocab_size: the target's;
     num_tokens: of the head's own vocabulary. num_heads … qkv_bias: of its one layer (autoregressive). window: positions
     that it attends to at most. blocks: heads, one a position (blockwise). layers: of the target, counted from 1, whose
-    states are read beside the last one (autoregressive).
+    states are read beside the last one (autoregressive; in its place by EAGLE-3). published: what a head of another project
+    has otherwise.
     """
 
     kind: Kind
@@ -46,6 +69,7 @@ class HeadConfig:
     window: int = 512
     blocks: int = 4
     layers: tuple[int, ...] = ()
+    published: Published | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))  # JSON has lists
@@ -62,9 +86,37 @@ class HeadConfig:
         check_order(self.layers)
 
     @property
+    def name(self) -> str:
+        """What it is."""
+        return f"{self.kind if self.published is None else self.published.layout} head"
+
+    @property
+    def target_width(self) -> int:
+        """Of one of the target's states."""
+        return self.width if self.published is None else self.published.target_width
+
+    @property
     def states_width(self) -> int:
-        """Of the target's states that are read at a position, side by side, the last one first."""
-        return self.width * (1 + len(self.layers))
+        """Of what its network reads at a position: the target's states side by side, the last one first, or what a head of
+        another project makes of them beforehand (`layers.HeadNetwork.condense`).
+        """
+        return self.width * (1 + len(self.layers)) if self.published is None else self.width
+
+
+@dataclass(frozen=True)
+class StoredHead:
+    """What a folder holds. tokens: int64 [num_tokens], the target's ids of the head's own, ascending. weights: of its
+    network.
+
+    rows: of its output layer, empty if that is the target's: `norm` and `head` (EAGLE-3; without `head`, the target's rows),
+    or `heads.0` on (Medusa). embedding: [V, width], if it brings one.
+    """
+
+    config: HeadConfig
+    tokens: Tensor
+    weights: dict[str, Tensor]
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    embedding: Tensor | None = None
 
 
 def check_order(layers: tuple[int, ...]) -> None:
@@ -80,14 +132,15 @@ def save_head(folder: Path, config: HeadConfig, tokens: Tensor, weights: Mapping
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: value.detach().to(dtype).contiguous() for name, value in weights.items()}
     save_file({**kept, TOKENS: tokens.to(torch.int32).contiguous()}, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n")
+    shape = {name: value for name, value in asdict(config).items() if name != "published"}
+    (folder / CONFIG).write_text(json.dumps(shape, indent=1) + "\n")
 
 
 def load_config(folder: Path) -> HeadConfig:
     """The shape of a head alone, and whose it is. Raises `ModelError`."""
-    with _reading(folder):
+    with reading(folder):
         stored: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-        unknown = stored.keys() - {field.name for field in fields(HeadConfig)}
+        unknown = stored.keys() - {one.name for one in fields(HeadConfig) if one.name != "published"}
         if unknown:
             raise ModelError(f"draft head {folder} can't be used: its config has an unknown entry {sorted(unknown)[0]!r}")
         return HeadConfig(**stored)
@@ -98,7 +151,7 @@ def load_head(folder: Path) -> tuple[HeadConfig, Tensor, dict[str, Tensor]]:
     from safetensors.torch import load_file
 
     config = load_config(folder)
-    with _reading(folder):
+    with reading(folder):
         weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
         tokens = weights.pop(TOKENS).long()
     in_order = bool((tokens[1:] > tokens[:-1]).all())
@@ -108,7 +161,7 @@ def load_head(folder: Path) -> tuple[HeadConfig, Tensor, dict[str, Tensor]]:
 
 
 @contextmanager
-def _reading(folder: Path) -> Iterator[None]:
+def reading(folder: Path) -> Iterator[None]:
     """What can go wrong with the files, in a line."""
     from safetensors import SafetensorError
 
@@ -117,5 +170,6 @@ def _reading(folder: Path) -> Iterator[None]:
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = in_one_line(error, 200)
         raise ModelError(
-            f"draft head {folder} can't be read ({reason}): name a folder made by outrider train head"
+            f"draft head {folder} can't be read ({reason}): name a folder made by outrider train head, or with an EAGLE, "
+            "EAGLE-3 or Medusa checkpoint"
         ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch.nn import functional as F
 
 from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
-from outrider.heads.config import HeadConfig, load_config
-from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads
+from outrider.heads.config import HeadConfig
 from outrider.heads.parts import HeadParts, parts_of
+from outrider.heads.published.eagle import usual_layers
 from outrider.heads.recorded import CapturedHead, NewestToken, RecordedHead, record_head
+from outrider.heads.stored import read_shape
 from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.cut_head import spread
 from outrider.models.kernels import attention as kernel_attention
@@ -75,10 +76,11 @@ class HeadModel(SlotModel[HeadSequence]):
         self.draft_tokens = parts.tokens if len(parts.tokens) < target.vocab_size else None
         """The tokens that it can draft, ascending, if these are not all."""
         self._rows = parts.rows
+        self._embedding = parts.embedding
 
     @property
     def name(self) -> str:
-        return f"{self.config.kind} head"
+        return self.config.name
 
     @property
     def vocab_size(self) -> int:
@@ -140,7 +142,7 @@ class HeadModel(SlotModel[HeadSequence]):
             parts.append(self._zeros(1))  # nothing comes before the first token
         if known and row.base is not None:
             held = self.target.states(row.base, max(start, 0), max(start, 0) + known, self.config.layers)
-            parts.append(held.to(self.dtype))
+            parts.append(self.network.condense(held.to(self.dtype)))
         missing = count - known - len(parts[:1] if start < 0 else ())
         if missing and not known and start >= 0 and row.last is not None:
             own = row.last.unsqueeze(0)
@@ -155,13 +157,16 @@ class HeadModel(SlotModel[HeadSequence]):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _embed(self, tokens: Tensor) -> Tensor:
+        if self._embedding is not None:
+            out: Tensor = self._embedding(tokens)
+            return out
         return self.target.embed(tokens).to(self.dtype)
 
     def _zeros(self, count: int) -> Tensor:
         return torch.zeros(count, self.config.states_width, dtype=self.dtype, device=self.device)
 
     def _logits(self, states: Tensor) -> Tensor:
-        """[.., W] → [.., T]"""
+        """See `HeadParts.rows`."""
         out: Tensor = self._rows(states)
         return out
 
@@ -173,11 +178,11 @@ class HeadModel(SlotModel[HeadSequence]):
 class AutoregressiveModel(HeadModel):
     """One layer with keys and values of its own."""
 
-    network: AutoregressiveHead
-
     def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
         super().__init__(target, config, parts)
         self.module = NewestToken(self.network, self._rows)
+        self._blind_to_first = config.published is not None
+        """Whether position 0, which no state comes before, is seen by itself alone: these heads were trained without it."""
         if self.device.type in ("cpu", "cuda"):
             self.recorded = record_head(self)
 
@@ -234,13 +239,16 @@ class AutoregressiveModel(HeadModel):
         place = self._cache.placement
         keys, values = self._cache.layers[0].update(keys, values)
         mask = None
-        if queries.shape[0] > 1 or queries.shape[2] > 1 or place.length > self.config.window:
+        if queries.shape[0] > 1 or queries.shape[2] > 1 or place.length > self.config.window or self._blind_to_first:
             mask = self.mask(place.positions, place.length)
         return self.attention(queries, keys, values, mask)
 
     def mask(self, positions: Tensor, length: int) -> Tensor:
         """Of positions int64 [R, N], for so many columns: bool [R, 1, N, length]."""
         made: Tensor = make_mask(positions, length, AttentionPattern({"full_attention": self.config.window}, False))
+        if self._blind_to_first:
+            first = torch.arange(length, device=positions.device) == 0
+            made = made & ~(first & (positions > 0)[:, None, :, None])
         return made
 
     def attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -260,8 +268,6 @@ class BlockwiseModel(HeadModel):
     A sequence's `last` holds the logits of all its blocks, [blocks, T].
     """
 
-    network: BlockwiseHeads
-
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         if all(row.base is not None and row.base.length < row.length for row in rows):
             return self._read_off(rows, lengths, logits)
@@ -273,9 +279,9 @@ class BlockwiseModel(HeadModel):
             return None
         embedded = self._embed(tokens)
         if logits == "all":
-            return self._logits(self.network(embedded, before, 1)[..., 0, :])
+            return self._logits(self.network(embedded, before, 1))[..., 0, :]
         each, at = torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)
-        blocks: Tensor = self._rows(self.network(embedded[each, at], before[each, at]))
+        blocks = self._logits(self.network(embedded[each, at], before[each, at]))
         for i, row in enumerate(rows):
             row.last = blocks[i]
         return blocks[:, :1]
@@ -336,10 +342,11 @@ class _Pair:
 def check_fits(target: HandsOutStates, config: HeadConfig) -> None:
     """Raise `ModelError` unless states and tokens of the target are those that the head was made for."""
     ours = (target.state_size, target.vocab_size)
-    if ours != (config.width, config.vocab_size):
+    if ours != (config.target_width, config.vocab_size):
         raise ModelError(
-            f"the draft head for {config.target} can't draft for {target.name}: it was made for states of {config.width} "
-            f"and {config.vocab_size} tokens, not {ours[0]} and {ours[1]}; train one with outrider train head"
+            f"the draft head for {config.target} can't draft for {target.name}: it was made for states of "
+            f"{config.target_width} and {config.vocab_size} tokens, not {ours[0]} and {ours[1]}; train one with outrider "
+            "train head"
         )
 
 
@@ -362,10 +369,22 @@ def _rounds(dtype: str, target: HandsOutStates) -> bool:
     return possible and (dtype == "int8" or (dtype == "auto" and usual))
 
 
+def _of_usual_layers(target: HandsOutStates, config: HeadConfig) -> HeadConfig:
+    layers = usual_layers(target.num_layers)
+    if not 0 < layers[0] < layers[1] < layers[2]:
+        raise ModelError(
+            f"the draft head for {config.target} can't draft for {target.name}: it reads the states of layers "
+            f"{', '.join(map(str, layers))} of a target with {target.num_layers} unless its config names others"
+        )
+    return replace(config, layers=layers)
+
+
 def open_head(target: HandsOutStates, folder: Path, dtype: str = "auto") -> HeadModel:
     """The head in a folder, for this target. dtype: of its weights, one of `HEAD_DTYPES`."""
-    config = load_config(folder)
+    config = read_shape(folder)
     check_fits(target, config)
+    if config.published is not None and config.published.reads and not config.layers:
+        config = _of_usual_layers(target, config)
     rounded = _rounds(dtype, target)
     parts = parts_of(target, folder, torch.float32 if rounded else target.state_dtype, rounded)
     make = AutoregressiveModel if config.kind == "autoregressive" else BlockwiseModel

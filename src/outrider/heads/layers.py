@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.heads.config import HeadConfig
+from outrider.heads.rotary import Rotary, rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries [R, heads, N, size], keys and values [R, kv heads, N, size], keys turned → mixed values [R, heads, N, size]."""
@@ -29,6 +30,18 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class HeadNetwork(nn.Module):
+    """What all heads are."""
+
+    config: HeadConfig
+
+    def condense(self, states: Tensor) -> Tensor:
+        """What the network reads of a target's states, the last one first. [.., (1 + layers) · target's width] →
+        [.., states_width]
+        """
+        return states
 
 
 class Mix(nn.Module):
@@ -60,27 +73,35 @@ class Mix(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a gated network, each normed before and added to its input."""
+    """Attention and a gated network, each normed before and added to its input.
 
-    def __init__(self, config: HeadConfig) -> None:
+    reads: width of what attention reads, if that is not the layer's input (`forward`'s `attended`). normed: whether it is
+    normed here.
+    """
+
+    def __init__(self, config: HeadConfig, reads: int | None = None, normed: bool = True) -> None:
         super().__init__()
         self.config = config
         wide, narrow = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        self.attention_norm = Norm(config.width, config.norm_eps)
-        self.query = nn.Linear(config.width, wide, bias=config.qkv_bias)
-        self.key = nn.Linear(config.width, narrow, bias=config.qkv_bias)
-        self.value = nn.Linear(config.width, narrow, bias=config.qkv_bias)
+        reads = config.width if reads is None else reads
+        self.attention_norm = Norm(reads, config.norm_eps) if normed else nn.Identity()
+        self.query = nn.Linear(reads, wide, bias=config.qkv_bias)
+        self.key = nn.Linear(reads, narrow, bias=config.qkv_bias)
+        self.value = nn.Linear(reads, narrow, bias=config.qkv_bias)
         self.out = nn.Linear(wide, config.width, bias=False)
         self.network_norm = Norm(config.width, config.norm_eps)
         self.gate = nn.Linear(config.width, config.intermediate_size, bias=False)
         self.up = nn.Linear(config.width, config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.width, bias=False)
         self.activation = nn.SiLU()  # a module, so that a rounded head can have another (`models.kernels.rows`)
+        self.rotary = Rotary(config)
 
-    def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """X [R, N, width], positions int64 [R, N] → [R, N, width]"""
-        normed = self.attention_norm(x)
-        turn = rotation(positions, self.config.head_size, self.config.rope_theta, x.dtype)
+    def forward(self, x: Tensor, positions: Tensor, attend: Attend, attended: Tensor | None = None) -> Tensor:
+        """X [R, N, width], positions int64 [R, N] → [R, N, width]. attended: what attention reads, [R, N, reads]; x if not
+        given.
+        """
+        normed = self.attention_norm(x if attended is None else attended)
+        turn = self.rotary(positions, x.dtype)
         queries = rotate(_split(self.query(normed), self.config.num_heads), turn)
         keys = rotate(_split(self.key(normed), self.config.num_kv_heads), turn)
         mixed = attend(queries, keys, _split(self.value(normed), self.config.num_kv_heads))
@@ -90,7 +111,7 @@ class Layer(nn.Module):
         return out
 
 
-class AutoregressiveHead(nn.Module):
+class AutoregressiveHead(HeadNetwork):
     """One layer on (state, next token): its output stands for the target's state at that token (EAGLE, Li et al. 2024).
 
     Chen et al. (Section 4) name the idea, "activations of the target as input".
@@ -111,7 +132,7 @@ class AutoregressiveHead(nn.Module):
         return out
 
 
-class BlockwiseHeads(nn.Module):
+class BlockwiseHeads(HeadNetwork):
     """A head for each of the next positions, none of which sees what the others say (Stern et al. 2018; Medusa, 2024).
 
     They read the target's last state and the newest token, which is certain but not yet scored.
@@ -135,7 +156,7 @@ class BlockwiseHeads(nn.Module):
 
 
 def make_network(config: HeadConfig) -> AutoregressiveHead | BlockwiseHeads:
-    """The network of that shape, with fresh weights."""
+    """The network of one of Outrider's own of that shape, with fresh weights."""
     return AutoregressiveHead(config) if config.kind == "autoregressive" else BlockwiseHeads(config)
 
 
@@ -145,21 +166,6 @@ def load_weights(network: nn.Module, config: HeadConfig, weights: dict[str, Tens
         network.load_state_dict(weights)
     except RuntimeError as error:
         raise ModelError(f"draft head for {config.target} can't be used: {in_one_line(error, 200)}") from error
-
-
-def rotation(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for `rotate`. int64 [R, N] → [R, 1, N, size] twice"""
-    exact = torch.promote_types(dtype, torch.float32)
-    frequencies = theta ** (-torch.arange(0, size, 2, device=positions.device, dtype=exact) / size)
-    angles = (positions.to(exact).unsqueeze(-1) * frequencies).repeat(1, 1, 2).unsqueeze(1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions (Su et al. 2021), halves paired as in Llama. [R, heads, N, size]"""
-    cos, sin = turn
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

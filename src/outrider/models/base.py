@@ -180,6 +180,10 @@ class HandsOutStates(LanguageModel, Protocol):
         """Width W of a state."""
 
     @property
+    def num_layers(self) -> int:
+        """How many layers it has."""
+
+    @property
     def state_dtype(self) -> torch.dtype:
         """In which a head is to compute beside it."""
 

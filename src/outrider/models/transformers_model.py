@@ -154,6 +154,10 @@ class TransformersModel(RecordableModel):
         return int(self.module.config.get_text_config().hidden_size)
 
     @property
+    def num_layers(self) -> int:
+        return int(self.module.config.get_text_config().num_hidden_layers)
+
+    @property
     def state_dtype(self) -> torch.dtype:
         return self.dtype
 

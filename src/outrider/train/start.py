@@ -81,7 +81,7 @@ def start_from_target(network: AutoregressiveHead, target: TransformersModel, to
     layer = network.layer
     for own, theirs in _NAMES.items():
         _copy(getattr(layer, own), getattr(last.self_attn, theirs))
-    layer.attention_norm.weight.data.copy_(last.input_layernorm.weight)
+    layer.attention_norm.get_parameter("weight").data.copy_(last.input_layernorm.weight)
     layer.network_norm.weight.data.copy_(last.post_attention_layernorm.weight)
     network.norm.weight.data.copy_(target.module.get_decoder().norm.weight)
     _copy_network(layer, last.mlp, _fit_mix(network, target, last, tokens))

@@ -307,6 +307,10 @@ class OpenVinoModel:
         return self._about.width
 
     @property
+    def num_layers(self) -> int:
+        return len(self._about.layers)
+
+    @property
     def state_dtype(self) -> torch.dtype:
         """Of what is beside a model with rounded weights: what the processor is quick in."""
         return torch.float32 if self._about.weights == "float32" else native_dtype(self.device)

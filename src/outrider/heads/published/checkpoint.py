@@ -1,0 +1,84 @@
+"""Where a published head lies, and what is in its files. Hub names are fetched by huggingface_hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from outrider.errors import ModelError, in_one_line
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+"""Names of files with weights, the first one that is there."""
+
+
+def find_folder(place: str | Path) -> Path:
+    """A folder with a head: `place`, or where the hub's of that name was fetched to. Raises `ModelError`."""
+    folder = Path(place).expanduser()
+    text = str(place)
+    hub_name = text.count("/") == 1 and not text.startswith((".", "/", "~")) and all(text.split("/"))
+    if folder.exists() or not hub_name:
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(text, allow_patterns=[CONFIG, *WEIGHTS]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelError(
+            f"draft head {text!r} is no folder and can't be fetched from the hub ({in_one_line(error, 160)}): name a "
+            "folder, or a repository with a config.json and the weights"
+        ) from error
+
+
+def weights_file(folder: Path) -> Path:
+    """Of a published head. Raises `ModelError` if there is none."""
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return folder / name
+    raise ModelError(f"draft head {folder} has no weights: none of {', '.join(WEIGHTS)} is there")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Its `config.json`. Raises `OSError` or `ValueError`."""
+    found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{CONFIG} holds no object")
+    return found
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Mapped into memory where the format allows it; names without the prefixes that some writers put before all of them."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        weights: dict[str, Tensor] = load_file(path)
+    else:
+        weights = _unpickled(path)
+    return {_short(name): value for name, value in weights.items()}
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    import pickle
+
+    import torch
+
+    try:
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (RuntimeError, ValueError):  # written before torch had a format that can be mapped
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(in_one_line(error, 160)) from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError(f"{path.name} holds more than weights by name")
+    return found
+
+
+def _short(name: str) -> str:
+    for prefix in ("module.", "model.", "medusa_head.", "medusa_heads."):
+        name = name.removeprefix(prefix)
+    return name

@@ -1,0 +1,330 @@
+"""Heads that other projects trained: their checkpoints give what their code gives, and drafts of theirs are as exact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import HeadDrafter
+from outrider.errors import ModelError
+from outrider.heads.engine import HeadModel, open_head
+from outrider.heads.stored import read_head, read_shape
+from outrider.models.transformers_model import TransformersModel
+from outrider.randomness import RandomStream
+from tests.published_heads import Chain, Checkpoint, eagle, eagle3, medusa
+from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
+from tests.test_heads import exact_joint, sample
+from tests.tiny_models import VOCABULARY, module
+from tests.toys import SETTINGS
+
+CLOSE = 1e-5  # of the largest logit: the references turn positions and take norms in float32
+TOKENS = [3, 4, 7, 10, 11, 20, 33, 34, 35, 60]
+TEXT = [5, 9, 33, 20, 7, 11, 4, 60, 3]
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+DRAFTED = [33, 20, 35]
+
+
+@cache
+def deep_target(vocabulary: int = VOCABULARY) -> TransformersModel:
+    return TransformersModel(module("Llama", 8, vocab_size=vocabulary, num_hidden_layers=6), name="deep")
+
+
+def states_of(target: TransformersModel, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """The last states [1, N, 32], and those after the first three layers side by side."""
+    with torch.inference_mode():
+        out = target.module.model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
+    return out.last_hidden_state, torch.cat(out.hidden_states[1:4], dim=-1)
+
+
+def off(got: Tensor, want: Tensor) -> float:
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def laws_of(target: TransformersModel, folder: Path) -> tuple[HeadModel, Tensor]:
+    """Logits of a head's own tokens: along the text from its second token on, then after each of `DRAFTED`."""
+    head = open_head(target, folder)
+    base = target.open()
+    target.score([base], torch.tensor([TEXT[:-1]]), [len(TEXT) - 1], "none")
+    row = head.open_on(base)
+    along = head.score([row], torch.tensor([TEXT]), [len(TEXT)])
+    assert along is not None
+    out = [along[0, 1:]]
+    for token in DRAFTED:
+        after = head.score([row], torch.tensor([[token]]), [1], "last")
+        assert after is not None
+        out.append(after[0])
+    return head, torch.cat(out)
+
+
+def wanted(target: TransformersModel, checkpoint: Checkpoint) -> Tensor:
+    """The same by the reference."""
+    last, three = states_of(target, TEXT[:-1])
+    layered = "norm" in checkpoint.parts
+    chain = Chain(checkpoint, target.module.get_input_embeddings())
+
+    def logits(states: Tensor) -> Tensor:
+        if layered:
+            out: Tensor = checkpoint.parts["lm_head"](checkpoint.parts["norm"](states))
+            return out
+        return target.module.get_output_embeddings()(states)  # type: ignore[no-any-return]
+
+    with torch.inference_mode():
+        predicted = chain.forward(torch.tensor([TEXT[1:]]), three if layered else last)
+        out = [logits(predicted[0])]
+        for token in DRAFTED:
+            predicted = chain.forward(torch.tensor([[token]]), predicted[:, -1:])
+            out.append(logits(predicted[0]))
+    return torch.cat(out)
+
+
+MADE: dict[str, Callable[[], Checkpoint]] = {
+    "EAGLE": lambda: eagle(VOCABULARY),
+    "EAGLE without a bias": lambda: eagle(VOCABULARY, bias=False),
+    "EAGLE, Llama 3's positions": lambda: eagle(VOCABULARY, rope=LLAMA3, rope_parameters=LLAMA3),
+    "EAGLE, YaRN's positions": lambda: eagle(VOCABULARY, rope=YARN, rope_parameters=YARN),
+    "EAGLE-3": lambda: eagle3(VOCABULARY, TOKENS),
+    "EAGLE-3, all tokens": lambda: eagle3(VOCABULARY),
+    "EAGLE-3, biases": lambda: eagle3(VOCABULARY, TOKENS, bias=True),
+    "EAGLE-3, residual normed": lambda: eagle3(VOCABULARY, TOKENS, residual_normed=True, norm_before_residual=True),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_a_chain_of_drafts_is_what_their_code_computes(what: str, tmp_path: Path) -> None:
+    target, checkpoint = deep_target(), MADE[what]()
+    head, laws = laws_of(target, checkpoint.write(tmp_path))
+    assert head.name == f"{what.split(maxsplit=1)[0].rstrip(',')} head"
+    if head.draft_tokens is not None:
+        assert head.draft_tokens.tolist() == TOKENS
+        assert bool(laws[:, [t for t in range(VOCABULARY) if t not in TOKENS]].isneginf().all())
+        laws = laws[:, TOKENS]
+    assert off(laws, wanted(target, checkpoint)) < CLOSE
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_medusas_heads_read_the_last_state(depth: int, tmp_path: Path) -> None:
+    target, checkpoint = deep_target(), medusa(VOCABULARY, depth=depth)
+    head = open_head(target, checkpoint.write(tmp_path, "medusa_lm_head.pt"))
+    base = target.open()
+    target.score([base], torch.tensor([TEXT[:-1]]), [len(TEXT) - 1], "none")
+    row = head.open_on(base)
+    got = [head.score([row], torch.tensor([TEXT]), [len(TEXT)], "last")]
+    got += [head.score([row], torch.tensor([[token]]), [1], "last") for token in DRAFTED[:2]]
+    (state, _) = states_of(target, TEXT[:-1])
+    for mine, block in zip(got, checkpoint.layer, strict=True):
+        x = state[0, -1]
+        for i in range(depth):
+            x = x + torch.nn.functional.silu(block[i]["linear"](x))
+        assert mine is not None
+        assert off(mine[0, 0], block[depth](x)) < CLOSE
+    along = head.score([head.open_on(base)], torch.tensor([TEXT]), [len(TEXT)])
+    assert along is not None
+    assert got[0] is not None
+    assert torch.allclose(along[0, -1], got[0][0, 0])
+
+
+def test_vllms_medusa_is_the_same_one(tmp_path: Path) -> None:
+    target, theirs = deep_target(), medusa(VOCABULARY)
+    named = {}
+    for key, value in theirs.weights.items():
+        block, layer, *rest = key.split(".")
+        named[f"lm_heads.{block}.weight" if layer == "1" else f"blocks.{block}.layers.0.{rest[-1]}"] = value
+    config = {"architectures": ["MedusaModel"], "num_heads": 3, "num_hidden_layers": 1, "vocab_size": VOCABULARY}
+    folders = [theirs.write(tmp_path / "a", "medusa_lm_head.pt"), Checkpoint(config, named).write(tmp_path / "b")]
+    rows = [open_head(target, folder) for folder in folders]
+    one, other = (head.score([head.open()], torch.tensor([TEXT]), [len(TEXT)]) for head in rows)
+    assert one is not None
+    assert other is not None
+    assert torch.allclose(one, other)
+
+
+def test_a_map_of_tokens_cuts_medusas_heads(tmp_path: Path) -> None:
+    whole = medusa(VOCABULARY)
+    cut = Checkpoint({**whole.config, "vocab_size": VOCABULARY}, {**whole.weights, "token_map": torch.tensor(TOKENS[::-1])})
+    stored = read_head(cut.write(tmp_path, "medusa_lm_head.pt"))
+    assert stored.tokens.tolist() == TOKENS
+    assert torch.equal(stored.rows["heads.1"], whole.weights["1.1.weight"][TOKENS])
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_files_and_prefixes(name: str, prefix: str, tmp_path: Path) -> None:
+    whole = eagle(VOCABULARY)
+    stored = read_head(whole.write(tmp_path, name, prefix))
+    assert torch.equal(stored.weights["join.weight"], whole.weights["fc.weight"])
+
+
+def test_the_nested_config_of_speculators(tmp_path: Path) -> None:
+    flat = eagle3(VOCABULARY, TOKENS, residual_normed=True, norm_before_residual=True)
+    inner = {key: value for key, value in flat.config.items() if not key.startswith(("eagle", "draft", "norm"))}
+    config = {
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": inner,
+        "draft_vocab_size": len(TOKENS),
+        "norm_before_residual": True,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],  # from 1
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "org/verifier"}},
+    }
+    named = {name.replace("midlayer.", "layers.0."): value for name, value in flat.weights.items()}
+    nested = Checkpoint(config, named).write(tmp_path / "nested")
+    shape = read_shape(nested)
+    assert (shape.target, shape.layers) == ("org/verifier", (1, 2, 3))
+    target = deep_target()
+    assert torch.allclose(laws_of(target, nested)[1], laws_of(target, flat.write(tmp_path / "flat"))[1])
+
+
+def test_layers_that_are_not_named_are_the_usual_ones(tmp_path: Path) -> None:
+    checkpoint = eagle3(VOCABULARY, TOKENS)
+    del checkpoint.config["eagle_config"]
+    folder = checkpoint.write(tmp_path)
+    deeper = TransformersModel(module("Llama", 8, num_hidden_layers=9), name="deeper")
+    assert open_head(deeper, folder).config.layers == (2, 4, 6)
+    with pytest.raises(ModelError, match=r"reads the states of layers 2, 3, 3"):
+        open_head(deep_target(), folder)
+
+
+def test_an_embedding_of_its_own_is_used_and_a_copy_is_not(tmp_path: Path) -> None:
+    target = deep_target()
+    theirs = target.module.get_input_embeddings().weight
+    copy, other = eagle3(VOCABULARY, TOKENS), eagle3(VOCABULARY, TOKENS)
+    copy.weights["embed_tokens.weight"] = theirs.detach().bfloat16()
+    other.weights["embed_tokens.weight"] = theirs.detach() + 1
+    plain = laws_of(target, eagle3(VOCABULARY, TOKENS).write(tmp_path / "plain"))[1]
+    assert torch.allclose(laws_of(target, copy.write(tmp_path / "copy"))[1], plain)
+    assert not torch.allclose(laws_of(target, other.write(tmp_path / "other"))[1], plain)
+
+
+def test_tokens_in_any_order(tmp_path: Path) -> None:
+    target = deep_target()
+    turned = eagle3(VOCABULARY, TOKENS)
+    turned.weights["d2t"] = torch.tensor(TOKENS[::-1]) - torch.arange(len(TOKENS))
+    turned.weights["lm_head.weight"] = turned.weights["lm_head.weight"].flip(0)
+    straight = laws_of(target, eagle3(VOCABULARY, TOKENS).write(tmp_path / "straight"))[1]
+    assert torch.allclose(laws_of(target, turned.write(tmp_path / "turned"))[1], straight)
+
+
+SMALL: dict[str, tuple[Callable[[], Checkpoint], str]] = {
+    "EAGLE": (lambda: eagle(V), "pytorch_model.bin"),
+    "EAGLE-3": (lambda: eagle3(V, [0, 2]), "model.safetensors"),
+    "Medusa": (lambda: medusa(V), "medusa_lm_head.pt"),
+}
+
+
+@cache
+def three_tokens() -> TransformersModel:
+    return TransformersModel(module("Llama", 4, vocab_size=V, num_hidden_layers=6), name="three")
+
+
+@pytest.mark.parametrize("setting", ["greedy", "temperature 1", "all"])
+@pytest.mark.parametrize("what", SMALL)
+def test_the_law_is_the_targets(what: str, setting: str, tmp_path: Path) -> None:
+    target, (made, name) = three_tokens(), SMALL[what]
+    drafter = HeadDrafter(made().write(tmp_path, name), step_seconds=0.1)
+    written, rounds = sample(target, drafter, SETTINGS[setting], FixedLength(3))
+    assert p_value_of(written, exact_joint(target, SETTINGS[setting])) > ALARM
+    assert sum(record.drafted for record in rounds) > SAMPLES // 3
+
+
+@pytest.mark.parametrize("what", SMALL)
+def test_batches_and_round_after_round(what: str, tmp_path: Path) -> None:
+    """Ragged rows of several rounds write what plain decoding writes."""
+    target = deep_target()
+    made = {
+        "EAGLE": lambda: eagle(VOCABULARY),
+        "EAGLE-3": lambda: eagle3(VOCABULARY, TOKENS),
+        "Medusa": lambda: medusa(VOCABULARY),
+    }
+    drafter = HeadDrafter(made[what]().write(tmp_path, SMALL[what][1]), step_seconds=0.1)
+    asked = [Request(prompt, 24, RandomStream(0, i)) for i, prompt in enumerate([[1], [5, 9, 33], TEXT, TEXT * 2])]
+    greedy = SETTINGS["greedy"]
+    plain, _ = decode(target, asked, greedy)
+    spoken, rounds = decode(target, asked, greedy, drafter, FixedLength(2))
+    assert spoken == plain
+    assert sum(record.drafted for row in rounds for record in row) > 24
+
+
+def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was fetched once lies in the hub's cache, where it is found without a network."""
+    repository = tmp_path / "models--org--eagle-tiny"
+    eagle(VOCABULARY).write(repository / "snapshots" / "0123")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    drafter = HeadDrafter("org/eagle-tiny")
+    drafter.bind(deep_target())
+    assert drafter.name == "head:eagle-tiny"
+    assert drafter.model.name == "EAGLE head"
+    with pytest.raises(ModelError, match=r"draft head 'org/nothing' is no folder and can't be fetched from the hub"):
+        HeadDrafter("org/nothing")
+
+
+def changed(made: Checkpoint, weights: dict[str, Tensor] | None = None, without: str = "", **config: Any) -> Checkpoint:
+    kept = {name: value for name, value in {**made.weights, **(weights or {})}.items() if name != without}
+    return Checkpoint({**made.config, **config}, kept)
+
+
+REFUSED: dict[str, tuple[Callable[[], Checkpoint], str]] = {
+    "two layers": (lambda: changed(eagle(VOCABULARY), num_hidden_layers=2), "it has 2 layers, and only heads of one"),
+    "activation": (lambda: changed(eagle(VOCABULARY), hidden_act="gelu"), "its activation is gelu"),
+    "positions": (
+        lambda: changed(eagle(VOCABULARY), rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "its rotary positions are dynamic",
+    ),
+    "no map": (lambda: changed(eagle3(VOCABULARY, TOKENS), without="d2t"), "it drafts 10 of 61 tokens, and has no d2t"),
+    "no fc": (lambda: changed(eagle3(VOCABULARY, TOKENS), without="fc.weight"), "it has no fc.weight"),
+    "a weight too few": (
+        lambda: changed(eagle(VOCABULARY), without="layers.0.mlp.up_proj.weight"),
+        "Missing key",
+    ),
+    "a weight too many": (
+        lambda: changed(eagle3(VOCABULARY, TOKENS), {"midlayer.self_attn.q_norm.weight": torch.ones(8)}),
+        "Unexpected key",
+    ),
+    "another number of layers": (
+        lambda: changed(eagle3(VOCABULARY, TOKENS), eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]}),
+        "reads the states of 3 layers, and its config names 2",
+    ),
+    "an unknown weight of Medusa": (
+        lambda: changed(medusa(VOCABULARY), {"extra": torch.ones(2)}),
+        "unknown weight 'extra'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_can_not_be_read_is_said_in_a_line(what: str, tmp_path: Path) -> None:
+    made, reason = REFUSED[what]
+    folder = made().write(tmp_path)
+    with pytest.raises(ModelError, match=reason) as refused:
+        open_head(deep_target(), folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(eagle(VOCABULARY).config))
+    with pytest.raises(ModelError, match=r"has no weights: none of model\.safetensors, "):
+        HeadDrafter(tmp_path)
+
+
+def test_a_head_for_another_target(tmp_path: Path) -> None:
+    folder = eagle(VOCABULARY + 1).write(tmp_path)
+    with pytest.raises(ModelError, match=r"made for states of 32 and 62 tokens, not 32 and 61"):
+        HeadDrafter(folder).bind(deep_target())
