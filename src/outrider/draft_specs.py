@@ -8,7 +8,8 @@
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
 depth. A model with another tokenizer than the target's drafts text (`drafters.other_tokenizer`). A model's sampling options
-are the draft's own; by default it samples as the target does. dtype, engine and num_tokens are those of `outrider.load`.
+are the draft's own; by default it samples as the target does. A head's path may be a published one's, or its name on the hub
+(`heads.published`). dtype, engine and num_tokens are those of `outrider.load`.
 auto is prompt-lookup, and beside it the draft head that comes with the package for the target, if there is one. python is a
 drafter of the user's: the module is looked for in the working folder, too, and what it has by that name is called.
 """

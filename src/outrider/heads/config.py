@@ -140,6 +140,8 @@ def load_config(folder: Path) -> HeadConfig:
     """The shape of a head alone, and whose it is. Raises `ModelError`."""
     with reading(folder):
         stored: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        if "kind" not in stored:
+            raise ModelError(f"draft head {folder} can't be used here: its config names no kind, as Outrider's own do")
         unknown = stored.keys() - {one.name for one in fields(HeadConfig) if one.name != "published"}
         if unknown:
             raise ModelError(f"draft head {folder} can't be used: its config has an unknown entry {sorted(unknown)[0]!r}")
