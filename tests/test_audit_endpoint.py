@@ -37,6 +37,7 @@ def text_model() -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["token_ids", "tokens", "content", "spelled"])
 def test_a_server_is_audited(form: str) -> None:
     """The server samples from the very law; whether it names the end of a text or not."""

@@ -189,6 +189,7 @@ def test_errors_in_python_name_the_model(tmp_path: Path) -> None:
         outrider.load(tmp_path / "nothing" / "here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_an_output_without_room_is_one_line(as_json: bool, target_folder: Path, cache: Path) -> None:
     command = [sys.executable, "-m", "outrider", "generate", "hi", "--target", str(target_folder), "--max-new-tokens", "4"]

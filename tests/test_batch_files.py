@@ -20,6 +20,7 @@ from outrider.errors import ParameterError
 from tests.batch_prompts import DEFAULTS, PROMPTS
 
 
+@pytest.mark.slow
 def test_a_long_file_is_never_held(tmp_path: Path) -> None:
     path, lines = tmp_path / "long.jsonl", 20_000
     path.write_text("".join(json.dumps({"prompt": f"{i} " + "word " * 40}) + "\n" for i in range(lines)))

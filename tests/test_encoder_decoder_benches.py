@@ -42,6 +42,7 @@ def asked(tmp_path: Path) -> dict[str, Path]:
     return {"T5": reads, "Whisper": hears}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("architecture", ["T5", "Whisper"])
 def test_lenience_is_measured_beside_its_formula(

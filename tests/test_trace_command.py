@@ -21,6 +21,7 @@ def model(target_folder: Path, draft_folder: Path) -> list[str]:
     return [*models, "--dtype", "float64", "--max-new-tokens", "24", "--ignore-eos", "--seed", "1"]
 
 
+@pytest.mark.slow
 def test_the_output_is_the_same_with_a_trace(model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     got = []
     for options in ([], ["--trace", str(tmp_path / "t.html")]):
@@ -58,6 +59,7 @@ def test_a_file_that_can_not_be_written_is_refused_before_the_model_is_loaded(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_generation_leaves_its_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.html"
     long = ["generate", "Count from one to a thousand in words.", "--max-new-tokens", "4000", "--ignore-eos"]

@@ -79,6 +79,7 @@ def test_several_processes_stop_together_by_the_clock(target_folder: Path, data:
     assert (made["steps"], made["finished"]) == (1, False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_run_goes_on_only_as_it_was(
     target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -105,8 +105,8 @@ def _draft(default: str) -> Callable[..., Any]:
         show_default=True,
         metavar="NAME[:OPTION=VALUE,…]",
         help="Who drafts: prompt-lookup, suffix, ngram:table=FILE, head:path=FOLDER (EAGLE's and Medusa's, too), "
-        "early-exit, self, random, or a model; given several times, the best at each point; auto: prompt-lookup, and the head that comes "
-        "with the package for the target if there is one (docs/drafters.md).",
+        "early-exit, self, random, or a model; given several times, the best at each point; auto: prompt-lookup, and the "
+        "head that comes with the package for the target if there is one (docs/drafters.md).",
     )
 
 
