@@ -7,6 +7,7 @@ The references are put together from transformers' own Llama layer, whose weight
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,14 @@ def medusa(vocabulary: int, blocks: int = 3, depth: int = 1) -> Checkpoint:
     _drawn(heads)
     config = {"medusa_num_heads": blocks, "medusa_num_layers": depth, "base_model_name_or_path": "lmsys/tiny"}
     return Checkpoint(config, heads.state_dict(), heads)
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[int], Checkpoint], str]] = {
+    "EAGLE": (eagle, "pytorch_model.bin"),
+    "EAGLE-3": (lambda vocabulary: eagle3(vocabulary, list(range(0, vocabulary, 2))), "model.safetensors"),
+    "Medusa": (medusa, "medusa_lm_head.pt"),
+}
+"""One of each, by the number of the target's tokens, and the file that its weights are in."""
 
 
 class Chain:

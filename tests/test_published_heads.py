@@ -20,7 +20,7 @@ from outrider.heads.engine import HeadModel, open_head
 from outrider.heads.stored import read_head, read_shape
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
-from tests.published_heads import Chain, Checkpoint, eagle, eagle3, medusa
+from tests.published_heads import CHECKPOINTS, Chain, Checkpoint, eagle, eagle3, medusa
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
 from tests.test_heads import exact_joint, sample
 from tests.tiny_models import VOCABULARY, module
@@ -220,38 +220,26 @@ def test_tokens_in_any_order(tmp_path: Path) -> None:
     assert torch.allclose(laws_of(target, turned.write(tmp_path / "turned"))[1], straight)
 
 
-SMALL: dict[str, tuple[Callable[[], Checkpoint], str]] = {
-    "EAGLE": (lambda: eagle(V), "pytorch_model.bin"),
-    "EAGLE-3": (lambda: eagle3(V, [0, 2]), "model.safetensors"),
-    "Medusa": (lambda: medusa(V), "medusa_lm_head.pt"),
-}
-
-
 @cache
 def three_tokens() -> TransformersModel:
     return TransformersModel(module("Llama", 4, vocab_size=V, num_hidden_layers=6), name="three")
 
 
 @pytest.mark.parametrize("setting", ["greedy", "temperature 1", "all"])
-@pytest.mark.parametrize("what", SMALL)
+@pytest.mark.parametrize("what", CHECKPOINTS)
 def test_the_law_is_the_targets(what: str, setting: str, tmp_path: Path) -> None:
-    target, (made, name) = three_tokens(), SMALL[what]
-    drafter = HeadDrafter(made().write(tmp_path, name), step_seconds=0.1)
+    target, (made, name) = three_tokens(), CHECKPOINTS[what]
+    drafter = HeadDrafter(made(V).write(tmp_path, name), step_seconds=0.1)
     written, rounds = sample(target, drafter, SETTINGS[setting], FixedLength(3))
     assert p_value_of(written, exact_joint(target, SETTINGS[setting])) > ALARM
     assert sum(record.drafted for record in rounds) > SAMPLES // 3
 
 
-@pytest.mark.parametrize("what", SMALL)
+@pytest.mark.parametrize("what", CHECKPOINTS)
 def test_batches_and_round_after_round(what: str, tmp_path: Path) -> None:
     """Ragged rows of several rounds write what plain decoding writes."""
-    target = deep_target()
-    made = {
-        "EAGLE": lambda: eagle(VOCABULARY),
-        "EAGLE-3": lambda: eagle3(VOCABULARY, TOKENS),
-        "Medusa": lambda: medusa(VOCABULARY),
-    }
-    drafter = HeadDrafter(made[what]().write(tmp_path, SMALL[what][1]), step_seconds=0.1)
+    target, (made, name) = deep_target(), CHECKPOINTS[what]
+    drafter = HeadDrafter(made(VOCABULARY).write(tmp_path, name), step_seconds=0.1)
     asked = [Request(prompt, 24, RandomStream(0, i)) for i, prompt in enumerate([[1], [5, 9, 33], TEXT, TEXT * 2])]
     greedy = SETTINGS["greedy"]
     plain, _ = decode(target, asked, greedy)

@@ -34,6 +34,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.round import Extras
 from tests.device_texts import PROMPTS, SETTINGS, flat, given, opened, write
+from tests.published_heads import CHECKPOINTS
 from tests.real_gpu import GPU
 from tests.simulated_gpu import SimulatedGPU
 from tests.test_heads import write_head
@@ -190,6 +191,24 @@ def test_a_head_drafts_there(kind: Any, gpu: GPU, tmp_path: Path) -> None:
         gpu.waits.clear()
         texts[device], rounds = write(target, draft, "temperature 1")
     assert gpu.waits == ["read back"] * max(map(len, rounds))
+    assert texts["cuda"] == texts["cpu"]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("what", CHECKPOINTS)
+def test_a_published_head_drafts_there(what: str, captured: bool, gpu: GPU, tmp_path: Path) -> None:
+    made, name = CHECKPOINTS[what]
+    folder = made(VOCABULARY).write(tmp_path, name)
+    texts = {}
+    for device in ("cpu", "cuda"):
+        target = TransformersModel(module("Llama", 4, num_hidden_layers=6).to(device))
+        if captured:
+            target.record()
+        draft = HeadDrafter(folder, step_seconds=0.01)
+        write(target, draft, count=2)
+        gpu.waits.clear()
+        texts[device], rounds = write(target, draft, "temperature 1")
+    assert captured or gpu.waits == ["read back"] * max(map(len, rounds))
     assert texts["cuda"] == texts["cpu"]
 
 
