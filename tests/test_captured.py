@@ -13,7 +13,7 @@ import torch
 import outrider
 import outrider.models.captured as passes
 from outrider.drafters import HeadDrafter, ModelDrafter
-from outrider.heads.engine import AutoregressiveModel
+from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.recorded import CapturedHead
 from outrider.models.captured import MOST_ROWS, CapturedPasses
 from outrider.models.captured_trial import SAME

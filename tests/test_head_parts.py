@@ -12,7 +12,7 @@ import torch
 
 from outrider.drafters import HeadDrafter
 from outrider.heads import parts
-from outrider.heads.engine import open_head
+from outrider.heads.opening import open_head
 from outrider.heads.target_parts import output_rows
 from outrider.models.transformers_model import TransformersModel
 from tests.test_heads import write_head

@@ -28,8 +28,9 @@ from outrider.drafters import (
 from outrider.errors import ModelError, ParameterError
 from outrider.forced import betas_along
 from outrider.heads.config import HeadConfig, load_head, save_head
-from outrider.heads.engine import HeadSequence, open_head
+from outrider.heads.engine import HeadSequence
 from outrider.heads.layers import make_network
+from outrider.heads.opening import open_head
 from outrider.models.base import LAST, LanguageModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.pass_timer import PassTimer

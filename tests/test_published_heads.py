@@ -16,7 +16,8 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter
 from outrider.errors import ModelError
-from outrider.heads.engine import HeadModel, open_head
+from outrider.heads.engine import HeadModel
+from outrider.heads.opening import open_head
 from outrider.heads.stored import read_head, read_shape
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream

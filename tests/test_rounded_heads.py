@@ -11,7 +11,7 @@ from outrider.decode import decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter
 from outrider.errors import ModelError, ParameterError
-from outrider.heads.engine import open_head
+from outrider.heads.opening import open_head
 from outrider.models.rounded import can_round, rounding_of
 from outrider.models.transformers_model import TransformersModel
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
@@ -86,7 +86,7 @@ def test_what_a_heads_dtype_may_be_is_said(tmp_path: Path) -> None:
 
 
 def test_without_kernels_a_head_is_not_rounded(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.heads.engine.can_round", lambda: False)
+    monkeypatch.setattr("outrider.heads.opening.can_round", lambda: False)
     path = write_head(tmp_path, "blockwise", V)
     with pytest.raises(ModelError, match="can't be rounded to int8 on cpu"):
         open_head(small_target(), path, "int8")

@@ -16,8 +16,8 @@ from outrider.drafters import HeadDrafter
 from outrider.drafters.base import DraftContext
 from outrider.forced import betas_along
 from outrider.heads.config import load_head
-from outrider.heads.engine import open_head
 from outrider.heads.layers import make_network
+from outrider.heads.opening import open_head
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow

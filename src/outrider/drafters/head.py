@@ -18,9 +18,12 @@ from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError
+from outrider.heads.blockwise import BlockwiseModel
 from outrider.heads.config import CONFIG, load_config
-from outrider.heads.engine import BlockwiseModel, HeadModel, HeadSequence, ReadingModel, check_dtype, open_head
+from outrider.heads.engine import HeadModel, HeadSequence
+from outrider.heads.opening import check_dtype, open_head
 from outrider.heads.published.checkpoint import find_folder
+from outrider.heads.reading import ReadingModel
 from outrider.heads.stored import read_head
 from outrider.models.base import HandsOutStates, LanguageModel, has_encoder
 from outrider.prefill import prefill

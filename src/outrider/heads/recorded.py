@@ -25,7 +25,7 @@ from outrider.models.shared_keys import WIDEST
 from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
 
 if TYPE_CHECKING:
-    from outrider.heads.engine import AutoregressiveModel
+    from outrider.heads.autoregressive import AutoregressiveModel
     from outrider.heads.layers import Attend
 
 CHECKED = (3, 1, 1)  # tokens of the passes by which a new recording is compared with ordinary ones

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
-from outrider.heads.engine import check_fits
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
+from outrider.heads.opening import check_fits
 from outrider.models.base import end_tokens, refuse_draft_only
 from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.transformers_model import TransformersModel

@@ -1,0 +1,108 @@
+"""A head of one layer that goes on by itself, with keys and values of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.device_data import index
+from outrider.heads.config import HeadConfig
+from outrider.heads.engine import HeadModel, HeadSequence
+from outrider.heads.parts import HeadParts
+from outrider.heads.recorded import CapturedHead, NewestToken, record_head
+from outrider.models.base import HandsOutStates, WhichLogits
+from outrider.models.kernels import attention as kernel_attention
+from outrider.models.masks import AttentionPattern, make_mask
+from outrider.models.recording import Recording
+from outrider.models.shared_keys import together
+from outrider.models.slot_cache import Placement
+
+
+class AutoregressiveModel(HeadModel):
+    """One layer with keys and values of its own."""
+
+    def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
+        super().__init__(target, config, parts)
+        self.module = NewestToken(self.network, self._rows)
+        self._blind_to_first = config.published is not None
+        """Whether position 0, which no state comes before, is seen by itself alone: these heads were trained without it."""
+        if self.device.type in ("cpu", "cuda"):
+            self.recorded = record_head(self)
+
+    def _look_again(self) -> None:
+        if self.recorded is not None and not self.recorded.fits():
+            self.recorded = None  # making it anew opens sequences
+            self.recorded = record_head(self)
+
+    def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        width = tokens.shape[1]
+        starts = tuple(row.length for row in rows)
+        embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
+        positions = index(starts, self.device).unsqueeze(-1) + torch.arange(width, device=self.device)
+        own: Tensor | None = None
+        if logits == "last" and len(rows) == 1 and lengths[0] == width:
+            recording = None if self.recorded is None else self.recorded.of(width, before.shape[-1])
+            own, last = self.newest(rows[0], embedded, before, positions, recording)
+        else:
+            self._place(rows, starts, positions)
+            predicted = self.network(embedded, before, positions, self._attend)
+            last = predicted[torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)]
+        for i, (row, count) in enumerate(zip(rows, lengths, strict=True)):
+            sure = row.base is None or row.length + count - 1 <= row.base.length
+            row.advance(count)
+            row.sure = row.length if sure else row.sure
+            row.last = last[i]
+        if logits == "none":
+            return None
+        if own is not None:
+            return own
+        return self._logits(predicted if logits == "all" else last.unsqueeze(1))
+
+    def newest(
+        self,
+        row: HeadSequence,
+        embedded: Tensor,
+        before: Tensor,
+        positions: Tensor,
+        recording: Recording | CapturedHead | None,
+    ) -> Many[Tensor]:
+        """What follows the last of one row's new tokens, by a recording or the network: see `NewestToken`."""
+        self._place([row], (row.length,), positions)
+        if recording is None:
+            return self.module(embedded, before, positions, self._attend)  # type: ignore[no-any-return]
+        longest = self._cache.placement.length
+        return recording.run(slice(row.slot, row.slot + 1), longest, embedded, before, positions)
+
+    def _place(self, rows: list[HeadSequence], starts: tuple[int, ...], positions: Tensor) -> None:
+        longest = max(starts) + positions.shape[1]
+        self._cache.reserve(len(self._open), longest)
+        self._cache.placement = Placement(tuple(row.slot for row in rows), starts, positions, longest)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        place = self._cache.placement
+        keys, values = self._cache.layers[0].update(keys, values)
+        mask = None
+        if queries.shape[0] > 1 or queries.shape[2] > 1 or place.length > self.config.window or self._blind_to_first:
+            mask = self.mask(place.positions, place.length)
+        return self.attention(queries, keys, values, mask)
+
+    def mask(self, positions: Tensor, length: int) -> Tensor:
+        """Of positions int64 [R, N], for so many columns: bool [R, 1, N, length]."""
+        made: Tensor = make_mask(positions, length, AttentionPattern({"full_attention": self.config.window}, False))
+        if self._blind_to_first:
+            first = torch.arange(length, device=positions.device) == 0
+            made = made & ~(first & (positions > 0)[:, None, :, None])
+        return made
+
+    def attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Queries [R, heads, N, size], keys and values [R, kv heads, length, size] → [R, heads, N, size]"""
+        if self.rounded:  # a last bit's difference would become a step in the layers after it: batches would be other texts
+            return kernel_attention.attend(self.network, queries, keys, values, mask)[0].transpose(1, 2)
+        grouped = self.config.num_heads != self.config.num_kv_heads
+        if grouped and self.device.type == "cpu":
+            times = self.config.num_heads // self.config.num_kv_heads
+            return together(queries, keys, values, None if mask is None else mask.repeat(1, 1, times, 1), None)
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
