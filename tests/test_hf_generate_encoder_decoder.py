@@ -136,7 +136,36 @@ def test_beams_are_those_of_generate(architecture: str, drafted: bool, options: 
     got = ours(model, **given, **options, **draft)
     assert torch.equal(got.sequences, wanted.sequences)
     assert got.sequences_scores.tolist() == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-4)
+    assert torch.equal(got.beam_indices, wanted.beam_indices)
     assert type(got) is type(wanted)
+
+
+@pytest.mark.parametrize("options", SEARCHES, ids=[",".join(o) for o in SEARCHES])
+@pytest.mark.parametrize("architecture", ["Llama", "T5"])
+def test_scores_of_beams_are_those_of_generate(architecture: str, options: dict[str, Any]) -> None:
+    """Each hypothesis of each step, and what `compute_transition_scores` makes of them."""
+    if architecture == "Llama":
+        model: Any = module("Llama")
+        given = {"input_ids": torch.tensor([[5, 6, 7, 5, 6], [9, 10, 11, 4, 3]])}
+    else:
+        model, given = ruled(architecture).module, inputs(architecture, 2)
+    asked = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    options = {"do_sample": False, "max_new_tokens": 10, "pad_token_id": 0, **asked, **options}
+    wanted = plain(model, given, **options)
+    got = ours(model, **given, **options, assistant_model=module(architecture, 1), num_draft_tokens=2)
+    assert torch.equal(got.beam_indices, wanted.beam_indices)
+    transitions = [
+        model.compute_transition_scores(one.sequences, one.scores, one.beam_indices, normalize_logits=False)
+        for one in (got, wanted)
+    ]
+    assert torch.allclose(transitions[0], transitions[1], atol=1e-4)
+    for row in range(2):  # a search that has ended goes on in `generate` until the other ends
+        alone = {name: value[row : row + 1] for name, value in given.items()}
+        single, mine = plain(model, alone, **options), ours(model, **alone, **options)
+        assert len(single.scores) == len(mine.scores) == len(mine.logits)
+        for step in range(len(single.scores)):
+            assert torch.allclose(mine.scores[step], single.scores[step], atol=1e-4)
+            assert torch.allclose(mine.logits[step], single.logits[step], atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "T5"])
@@ -188,7 +217,7 @@ def test_scores_and_logits_are_those_along_the_text(architecture: str, sampled: 
     ("options", "message"),
     [
         ({"num_beams": 2, "do_sample": True}, "beam_sample is not available"),
-        ({"num_beams": 2, "output_scores": True, "return_dict_in_generate": True}, "whose sequences_scores are there"),
+        ({"num_beams": 2, "output_attentions": True, "return_dict_in_generate": True}, "output_attentions is not available"),
         ({"num_beams": 2, "draft": "prompt-lookup"}, "can't draft for beam search"),
         (
             {"num_beams": 2, "stopping_criteria": [lambda ids, _: ids.sum(-1) < 0]},

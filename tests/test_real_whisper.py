@@ -57,8 +57,9 @@ def test_speech_is_written_as_transformers_writes_it_whoever_drafts(target: Enco
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 2])
 def test_the_drop_in_hears_long_recordings_with_timestamps_as_generate_does(
-    target: EncoderDecoderModel, tmp_path: Path
+    beams: int, target: EncoderDecoderModel, tmp_path: Path
 ) -> None:
     """By Whisper's own `generate`: two windows, silence between, scores for its thresholds, a draft with its encoder."""
     speech = read_wav(SPEECH)
@@ -69,6 +70,7 @@ def test_the_drop_in_hears_long_recordings_with_timestamps_as_generate_does(
     options = {
         **heard,
         "return_timestamps": True,
+        "num_beams": beams,
         "temperature": (0.0,),
         "logprob_threshold": -9.0,
         "no_speech_threshold": 0.9,

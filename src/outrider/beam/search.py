@@ -35,7 +35,7 @@ class BeamDecoder:
 
     task: token ids, or a `BeamTask`. eos: tokens that end a text, kept as its last. draft: a model that speaks the target's
     tokens, None for plain beam search. length: how many steps to draft. draft_beams: hypotheses that the draft follows, by
-    default num_beams.
+    default num_beams. history: the hypotheses that ran before each step so far, if `keep_history` was set.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class BeamDecoder:
         length: BeamLength | None = None,
         draft_beams: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        keep_history: bool = False,
     ) -> None:
         refuse_draft_only(target)
         task = (task if isinstance(task, BeamTask) else BeamTask(list(task))).with_beams(settings.num_beams)
@@ -63,6 +64,8 @@ class BeamDecoder:
         self._rows = BeamRows(target, task, target.vocab_size, limit)
         self._draft = None if draft is None else BeamDraft(draft, target, task, self.rules, width)
         self._length = length or BeamLength()
+        self.history: list[tuple[Path, ...]] = []
+        self._keep_history = keep_history
         self._known: dict[Path, Continuations] = {}
         self._cancelled = cancelled
         self._clock = PhaseClock(target.device)
@@ -104,6 +107,8 @@ class BeamDecoder:
         """The target's own search, as far as its laws are known. → steps taken"""
         steps = 0
         while not self.state.done and all(one.tokens in laws for one in self.state.running):
+            if self._keep_history:
+                self.history.append(tuple(one.tokens for one in self.state.running))
             self.state = advance(self.state, laws, self.rules)
             steps += 1
         running = [one.tokens for one in self.state.running]

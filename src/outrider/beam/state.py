@@ -34,20 +34,24 @@ class Continuations:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A running hypothesis. logprob: the sum over its tokens."""
+    """A running hypothesis. logprob: the sum over its tokens. places: for each of these, which of the running ones it was
+    a continuation of, from 0.
+    """
 
     tokens: Path
     logprob: float
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished one. score: `Rules.score`."""
+    """A finished one. score: `Rules.score`. places: as of a running one."""
 
     tokens: Path
     logprob: float
     score: float
     reason: Literal["eos", "length"]
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,14 +109,14 @@ def _ranked(state: BeamState, laws: Mapping[Path, Continuations]) -> list[tuple[
         law = laws[one.tokens]
         for token, logprob in zip(law.tokens, law.logprobs, strict=True):
             total = one.logprob + logprob
-            found.append(((-total, place, token), one.tokens, token))
+            found.append(((-total, place, token), one))
     found.sort(key=lambda entry: entry[0])
-    return [(key, Hypothesis((*tokens, token), -key[0])) for key, tokens, token in found]
+    return [(key, Hypothesis((*one.tokens, key[2]), -key[0], (*one.places, key[1]))) for key, one in found]
 
 
 def _finish(one: Hypothesis, rules: Rules) -> Finished:
     score = rules.score(one.logprob, len(one.tokens))
-    return Finished(one.tokens, one.logprob, score, "eos" if one.tokens[-1] in rules.eos else "length")
+    return Finished(one.tokens, one.logprob, score, "eos" if one.tokens[-1] in rules.eos else "length", one.places)
 
 
 def _no_better(best: Hypothesis, finished: tuple[Finished, ...], steps: int, rules: Rules) -> bool:

@@ -43,16 +43,9 @@ def refuse_settings(config: Any, input_ids: Tensor, streamer: Any, synced_gpus: 
     mode = str(config.get_generation_mode().value)
     if mode not in _MODES:
         raise ParameterError(f"{mode} is not available with outrider.transformers_generate: sample, or search with beams")
-    beams = (config.num_beams or 1) > 1
-    asked = [
-        name
-        for name in (*_UNSUPPORTED, *(("output_scores", "output_logits") if beams else ()))
-        if getattr(config, name, None)
-    ]
+    asked = [name for name in _UNSUPPORTED if getattr(config, name, None)]
     if asked:
-        scores = " and several beams, whose sequences_scores are there in any case (Whisper's logprob_threshold asks for it)"
-        what = scores if beams and asked[0] == "output_scores" else ""
-        raise ParameterError(f"{asked[0]} is not available with outrider.transformers_generate{what}: leave it out")
+        raise ParameterError(f"{asked[0]} is not available {_HERE}")
     if synced_gpus:
         raise ParameterError(f"synced_gpus is not available {_HERE}")
     if streamer is not None and len(input_ids) > 1:

@@ -34,6 +34,12 @@ def output(target: TransformersModel, sequences: Tensor, further: Mapping[str, A
     return getattr(utils, name)(sequences=sequences, **further)
 
 
+def wanted_scores(config: Any) -> list[str]:
+    """Of `scores` and `logits`, what the call asks for."""
+    asked = [name for name in ("scores", "logits") if getattr(config, f"output_{name}", None)]
+    return asked if config.return_dict_in_generate else []
+
+
 def scores_along(
     target: TransformersModel,
     rows: Sequence[tuple[list[int], int]],
@@ -45,7 +51,7 @@ def scores_along(
 
     rows: tokens, and how many of them are the prompt's. Where a row has ended, its padding is certain.
     """
-    wanted = [name for name in ("scores", "logits") if getattr(config, f"output_{name}", None)]
+    wanted = wanted_scores(config)
     if not wanted:
         return {}
     width = max(len(tokens) - start for tokens, start in rows)
