@@ -65,7 +65,7 @@ def _layer(shape: dict[str, Any], rope: dict[str, Any], reads: int, bias: bool) 
     attention = layer.self_attn
     for name in ("q_proj", "k_proj", "v_proj"):
         setattr(attention, name, nn.Linear(reads, getattr(attention, name).out_features, bias=bias))
-    attention.o_proj = nn.Linear(attention.o_proj.in_features, attention.o_proj.out_features, bias=False)
+    attention.o_proj = nn.Linear(attention.o_proj.in_features, attention.o_proj.out_features, bias=bias)
     layer.rotary = LlamaRotaryEmbedding(config)
     return layer
 
@@ -89,9 +89,13 @@ def eagle3(
     tokens: list[int] | None = None,
     bias: bool = False,
     residual_normed: bool = False,
+    norms: str = "",
     **more: Any,
 ) -> Checkpoint:
-    """EAGLE-3: `fc` makes one vector of three layers' states, `d2t` says what the head's own tokens are."""
+    """EAGLE-3: `fc` makes one vector of three layers' states, `d2t` says what the head's own tokens are.
+
+    norms: of these states, input_norm (all at once) or fc_norm (each).
+    """
     torch.manual_seed(7)
     layer = _layer(SHAPE, {"rope_type": "default", "rope_theta": 10000.0}, 64, bias)
     count = vocabulary if tokens is None else len(tokens)
@@ -100,6 +104,10 @@ def eagle3(
         "norm": LlamaRMSNorm(32, eps=1e-5),
         "lm_head": nn.Linear(32, count, bias=False),
     }
+    if norms == "input_norm":
+        parts[norms] = LlamaRMSNorm(96, eps=1e-5)
+    elif norms == "fc_norm":
+        parts[norms] = nn.ModuleList(LlamaRMSNorm(32, eps=1e-5) for _ in range(3))
     layer.hidden_norm = LlamaRMSNorm(32, eps=1e-5)
     for part in (layer, *parts.values()):
         _drawn(part)
@@ -158,6 +166,12 @@ class Chain:
             attended = residual = self.parts["fc"](torch.cat([embedded, states], dim=-1))
         else:
             if states.shape[-1] != embedded.shape[-1]:
+                if "input_norm" in self.parts:
+                    states = self.parts["input_norm"](states)
+                elif "fc_norm" in self.parts:
+                    norms: Any = self.parts["fc_norm"]
+                    parts = torch.split(states, 32, dim=-1)
+                    states = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], dim=-1)
                 states = self.parts["fc"](states)
             normed = self.layer.hidden_norm(states)
             attended = torch.cat([self.layer.input_layernorm(embedded), normed], dim=-1)

@@ -29,8 +29,9 @@ class Published:
     target_width: of the target's states, which need not be the head's own. reads: how many of the target's layers an
     EAGLE-3 head reads; which ones is settled when the target is known, if its config does not say. rope: transformers'
     parameters of its rotary positions, theta among them. join_bias: of what joins a token and a state (EAGLE). input_norm:
-    before attention (EAGLE), or before the states of several layers become one vector (EAGLE-3). norm_before_residual: what
-    the layer's output is added to is normed (EAGLE-3). depth: residual blocks of a head (Medusa).
+    before attention (EAGLE), or before the states of several layers become one vector (EAGLE-3); part_norms: each of these
+    by itself. out_bias: of attention's output. norm_before_residual: what the layer's output is added to is normed;
+    norm_output: what it goes on with is (EAGLE-3). depth: residual blocks of a head (Medusa).
     """
 
     layout: Layout
@@ -39,7 +40,10 @@ class Published:
     rope: dict[str, Any] = field(default_factory=dict)
     join_bias: bool = False
     input_norm: bool = False
+    part_norms: bool = False
+    out_bias: bool = False
     norm_before_residual: bool = False
+    norm_output: bool = False
     depth: int = 1
 
 
@@ -108,8 +112,8 @@ class StoredHead:
     """What a folder holds. tokens: int64 [num_tokens], the target's ids of the head's own, ascending. weights: of its
     network.
 
-    rows: of its output layer, empty if that is the target's: `norm` and `head` (EAGLE-3; without `head`, the target's rows),
-    or `heads.0` on (Medusa). embedding: [V, width], if it brings one.
+    rows: of its output layer, as far as that is not the target's: `norm` and `head` (EAGLE-3), or `heads.0` on (Medusa).
+    embedding: [V, width] or more rows, if it brings one.
     """
 
     config: HeadConfig
@@ -170,7 +174,7 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        reason = in_one_line(error, 200)
+        reason = f"there is no {error}" if isinstance(error, KeyError) else in_one_line(error, 200)
         raise ModelError(
             f"draft head {folder} can't be read ({reason}): name a folder made by outrider train head, or with an EAGLE, "
             "EAGLE-3 or Medusa checkpoint"

@@ -145,7 +145,7 @@ class HeadModel(SlotModel[HeadSequence]):
     def _embed(self, tokens: Tensor) -> Tensor:
         if self._embedding is not None:
             out: Tensor = self._embedding(tokens)
-            return out
+            return out.to(self.dtype)
         return self.target.embed(tokens).to(self.dtype)
 
     def _zeros(self, count: int) -> Tensor:

@@ -88,7 +88,7 @@ class Layer(nn.Module):
         self.query = nn.Linear(reads, wide, bias=config.qkv_bias)
         self.key = nn.Linear(reads, narrow, bias=config.qkv_bias)
         self.value = nn.Linear(reads, narrow, bias=config.qkv_bias)
-        self.out = nn.Linear(wide, config.width, bias=False)
+        self.out = nn.Linear(wide, config.width, bias=config.published is not None and config.published.out_bias)
         self.network_norm = Norm(config.width, config.norm_eps)
         self.gate = nn.Linear(config.width, config.intermediate_size, bias=False)
         self.up = nn.Linear(config.width, config.intermediate_size, bias=False)

@@ -7,7 +7,7 @@ target lives.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from outrider.heads.config import StoredHead
 from outrider.heads.layers import HeadNetwork, load_weights, make_network
-from outrider.heads.published.networks import BlockRows, NormedRows, linear_of, make_published
+from outrider.heads.published.networks import BlockRows, NormedRows, make_published
 from outrider.heads.stored import files_of, read_head
 from outrider.heads.target_parts import output_rows
 from outrider.models.base import HandsOutStates
@@ -63,41 +63,60 @@ def parts_of(target: HandsOutStates, folder: Path, dtype: torch.dtype, rounded: 
 
 def _make(target: HandsOutStates, folder: Path, dtype: torch.dtype, rounded: bool) -> HeadParts:
     stored = read_head(folder)
-    network: HeadNetwork = (make_network if stored.config.published is None else make_published)(stored.config)
-    load_weights(network, stored.config, stored.weights)
-    network = network.to(target.device, dtype).eval().requires_grad_(False)
+    lay_out = round_linears if rounded else pack_linears
+    network = _network(stored).to(target.device, dtype).eval().requires_grad_(False)
     tokens = stored.tokens.to(target.device)
-    rows = nn.Sequential(_rows(target, stored, tokens, dtype))
+    rows = nn.Sequential(_rows(target, stored, tokens, dtype, lay_out))
     for part in (network, rows):
-        (round_linears if rounded else pack_linears)(part)
-    return HeadParts(network, rows, tokens, dtype, rounded, _embedding(target, stored, dtype))
+        lay_out(part)
+    return HeadParts(network, rows, tokens, dtype, rounded, _embedding(target, stored))
 
 
-def _rows(target: HandsOutStates, stored: StoredHead, tokens: Tensor, dtype: torch.dtype) -> nn.Module:
-    """The output layer, frozen: the head's own as far as it brings one."""
+def _network(stored: StoredHead) -> HeadNetwork:
+    if stored.config.published is not None:
+        published = make_published(stored.config)
+        published.load_state_dict(stored.weights, assign=True)
+        return published
+    network = make_network(stored.config)
+    load_weights(network, stored.config, stored.weights)
+    return network
+
+
+def _rows(
+    target: HandsOutStates, stored: StoredHead, tokens: Tensor, dtype: torch.dtype, lay_out: Callable[[nn.Module], object]
+) -> nn.Module:
+    """The output layer, frozen: the head's own as far as it brings one. lay_out: what makes linear layers ready."""
     own = stored.rows
-    if not own:
-        return output_rows(target, tokens, dtype)
+
+    def linear(name: str) -> nn.Module:
+        """One after the other, since each is large in the type that it is rounded from."""
+        weight = own[name].to(target.device, dtype)
+        layer = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"))
+        layer[0].weight = nn.Parameter(weight, requires_grad=False)
+        lay_out(layer)
+        return layer[0]
+
+    if "heads.0" in own:
+        return BlockRows([linear(name) for name in own])
+    head = linear("head") if "head" in own else output_rows(target, tokens, dtype)
     if "norm" not in own:
-        rows: nn.Module = BlockRows(list(own.values()))
-    else:
-        head = linear_of(own["head"]) if "head" in own else output_rows(target, tokens, dtype)
-        rows = NormedRows(own["norm"], stored.config.norm_eps, head)
-    return rows.to(target.device, dtype).requires_grad_(False)
+        return head
+    norm = own["norm"].to(target.device, dtype)
+    return NormedRows(norm, stored.config.norm_eps, head).requires_grad_(False)
 
 
-def _embedding(target: HandsOutStates, stored: StoredHead, dtype: torch.dtype) -> nn.Embedding | None:
+def _embedding(target: HandsOutStates, stored: StoredHead) -> nn.Embedding | None:
     """The head's own, unless it is but a copy of the target's, which training left as it was."""
     own = stored.embedding
     if own is None:
         return None
-    if own.shape == (target.vocab_size, target.state_size):
+    if own.shape[1] == target.state_size:
         ids = torch.arange(0, target.vocab_size, max(1, target.vocab_size // COMPARED), device=target.device)
         theirs, ours = target.embed(ids).float().cpu(), own[ids.cpu()].float()
         if float((theirs - ours).square().mean()) <= SAME**2 * float(theirs.square().mean()):
             return None
     with torch.inference_mode(False):
-        weight = own.to(target.device, dtype)
+        weight = own.to(target.device)
         return nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight).requires_grad_(False)
 
 

@@ -58,7 +58,8 @@ class Frequencies(nn.Module):
             max_position_embeddings=config.window,
             rope_parameters={"rope_theta": config.rope_theta, **rope},
         )
-        values, self.times = ROPE_INIT_FUNCTIONS[rope["rope_type"]](about, torch.device("cpu"))
+        with torch.device("cpu"):  # whatever the network is made on
+            values, self.times = ROPE_INIT_FUNCTIONS[rope["rope_type"]](about, torch.device("cpu"))
         self.register_buffer("values", values, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frequencies:

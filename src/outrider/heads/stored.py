@@ -7,8 +7,9 @@ from pathlib import Path
 from outrider.errors import ModelError
 from outrider.heads.config import CONFIG, HeadConfig, StoredHead, load_config, load_head, reading
 from outrider.heads.published.checkpoint import read_config, read_weights, weights_file
-from outrider.heads.published.eagle import read_eagle
-from outrider.heads.published.medusa import read_medusa
+from outrider.heads.published.eagle import read_eagle, theirs
+from outrider.heads.published.medusa import is_medusa, read_medusa
+from outrider.heads.published.networks import make_published
 
 
 def read_head(folder: Path) -> StoredHead:
@@ -18,9 +19,9 @@ def read_head(folder: Path) -> StoredHead:
     with reading(folder):
         about = read_config(folder)
         weights = read_weights(weights_file(folder))
-        medusa = "medusa_num_heads" in about or any(name.startswith(("0.0.", "lm_heads.", "blocks.")) for name in weights)
-        named = about.get("base_model_name_or_path") or _verifier(about) or folder.name
-        return (read_medusa if medusa else read_eagle)(str(named), about, weights)
+        stored = (read_medusa if is_medusa(about, weights) else read_eagle)(about, weights)
+        _check(stored)
+        return stored
 
 
 def read_shape(folder: Path) -> HeadConfig:
@@ -42,8 +43,26 @@ def _is_ours(folder: Path) -> bool:
         return "kind" in read_config(folder)
 
 
-def _verifier(about: dict[str, object]) -> str | None:
-    outer = about.get("speculators_config")
-    verifier = outer.get("verifier") if isinstance(outer, dict) else None
-    found = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    return found if isinstance(found, str) else None
+def _check(stored: StoredHead) -> None:
+    """Raise `ValueError` unless all its parts are of the sizes that its shape says."""
+    shape, tokens = stored.config, stored.tokens
+    in_order = bool((tokens[1:] > tokens[:-1]).all())
+    # A token twice would be drawn with both probabilities and tested with one: the text's law would be another.
+    if not len(tokens) or not in_order or int(tokens[0]) < 0 or int(tokens[-1]) >= shape.vocab_size:
+        raise ValueError(f"its vocabulary is not one of different tokens among the target's {shape.vocab_size}")
+    wanted = {name: tuple(value.shape) for name, value in make_published(shape).state_dict().items()}
+    sizes = {name: tuple(value.shape) for name, value in stored.weights.items()}
+    if missing := wanted.keys() - sizes.keys():
+        raise ValueError(f"it has no {', '.join(sorted(map(theirs, missing))[:3])}")
+    if unknown := sizes.keys() - wanted.keys():
+        raise ValueError(f"it has weights that are not known here, {', '.join(sorted(map(theirs, unknown))[:3])}")
+    wanted |= {name: (shape.width,) if name == "norm" else (len(tokens), shape.width) for name in stored.rows}
+    sizes |= {name: tuple(value.shape) for name, value in stored.rows.items()}
+    for name, size in wanted.items():
+        if sizes[name] != size:
+            raise ValueError(f"its {theirs(name)} is {list(sizes[name])}, and should be {list(size)}")
+    own, narrower = stored.embedding, shape.width != shape.target_width
+    if own is not None and (own.dim() != 2 or len(own) < shape.vocab_size or own.shape[1] != shape.width):
+        raise ValueError(f"its embedding is {list(own.shape)}, and should be {[shape.vocab_size, shape.width]}")
+    if narrower and (own is None or not any(name.startswith("head") for name in stored.rows)):
+        raise ValueError(f"it is {shape.width} wide, its target {shape.target_width}: it needs embed_tokens and lm_head")

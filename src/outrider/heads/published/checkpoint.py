@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from outrider.errors import ModelError, in_one_line
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 """Names of files with weights, the first one that is there."""
+
+
+UNKNOWN = "another target"
+"""Stands for a head's target where nothing names it."""
+POINTER = b"version https://git-lfs"
 
 
 def find_folder(place: str | Path) -> Path:
@@ -26,12 +32,15 @@ def find_folder(place: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(text, allow_patterns=[CONFIG, *WEIGHTS]))
+        found = Path(snapshot_download(text, allow_patterns=[CONFIG, *WEIGHTS[::2]]))
+        if not any((found / name).is_file() for name in WEIGHTS):  # not both of what many have in two formats
+            found = Path(snapshot_download(text, allow_patterns=[CONFIG, *WEIGHTS]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ModelError(
             f"draft head {text!r} is no folder and can't be fetched from the hub ({in_one_line(error, 160)}): name a "
             "folder, or a repository with a config.json and the weights"
         ) from error
+    return found
 
 
 def weights_file(folder: Path) -> Path:
@@ -39,7 +48,11 @@ def weights_file(folder: Path) -> Path:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    raise ModelError(f"draft head {folder} has no weights: none of {', '.join(WEIGHTS)} is there")
+    parts = next(folder.glob("*.index.json"), None)
+    reason = f"none of {', '.join(WEIGHTS)} is there"
+    if parts is not None:
+        reason = f"{parts.name} names several files, and only one of {', '.join(WEIGHTS)} is read"
+    raise ModelError(f"draft head {folder} has no weights: {reason}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -51,7 +64,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Mapped into memory where the format allows it; names without the prefixes that some writers put before all of them."""
+    """Mapped into memory where the format allows it; names without the prefixes that some writers put before all of them.
+
+    Raises `ValueError`, or what safetensors raises.
+    """
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise ValueError(f"{path.name} is a Git LFS pointer: fetch the file itself")
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -59,6 +78,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     else:
         weights = _unpickled(path)
     return {_short(name): value for name, value in weights.items()}
+
+
+def weight_of(weights: Mapping[str, Tensor], name: str, dimensions: int) -> Tensor:
+    """One of them. Raises `ValueError` if it is not there, or has another number of dimensions."""
+    if name not in weights:
+        raise ValueError(f"it has no {name}")
+    if weights[name].dim() != dimensions:
+        raise ValueError(f"its {name} has {weights[name].dim()} dimensions, and should have {dimensions}")
+    return weights[name]
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:

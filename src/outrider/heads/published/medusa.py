@@ -14,56 +14,83 @@ import torch
 from torch import Tensor
 
 from outrider.heads.config import HeadConfig, Published, StoredHead
+from outrider.heads.published.checkpoint import UNKNOWN, weight_of
 
-BLOCK = re.compile(r"(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.(?:linear\.)?(weight|bias)")
-HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
+BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
+HEAD = re.compile(r"(?:lm_heads\.(\d+)|(\d+)\.\d+)\.weight")
 
 
-def read_medusa(name: str, about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> StoredHead:
-    """name: of its target, as far as it is known. about: its `config.json`. Raises `ValueError` or `KeyError`."""
-    linear: dict[tuple[int, int], dict[str, Tensor]] = {}
-    heads: dict[int, Tensor] = {}
-    for key, value in weights.items():
-        if key in ("token_map", "lm_head.weight"):
-            continue
-        if found := HEAD.fullmatch(key):
-            heads[int(found[1])] = value
-        elif found := BLOCK.fullmatch(key):
-            linear.setdefault((int(found[1]), int(found[2])), {})[found[3]] = value
-        else:
-            raise ValueError(f"it has an unknown weight {key!r}")
-    if not heads:  # the last of a head's layers is its output layer
-        for block in {first for first, _ in linear}:
-            last = max(second for first, second in linear if first == block)
-            heads[block] = linear.pop((block, last))["weight"]
-    said = int(about.get("medusa_num_heads") or about.get("num_heads") or len(heads))
-    blocks = min(said, len(heads))  # checkpoints have had more heads than their config uses
-    shared = weights.get("lm_head.weight")
-    rows = [heads[i] if shared is None or i in heads else shared for i in range(blocks)]
-    if not rows or any(row.shape != rows[0].shape for row in rows):
-        raise ValueError("its heads have no output layers of one size")
-    width = rows[0].shape[1]
-    depth = 1 + max((second for first, second in linear if first < blocks), default=-1)
-    named = {}
+def is_medusa(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
+    """Whether it is one."""
+    return "medusa_num_heads" in about or any(name.startswith(("0.0.", "lm_heads.", "blocks.")) for name in weights)
+
+
+def read_medusa(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> StoredHead:
+    """about: its `config.json`. All heads of the file are read: configs have named fewer. Raises `ValueError`."""
+    linear, heads = _sorted_out(weights)
+    if not linear:
+        raise ValueError("it has no residual blocks")
+    blocks, depth = 1 + max(i for i, _ in linear), 1 + max(j for _, j in linear)
+    shared = bool(about.get("original_lm_head"))  # all heads have the target's own output layer
+    if not shared and set(heads) != set(range(blocks)):
+        raise ValueError(f"it has {blocks} heads, and output layers of {len(heads)}")
+    width = weight_of(linear[0, 0], "weight", 2).shape[1]
+    named: dict[str, Tensor] = {}
     for i in range(blocks):
         for j in range(depth):
-            parts = linear[i, j]
-            named[f"blocks.{i}.{j}.weight"] = parts["weight"]
-            named[f"blocks.{i}.{j}.bias"] = parts.get("bias", torch.zeros(width, dtype=parts["weight"].dtype))
-    tokens = weights.get("token_map", torch.arange(len(rows[0]))).long()
-    if len(tokens) < len(rows[0]):
-        rows = [row[tokens] for row in rows]
-    tokens, order = tokens.sort()
-    if not torch.equal(order, torch.arange(len(order))):
-        rows = [row[order] for row in rows]
+            if "weight" not in linear.get((i, j), {}):
+                raise ValueError(f"its head {i} has no residual block {j}")
+            named[f"blocks.{i}.{j}.weight"] = weight = linear[i, j]["weight"]
+            named[f"blocks.{i}.{j}.bias"] = linear[i, j].get("bias", torch.zeros(width, dtype=weight.dtype))
+    size = int(about.get("vocab_size") or 0)
+    if shared:
+        if not size:
+            raise ValueError("its config says no vocab_size, and its output layer is its target's")
+        rows, tokens = dict[str, Tensor](), torch.arange(size)
+    else:
+        rows, tokens = _rows([heads[i] for i in range(blocks)], weights.get("token_map"))
     shape = HeadConfig(
         kind="blockwise",
-        target=name,
+        target=str(about.get("base_model_name_or_path") or UNKNOWN),
         width=width,
-        vocab_size=int(about.get("vocab_size") or len(rows[0])),
+        vocab_size=size or len(heads[0]),
         num_tokens=len(tokens),
         intermediate_size=width,
         blocks=blocks,
         published=Published("Medusa", width, depth=depth),
     )
-    return StoredHead(shape, tokens, named, {f"heads.{i}": row for i, row in enumerate(rows)})
+    return StoredHead(shape, tokens, named, rows)
+
+
+def _sorted_out(weights: Mapping[str, Tensor]) -> tuple[dict[tuple[int, int], dict[str, Tensor]], dict[int, Tensor]]:
+    """Residual blocks by head and depth, output layers by head."""
+    linear: dict[tuple[int, int], dict[str, Tensor]] = {}
+    heads: dict[int, Tensor] = {}
+    for name, value in weights.items():
+        if name in ("token_map", "lm_head.weight"):
+            continue
+        if found := BLOCK.fullmatch(name):
+            head, depth = (found[1], found[2]) if found[1] else (found[3], found[4])
+            linear.setdefault((int(head), int(depth)), {})[found[5]] = value
+        elif found := HEAD.fullmatch(name):
+            heads[int(found[1] or found[2])] = value
+        else:
+            raise ValueError(f"it has an unknown weight {name!r}")
+    return linear, heads
+
+
+def _rows(heads: list[Tensor], token_map: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+    """The output layers, and the target's ids of their rows, ascending."""
+    if any(head.shape != heads[0].shape for head in heads):
+        raise ValueError("its output layers differ in size")
+    tokens = torch.arange(len(heads[0])) if token_map is None else token_map.long()
+    if token_map is not None:
+        if len(tokens) > len(heads[0]):
+            raise ValueError(f"its token_map has {len(tokens)} tokens, and its output layers {len(heads[0])} rows")
+        if len(tokens) < len(heads[0]):  # rows of all tokens, of which the map names those that count
+            if int(tokens.min()) < 0 or int(tokens.max()) >= len(heads[0]):
+                raise ValueError("its token_map names tokens that its output layers don't have")
+            heads = [head[tokens] for head in heads]
+        tokens, order = tokens.sort()
+        heads = [head[order] for head in heads]
+    return {f"heads.{i}": head for i, head in enumerate(heads)}, tokens

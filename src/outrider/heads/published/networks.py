@@ -36,8 +36,8 @@ class EagleHead(HeadNetwork):
 
 class Eagle3Head(HeadNetwork):
     """EAGLE-3 (Li et al. 2025): the target's states after several layers become one vector; attention reads it beside the
-    token, each normed; what it predicts is read like that vector. The final norm belongs to the output layer: what goes on
-    is not normed.
+    token, each normed; what it predicts is read like that vector. The final norm belongs to the output layer, what goes on
+    is not normed, but for heads of the later kind (`norm_output`).
     """
 
     def __init__(self, config: HeadConfig) -> None:
@@ -46,23 +46,30 @@ class Eagle3Head(HeadNetwork):
         self.config = config
         read = published.reads * published.target_width
         self.join_norm = Norm(read, config.norm_eps) if published.input_norm else nn.Identity()
+        parts = published.reads if published.part_norms else 0
+        self.part_norms = nn.ModuleList(Norm(published.target_width, config.norm_eps) for _ in range(parts))
         self.join = nn.Linear(read, config.width, bias=False)
         self.token_norm = Norm(config.width, config.norm_eps)
         self.state_norm = Norm(config.width, config.norm_eps)
         self.layer = Layer(config, reads=2 * config.width, normed=False)
+        self.norm = Norm(config.width, config.norm_eps) if published.norm_output else nn.Identity()
         self._residual_normed = published.norm_before_residual
         self._skipped = published.target_width
 
     def condense(self, states: Tensor) -> Tensor:
         """See `HeadNetwork`: the last state is not read."""
-        out: Tensor = self.join(self.join_norm(states[..., self._skipped :]))
+        read = states[..., self._skipped :]
+        if len(self.part_norms):
+            parts = torch.split(read, self._skipped, dim=-1)
+            read = torch.cat([norm(part) for norm, part in zip(self.part_norms, parts, strict=True)], dim=-1)
+        out: Tensor = self.join(self.join_norm(read))
         return out
 
     def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `AutoregressiveHead.forward`."""
         normed = self.state_norm(states)
         attended = torch.cat([self.token_norm(embeddings), normed], dim=-1)
-        out: Tensor = self.layer(normed if self._residual_normed else states, positions, attend, attended)
+        out: Tensor = self.norm(self.layer(normed if self._residual_normed else states, positions, attend, attended))
         return out
 
 
@@ -95,9 +102,9 @@ class MedusaHeads(HeadNetwork):
 class BlockRows(nn.Module):
     """An output layer for each of the positions. [.., count, W] → [.., count, T], count at most theirs"""
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+    def __init__(self, heads: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.heads = nn.ModuleList(linear_of(weight) for weight in weights)
+        self.heads = nn.ModuleList(heads)
 
     def forward(self, states: Tensor) -> Tensor:
         heads = list(self.heads)[: states.shape[-2]]
@@ -107,7 +114,7 @@ class BlockRows(nn.Module):
 class NormedRows(nn.Module):
     """A norm and an output layer. [.., W] → [.., T]"""
 
-    def __init__(self, norm: Tensor, eps: float, head: nn.Linear) -> None:
+    def __init__(self, norm: Tensor, eps: float, head: nn.Module) -> None:
         super().__init__()
         self.norm, self.head = Norm(len(norm), eps), head
         self.norm.weight.data = norm
@@ -117,16 +124,10 @@ class NormedRows(nn.Module):
         return out
 
 
-def linear_of(weight: Tensor) -> nn.Linear:
-    """A layer with this weight, [T, W]."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")  # no fresh weights for nothing
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    return layer
-
-
 def make_published(config: HeadConfig) -> HeadNetwork:
-    """The network of a published head of that shape, with fresh weights."""
-    return {"EAGLE": EagleHead, "EAGLE-3": Eagle3Head, "Medusa": MedusaHeads}[_published(config).layout](config)
+    """The network of a published head of that shape, without weights: they are assigned."""
+    with torch.device("meta"):  # fresh ones of a large head take seconds and a gigabyte
+        return {"EAGLE": EagleHead, "EAGLE-3": Eagle3Head, "Medusa": MedusaHeads}[_published(config).layout](config)
 
 
 def _published(config: HeadConfig) -> Published:
