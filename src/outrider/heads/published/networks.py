@@ -117,7 +117,7 @@ class NormedRows(nn.Module):
     def __init__(self, norm: Tensor, eps: float, head: nn.Module) -> None:
         super().__init__()
         self.norm, self.head = Norm(len(norm), eps), head
-        self.norm.weight.data = norm
+        self.norm.weight = nn.Parameter(norm, requires_grad=False)
 
     def forward(self, states: Tensor) -> Tensor:
         out: Tensor = self.head(self.norm(states))
