@@ -55,7 +55,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _what_a_module_keeps(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let go of it after its last test: models that have written a thousand texts side by side hold a gigabyte of keys and
-    values each, and two processes had 15 GB between them in the end.
+    values each, and two processes had 12 GB between them in the end.
     """
     yield
     kept = [value for value in vars(request.module).values() if hasattr(value, "cache_clear")]
