@@ -16,7 +16,7 @@ from outrider.errors import ModelError
 from outrider.heads.opening import open_head
 from outrider.heads.stored import read_head, read_shape
 from tests.published_heads import Checkpoint, eagle, eagle3, medusa
-from tests.test_published_heads import TOKENS, YARN, deep_target, laws_of
+from tests.test_published_heads import LLAMA3, TOKENS, YARN, deep_target, laws_of
 from tests.tiny_models import VOCABULARY
 
 
@@ -160,9 +160,13 @@ REFUSED: dict[str, tuple[Callable[[], Checkpoint], str]] = {
         lambda: changed(eagle(VOCABULARY), rope_scaling={"rope_type": "llama3"}),
         "there is no 'factor'",
     ),
+    "positions without what they need": (
+        lambda: changed(eagle(VOCABULARY), rope_scaling={"rope_type": "llama3", "factor": 2.0}),
+        r"can't be read \(Missing required keys in `rope_parameters`",
+    ),
     "positions by a word": (
-        lambda: changed(eagle(VOCABULARY), rope_scaling={"rope_type": "llama3", "factor": "2"}),
-        "can't be read",
+        lambda: changed(eagle(VOCABULARY), rope_scaling={**LLAMA3, "factor": "two"}),
+        r"could not convert string to float: 'two'",
     ),
     "an embedding too small": (
         lambda: changed(eagle3(VOCABULARY, TOKENS), {"embed_tokens.weight": torch.ones(9, 32)}),
@@ -170,9 +174,18 @@ REFUSED: dict[str, tuple[Callable[[], Checkpoint], str]] = {
     ),
     "an output layer too wide": (
         lambda: changed(eagle3(VOCABULARY, TOKENS), {"lm_head.weight": torch.ones(len(TOKENS), 33)}),
-        r"its head is \[10, 33\]|lm_head",
+        r"its lm_head\.weight is \[10, 33\], and should be \[10, 32\]",
     ),
-    "narrower than its target": (
+    "narrower than its target, without rows of its own": (
+        lambda: changed(
+            eagle3(VOCABULARY, TOKENS),
+            {"fc.weight": torch.ones(32, 144), "embed_tokens.weight": torch.ones(VOCABULARY, 32)},
+            without="lm_head.weight",
+            target_hidden_size=48,
+        ),
+        "it is 32 wide, its target 48: it needs embed_tokens and lm_head",
+    ),
+    "fewer layers than are usual": (
         lambda: changed(eagle3(VOCABULARY, TOKENS), without="lm_head.weight", target_hidden_size=48, eagle_config=None),
         "reads the states of 2 layers",
     ),

@@ -174,7 +174,10 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        reason = f"there is no {error}" if isinstance(error, KeyError) else in_one_line(error, 200)
+        reason = in_one_line(error, 200)
+        if isinstance(error, KeyError) and error.args:  # a name that is missing, or a sentence of transformers
+            said = str(error.args[0])
+            reason = in_one_line(ValueError(said), 200) if " " in said else f"there is no {said!r}"
         raise ModelError(
             f"draft head {folder} can't be read ({reason}): name a folder made by outrider train head, or with an EAGLE, "
             "EAGLE-3 or Medusa checkpoint"

@@ -58,9 +58,10 @@ def _check(stored: StoredHead) -> None:
         raise ValueError(f"it has weights that are not known here, {', '.join(sorted(map(theirs, unknown))[:3])}")
     wanted |= {name: (shape.width,) if name == "norm" else (len(tokens), shape.width) for name in stored.rows}
     sizes |= {name: tuple(value.shape) for name, value in stored.rows.items()}
+    called = {"norm": "norm.weight", "head": "lm_head.weight"}  # of the output layer
     for name, size in wanted.items():
         if sizes[name] != size:
-            raise ValueError(f"its {theirs(name)} is {list(sizes[name])}, and should be {list(size)}")
+            raise ValueError(f"its {called.get(name) or theirs(name)} is {list(sizes[name])}, and should be {list(size)}")
     own, narrower = stored.embedding, shape.width != shape.target_width
     if own is not None and (own.dim() != 2 or len(own) < shape.vocab_size or own.shape[1] != shape.width):
         raise ValueError(f"its embedding is {list(own.shape)}, and should be {[shape.vocab_size, shape.width]}")

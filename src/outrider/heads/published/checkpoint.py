@@ -10,12 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from outrider.errors import ModelError, in_one_line
+from outrider.heads.config import CONFIG
 
-CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 """Names of files with weights, the first one that is there."""
-
-
 UNKNOWN = "another target"
 """Stands for a head's target where nothing names it."""
 POINTER = b"version https://git-lfs"
@@ -31,8 +29,9 @@ def find_folder(place: str | Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    mappable = [name for name in WEIGHTS if name.endswith(".safetensors")]
     try:
-        found = Path(snapshot_download(text, allow_patterns=[CONFIG, *WEIGHTS[::2]]))
+        found = Path(snapshot_download(text, allow_patterns=[CONFIG, *mappable]))
         if not any((found / name).is_file() for name in WEIGHTS):  # not both of what many have in two formats
             found = Path(snapshot_download(text, allow_patterns=[CONFIG, *WEIGHTS]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
