@@ -5,7 +5,7 @@
 // their weighted values are summed column after column, and chunks are put together one after the other. A masked column adds
 // zero, and a chunk of masked columns is left out.
 //
-// Heads that share keys are rows below each other, three of which use keys and values while they are in registers. Keys and
+// Heads that share keys are rows below each other, several of which use keys and values while they are in registers. Keys and
 // values are read as they lie in the cache.
 
 #include <immintrin.h>
@@ -19,129 +19,18 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "attention.h"
+#include "attention_pass.h"
+#if defined(__AVX512F__)
+#include "attention_avx512.h"
+#else
+#include "attention_avx2.h"
+#endif
 
 using namespace OUTRIDER_NAMESPACE;
 
 namespace {
 
-constexpr int64_t CHUNK = 256;         // columns
-constexpr int64_t MOST_ROWS = 3;       // at once
-constexpr int64_t KEYS = 4;            // at once
 constexpr int64_t PARALLEL = 1 << 16;  // products from which several threads share them
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-// [batch, heads, tokens, size], the last dimension in one piece.
-struct Part {
-  const float* at;
-  int64_t batch, head, token;
-
-  explicit Part(const Tensor& x)
-      : at(static_cast<const float*>(x.data_ptr())), batch(x.stride(0)), head(x.stride(1)), token(x.stride(2)) {}
-  explicit Part(const Kept& x) : at(x.at), batch(x.batch), head(x.group), token(x.column) {}
-  Part(const float* x, int64_t heads, int64_t tokens, int64_t size)  // in one piece
-      : at(x), batch(heads * tokens * size), head(tokens * size), token(size) {}
-  const float* of(int64_t b, int64_t h, int64_t n) const { return at + b * batch + h * head + n * token; }
-};
-
-// What all chunks need. seen: of a row and a column, or none for all.
-struct Pass {
-  Part queries, keys, values;
-  const bool* seen;
-  int64_t seen_batch, seen_token;
-  int64_t groups, times, tokens, columns, size;
-  float scale;
-
-  int64_t rows() const { return times * tokens; }
-};
-
-// A chunk's largest score of each row, the sum of weights, and the weighted values, for a row after the other.
-struct Found {
-  float *largest, *weight, *values;
-};
-
-// Products of M rows with the chunk's keys, scaled; what a row does not see is NOTHING, and so is what fills up the last lane.
-template <int M>
-void score(const Pass& pass, const float* const (&queries)[M], const float* keys, const bool* const (&seen)[M], int64_t count,
-           float (&scores)[M][CHUNK]) {
-  for (int64_t c = 0; c < count; c += KEYS) {
-    const float* key[KEYS];
-    for (int64_t i = 0; i < KEYS; i++) key[i] = keys + std::min(c + i, count - 1) * pass.keys.token;
-    __m256 sums[M][KEYS];
-    for (int m = 0; m < M; m++) {
-      for (int64_t i = 0; i < KEYS; i++) sums[m][i] = _mm256_setzero_ps();
-    }
-    for (int64_t d = 0; d < pass.size; d += LANE) {
-      __m256 part[KEYS];
-      for (int64_t i = 0; i < KEYS; i++) part[i] = _mm256_loadu_ps(key[i] + d);
-#pragma GCC unroll 3
-      for (int m = 0; m < M; m++) {
-        const __m256 query = _mm256_loadu_ps(queries[m] + d);
-#pragma GCC unroll 4
-        for (int64_t i = 0; i < KEYS; i++) sums[m][i] = _mm256_fmadd_ps(query, part[i], sums[m][i]);
-      }
-    }
-    for (int m = 0; m < M; m++) {
-      const __m256 both = _mm256_hadd_ps(_mm256_hadd_ps(sums[m][0], sums[m][1]), _mm256_hadd_ps(sums[m][2], sums[m][3]));
-      const __m128 four = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
-      _mm_storeu_ps(scores[m] + c, _mm_mul_ps(four, _mm_set1_ps(pass.scale)));
-    }
-  }
-  const int64_t filled = (count + LANE - 1) / LANE * LANE;
-  for (int m = 0; m < M; m++) {
-    if (seen[m] != nullptr) {
-      for (int64_t c = 0; c < count; c++) scores[m][c] = seen[m][c] ? scores[m][c] : NOTHING;
-    }
-    for (int64_t c = count; c < filled; c++) scores[m][c] = NOTHING;
-  }
-}
-
-// Scores become weights; -> whether the row sees anything.
-bool weigh(float* scores, int64_t count, float* largest, float* weight) {
-  __m256 most = _mm256_set1_ps(NOTHING), no_number = _mm256_setzero_ps();
-  for (int64_t c = 0; c < count; c += LANE) {
-    const __m256 here = _mm256_loadu_ps(scores + c);
-    most = _mm256_max_ps(here, most);
-    no_number = _mm256_or_ps(no_number, _mm256_cmp_ps(here, here, _CMP_UNORD_Q));
-  }
-  float lanes[LANE];
-  _mm256_storeu_ps(lanes, most);
-  *largest = *std::max_element(lanes, lanes + LANE);
-  if (_mm256_movemask_ps(no_number) != 0) *largest = std::numeric_limits<float>::quiet_NaN();
-  *weight = 0.0f;
-  if (*largest == NOTHING) return false;
-  __m256 sum = _mm256_setzero_ps();
-  for (int64_t c = 0; c < count; c += LANE) {
-    const __m256 weights = exponential(_mm256_sub_ps(_mm256_loadu_ps(scores + c), _mm256_set1_ps(*largest)));
-    _mm256_storeu_ps(scores + c, weights);
-    sum = _mm256_add_ps(sum, weights);
-  }
-  _mm256_storeu_ps(lanes, sum);
-  *weight = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-  return true;
-}
-
-// Weighted values of `W` lanes from d on.
-template <int M, int W>
-void add_values(const float (&weights)[M][CHUNK], const float* values, int64_t stride, int64_t count, int64_t size, float* out) {
-  __m256 sums[M][W];
-  for (int m = 0; m < M; m++) {
-    for (int w = 0; w < W; w++) sums[m][w] = _mm256_setzero_ps();
-  }
-  for (int64_t c = 0; c < count; c++, values += stride) {
-    __m256 part[W];
-    for (int w = 0; w < W; w++) part[w] = _mm256_loadu_ps(values + w * LANE);
-#pragma GCC unroll 3
-    for (int m = 0; m < M; m++) {
-      const __m256 weight = _mm256_set1_ps(weights[m][c]);
-#pragma GCC unroll 4
-      for (int w = 0; w < W; w++) sums[m][w] = _mm256_fmadd_ps(weight, part[w], sums[m][w]);
-    }
-  }
-  for (int m = 0; m < M; m++) {
-    for (int w = 0; w < W; w++) _mm256_storeu_ps(out + m * size + w * LANE, sums[m][w]);
-  }
-}
 
 template <int M>
 void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
@@ -170,13 +59,19 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
       std::fill(scores[m], scores[m] + count, 0.0f);
     }
   }
-  const float* values = pass.values.of(b, g, begin);
-  float* out = found.values + first * pass.size;
-  int64_t d = 0;
-  for (; d + 4 * LANE <= pass.size; d += 4 * LANE) {
-    add_values<M, 4>(scores, values + d, pass.values.token, count, pass.size, out + d);
+  add_all_values<M>(scores, pass.values.of(b, g, begin), pass.values.token, count, pass.size, found.values + first * pass.size);
+}
+
+// The same for a number of rows that is known when it runs, M at the most.
+template <int M>
+void attend_some(int64_t rows, const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
+  if constexpr (M > 0) {
+    if (rows == M) {
+      attend_rows<M>(pass, b, g, first, begin, count, found);
+    } else {
+      attend_some<M - 1>(rows, pass, b, g, first, begin, count, found);
+    }
   }
-  for (; d < pass.size; d += LANE) add_values<M, 1>(scores, values + d, pass.values.token, count, pass.size, out + d);
 }
 
 // What the rows see, bool [B or 1, 1, N, L] or none, the last dimension in one piece.
@@ -212,11 +107,7 @@ void attend_all(const Pass& pass, int64_t batch, float* to) {
       const int64_t count = std::min(CHUNK, columns - begin);
       const Found found = found_of(task);
       for (int64_t first = 0; first < rows; first += MOST_ROWS) {
-        switch (std::min(rows - first, MOST_ROWS)) {
-          case 1: attend_rows<1>(pass, b, g, first, begin, count, found); break;
-          case 2: attend_rows<2>(pass, b, g, first, begin, count, found); break;
-          case 3: attend_rows<3>(pass, b, g, first, begin, count, found); break;
-        }
+        attend_some<MOST_ROWS>(std::min(rows - first, MOST_ROWS), pass, b, g, first, begin, count, found);
       }
     }
   };

@@ -64,6 +64,21 @@ inline __m256 exponential(__m256 x) {
   return _mm256_andnot_ps(small, _mm256_mul_ps(sum, _mm256_castsi256_ps(power)));
 }
 
+#if defined(__AVX512F__)
+inline __m512 exponential(__m512 x) {
+  const __mmask16 not_small = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693359375f), x);
+  r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
+  __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.0f, 1.0f}) {
+    sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(next));
+  }
+  const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+  return _mm512_maskz_mul_ps(not_small, sum, _mm512_castsi512_ps(power));
+}
+#endif
+
 inline float exponential(float x) { return _mm256_cvtss_f32(exponential(_mm256_set1_ps(x))); }
 
 // x / (1 + e^-x)
