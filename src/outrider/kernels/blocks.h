@@ -14,35 +14,51 @@
 namespace OUTRIDER_NAMESPACE {
 namespace {
 
-constexpr int64_t NEAR = 2048;       // bytes that are fetched in advance, into the first cache
-constexpr int64_t FAR = 16384;       // and into the second, which waits for more lines at a time than the first
+constexpr int64_t NEAR = 2048;       // bytes that are fetched in advance
+constexpr int64_t FAR = 8192;        // and where several rows use a line, which takes longer
 
 // Where a block's results go: [rows, outputs], `lanes` of them in this block. added: what they are added to, in the same places.
 struct Out {
   float* at;
   const float *bias, *added;
   int64_t stride, lanes;
+
+  Out block(int64_t b) const {  // the b-th after this one
+    const int64_t n = b * OUTPUTS;
+    return {at + n, bias == nullptr ? nullptr : bias + n, added == nullptr ? nullptr : added + n, stride, lanes - n};
+  }
 };
 
-// How many rows use a line while it is at hand: at most, and with code of their own for each number.
-template <int MOST, int KNOWN>
+// How many rows use a line while it is at hand: at most, and with code of their own for each number. pairs: whether more rows
+// than that are computed with two blocks at once, so that an activation is used twice while it is at hand.
+template <int MOST, int KNOWN, bool PAIRS>
 struct Rows {
   static constexpr int most = MOST, known = KNOWN;
+  static constexpr bool pairs = PAIRS;
 };
 
 // What is read after this line.
 inline void fetch(const uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line + NEAR), _MM_HINT_T0); }
 
+// What is read later yet, of which `step` bytes are fetched at each line.
+struct Ahead {
+  const uint8_t* at;
+  int64_t step;
+};
+
 #if defined(__AVX512VNNI__)
 
-// And what is read much later, where several rows use a line: with few, the processor sees by itself what comes.
-template <bool SEVERAL>
-inline void fetch(const uint8_t* line) {
-  fetch(line);
-  if (SEVERAL) _mm_prefetch(reinterpret_cast<const char*>(line + FAR), _MM_HINT_T1);
+template <bool LATER>
+inline void fetch(const uint8_t* line, Ahead& ahead) {
+  if (LATER) {
+    _mm_prefetch(reinterpret_cast<const char*>(ahead.at), _MM_HINT_T0);
+    ahead.at += ahead.step;
+  } else {
+    fetch(line);
+  }
 }
 
-constexpr Rows<8, 8> ROWS_INT8, ROWS_GROUPED;
+constexpr Rows<8, 8, true> ROWS_INT8, ROWS_GROUPED;
 
 template <int M>
 void store(const __m512 (&sums)[M], const Out& out) {
@@ -55,31 +71,53 @@ void store(const __m512 (&sums)[M], const Out& out) {
   }
 }
 
-// Weights are MOVED: what that adds is taken away in advance.
-template <int M>
-void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded& x, int64_t first, const Out& out) {
+// Weights are MOVED: what that adds is taken away in advance. B blocks, `bytes` apart, use an activation while it is at hand.
+template <int M, int B>
+void block_int8(const uint8_t* weight, int64_t bytes, const float* weight_scales, const Rounded& x, int64_t first, Ahead ahead,
+                const Out& out) {
   const int8_t* values = x.row(first);
-  __m512 products[M];
-  for (int m = 0; m < M; m++) products[m] = _mm512_setzero_ps();
+  __m512 products[B][M];
+#pragma GCC unroll 2
+  for (int b = 0; b < B; b++) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) products[b][m] = _mm512_setzero_ps();
+  }
   for (int64_t s = 0; s < x.blocks; s++) {
     const int64_t at = first * x.blocks + s;
-    __m512i sums[M];
-    for (int m = 0; m < M; m++) sums[m] = _mm512_set1_epi32(-MOVED * x.sums[at + m * x.blocks]);
+    __m512i sums[B][M];
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++) {
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) sums[b][m] = _mm512_set1_epi32(-MOVED * x.sums[at + m * x.blocks]);
+    }
     for (int64_t k = s * x.block; k < std::min((s + 1) * x.block, x.columns); k += 4, weight += LINE) {
-      const __m512i line = _mm512_loadu_si512(weight);
-      fetch<(M > 4)>(weight);
+      __m512i lines[B];
+#pragma GCC unroll 2
+      for (int b = 0; b < B; b++) {
+        lines[b] = _mm512_loadu_si512(weight + b * bytes);
+        fetch<(M * B > 4)>(weight + b * bytes, ahead);
+      }
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
-        sums[m] = _mm512_dpbusd_epi32(sums[m], line, _mm512_set1_epi32(four_at(values + m * x.columns + k)));
+        const __m512i four = _mm512_set1_epi32(four_at(values + m * x.columns + k));
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) sums[b][m] = _mm512_dpbusd_epi32(sums[b][m], lines[b], four);
       }
     }
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-      products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), _mm512_set1_ps(x.scales[at + m * x.blocks]), products[m]);
+      const __m512 scale = _mm512_set1_ps(x.scales[at + m * x.blocks]);
+#pragma GCC unroll 2
+      for (int b = 0; b < B; b++) products[b][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[b][m]), scale, products[b][m]);
     }
   }
-  const __m512 scale = _mm512_loadu_ps(weight_scales);
-  for (int m = 0; m < M; m++) products[m] = _mm512_mul_ps(products[m], scale);
-  store<M>(products, out);
+#pragma GCC unroll 2
+  for (int b = 0; b < B; b++) {
+    const __m512 scale = _mm512_loadu_ps(weight_scales + b * OUTPUTS);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) products[b][m] = _mm512_mul_ps(products[b][m], scale);
+    store<M>(products[b], out.block(b));
+  }
 }
 
 // Whole numbers of two groups for each output, of the first in the lower half of its lane.
@@ -93,89 +131,122 @@ inline __m512i one_of(__m512i two, int64_t which) {
   return which == 0 ? _mm512_srai_epi32(_mm512_slli_epi32(two, 16), 16) : _mm512_srai_epi32(two, 16);
 }
 
-// 16 columns.
-template <int BITS, bool SEVERAL>
-inline void read_weights(const uint8_t* lines, __m512i (&fours)[4]) {
-  if constexpr (BITS == 4) {
-    const __m512i low = _mm512_set1_epi8(15);
-    for (int i = 0; i < 2; i++) {
-      const __m512i both = _mm512_loadu_si512(lines + i * LINE);
-      fetch<SEVERAL>(lines + i * LINE);
-      fours[2 * i] = _mm512_and_si512(both, low);
-      fours[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-    }
-  } else {
-    const __m512i low = _mm512_set1_epi8(63);
-    for (int i = 0; i < 3; i++) {
-      fours[i] = _mm512_loadu_si512(lines + i * LINE);
-      fetch<SEVERAL>(lines + i * LINE);
-    }
-    fours[3] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(fours[0], 6), _mm512_set1_epi8(3)),
-                               _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(fours[1], 4), _mm512_set1_epi8(12)),
-                                               _mm512_and_si512(_mm512_srli_epi16(fours[2], 2), _mm512_set1_epi8(48))));
-    for (int i = 0; i < 3; i++) fours[i] = _mm512_and_si512(fours[i], low);
-  }
+// 8 columns in 4 bits, 16 in 6.
+inline void read_weights(const uint8_t* line, __m512i (&fours)[2]) {
+  const __m512i low = _mm512_set1_epi8(15), both = _mm512_loadu_si512(line);
+  fours[0] = _mm512_and_si512(both, low);
+  fours[1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
 }
 
-// super: columns that share a scale.
-template <int BITS, int M>
-void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64_t first, int64_t, const Out& out) {
-  constexpr int64_t group = BITS == 4 ? 32 : 16, part = BITS == 4 ? 2 : 3;  // part: lines of 16 columns
+inline void read_weights(const uint8_t* lines, __m512i (&fours)[4]) {
+  const __m512i low = _mm512_set1_epi8(63);
+  for (int i = 0; i < 3; i++) fours[i] = _mm512_loadu_si512(lines + i * LINE);
+  fours[3] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(fours[0], 6), _mm512_set1_epi8(3)),
+                             _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(fours[1], 4), _mm512_set1_epi8(12)),
+                                             _mm512_and_si512(_mm512_srli_epi16(fours[2], 2), _mm512_set1_epi8(48))));
+  for (int i = 0; i < 3; i++) fours[i] = _mm512_and_si512(fours[i], low);
+}
+
+// super: columns that share a scale. B blocks, `bytes` apart, use an activation while it is at hand.
+template <int BITS, int M, int B>
+void block_grouped(const uint8_t* weight, int64_t bytes, int64_t super, const Rounded& x, int64_t first, int64_t, Ahead ahead,
+                   const Out& out) {
+  constexpr int64_t group = BITS == 4 ? 32 : 16;
+  constexpr int LINES = BITS == 4 ? 1 : 3, FOURS = BITS == 4 ? 2 : 4;  // that are read at once, and the columns in them by fours
   const int64_t all = x.columns / group, groups = super / group, pairs = (groups + 1) / 2;
   const int8_t* values = x.row(first);
   const int16_t* group_sums = x.group_sums.data() + first * all;
   const float* scales = x.scales.data() + first * x.blocks;
-  __m512 products[M];
-  for (int m = 0; m < M; m++) products[m] = _mm512_setzero_ps();
+  __m512 products[B][M];
+#pragma GCC unroll 2
+  for (int b = 0; b < B; b++) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) products[b][m] = _mm512_setzero_ps();
+  }
   for (int64_t s = 0; s < x.columns; s += super, group_sums += groups, scales++) {
     const uint8_t *numbers = weight, *steps = BITS == 4 ? numbers + pairs * PAIR : numbers, *last = steps + pairs * PAIR;
-    for (; weight < last + LINE; weight += LINE) fetch<(M > 2)>(weight);
-    __m512i totals[M];
-    for (int m = 0; m < M; m++) totals[m] = _mm512_setzero_si512();
-    for (int64_t g = 0; g < groups; g++) {
-      __m512i sums[M];
-      for (int m = 0; m < M; m++) sums[m] = _mm512_setzero_si512();
+    for (; weight < last + LINE; weight += LINE) {
 #pragma GCC unroll 2
-      for (int64_t k = 0; k < group; k += 16, weight += part * LINE, values += 16) {
-        __m512i fours[4];
-        read_weights<BITS, (M > 2)>(weight, fours);
+      for (int b = 0; b < B; b++) fetch<(M * B > 2)>(weight + b * bytes, ahead);
+    }
+    __m512i totals[B][M];
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++) {
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-          const int8_t* from = values + m * x.columns;
+      for (int m = 0; m < M; m++) totals[b][m] = _mm512_setzero_si512();
+    }
+    for (int64_t g = 0; g < groups; g++) {
+      __m512i sums[B][M];
+#pragma GCC unroll 2
+      for (int b = 0; b < B; b++) {
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) sums[b][m] = _mm512_setzero_si512();
+      }
 #pragma GCC unroll 4
-          for (int i = 0; i < 4; i++) sums[m] = _mm512_dpbusd_epi32(sums[m], fours[i], _mm512_set1_epi32(four_at(from + 4 * i)));
+      for (int64_t k = 0; k < group; k += 4 * FOURS, weight += LINES * LINE, values += 4 * FOURS) {
+        __m512i fours[B][FOURS];
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) {
+          read_weights(weight + b * bytes, fours[b]);
+#pragma GCC unroll 3
+          for (int line = 0; line < LINES; line++) fetch<(M * B > 2)>(weight + b * bytes + line * LINE, ahead);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < FOURS; i++) {
+#pragma GCC unroll 8
+          for (int m = 0; m < M; m++) {
+            const __m512i four = _mm512_set1_epi32(four_at(values + m * x.columns + 4 * i));
+#pragma GCC unroll 2
+            for (int b = 0; b < B; b++) sums[b][m] = _mm512_dpbusd_epi32(sums[b][m], fours[b][i], four);
+          }
         }
       }
-      const __m512i number = one_of(numbers_of<BITS != 4>(numbers + g / 2 * PAIR), g % 2);
-      for (int m = 0; m < M; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], number));
-    }
-    for (int m = 0; m < M; m++) {
-      const __m512 of_row = _mm512_set1_ps(scales[m * x.blocks]);
-      __m512i least = _mm512_setzero_si512();
-      for (int64_t p = 0; p < pairs; p++) {
-        const __m512i sums = _mm512_set1_epi32(two_at(group_sums + m * all + 2 * p));
-        least = _mm512_add_epi32(least, _mm512_madd_epi16(numbers_of<BITS != 4>(steps + p * PAIR), sums));
+#pragma GCC unroll 2
+      for (int b = 0; b < B; b++) {
+        const __m512i number = one_of(numbers_of<BITS != 4>(numbers + b * bytes + g / 2 * PAIR), g % 2);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) totals[b][m] = _mm512_add_epi32(totals[b][m], _mm512_mullo_epi32(sums[b][m], number));
       }
-      if constexpr (BITS == 4) {
-        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last)));
-        const __m512 step = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last + 32)));
-        products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(totals[m]), _mm512_mul_ps(scale, of_row), products[m]);
-        products[m] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(least), _mm512_mul_ps(step, of_row), products[m]);
-      } else {
-        const __m512i total = _mm512_sub_epi32(totals[m], _mm512_slli_epi32(least, 5));
-        products[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(_mm512_loadu_ps(last), of_row), products[m]);
+    }
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++) {
+      const int64_t at = b * bytes;
+      __m512i least[M];
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) least[m] = _mm512_setzero_si512();
+      for (int64_t p = 0; p < pairs; p++) {
+        const __m512i step = numbers_of<BITS != 4>(steps + at + p * PAIR);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+          const __m512i sums = _mm512_set1_epi32(two_at(group_sums + m * all + 2 * p));
+          least[m] = _mm512_add_epi32(least[m], _mm512_madd_epi16(step, sums));
+        }
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        const __m512 of_row = _mm512_set1_ps(scales[m * x.blocks]);
+        if constexpr (BITS == 4) {
+          const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last + at)));
+          const __m512 step = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last + at + 32)));
+          products[b][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(totals[b][m]), _mm512_mul_ps(scale, of_row), products[b][m]);
+          products[b][m] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(least[m]), _mm512_mul_ps(step, of_row), products[b][m]);
+        } else {
+          const __m512i total = _mm512_sub_epi32(totals[b][m], _mm512_slli_epi32(least[m], 5));
+          products[b][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(_mm512_loadu_ps(last + at), of_row), products[b][m]);
+        }
       }
     }
   }
-  store<M>(products, out);
+#pragma GCC unroll 2
+  for (int b = 0; b < B; b++) store<M>(products[b], out.block(b));
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 // Products of two columns are added in 16 bits. A pair fits if weights "in 8 bits" go to 64: 2 * 128 * 127 = 32,512. In 6 bits
 // two pairs do, 4 * 63 * 127 = 32,004, and in 4 bits eight, 16 * 15 * 127 = 30,480.
-constexpr Rows<5, 5> ROWS_INT8;
-constexpr Rows<32, 4> ROWS_GROUPED;
+constexpr Rows<5, 5, false> ROWS_INT8;
+constexpr Rows<32, 4, false> ROWS_GROUPED;
 
 void store(const float (&sums)[8], int half, const Out& out, int64_t m) {
   for (int64_t i = 0; i < 8 && half * 8 + i < out.lanes; i++) {
@@ -186,8 +257,8 @@ void store(const float (&sums)[8], int half, const Out& out, int64_t m) {
   }
 }
 
-template <int M>
-void block_int8(const uint8_t* weight, const float* weight_scales, const Rounded& x, int64_t first, const Out& out) {
+template <int M, int>
+void block_int8(const uint8_t* weight, int64_t, const float* weight_scales, const Rounded& x, int64_t first, Ahead, const Out& out) {
   const int8_t* values = x.row(first);
   const __m256i ones = _mm256_set1_epi16(1);
   alignas(32) float products[M][OUTPUTS] = {};
@@ -283,8 +354,9 @@ inline __attribute__((always_inline)) void add_columns(const __m256i (&fours)[2]
 }
 
 // super: columns that share a scale.
-template <int BITS, int M>
-void block_grouped(const uint8_t* weight, int64_t super, const Rounded& x, int64_t first, int64_t rows, const Out& out) {
+template <int BITS, int M, int>
+void block_grouped(const uint8_t* weight, int64_t, int64_t super, const Rounded& x, int64_t first, int64_t rows, Ahead,
+                   const Out& out) {
   constexpr int MOST = M > 0 ? M : ROWS_GROUPED.most;
   const int64_t count = M > 0 ? M : rows;  // known when it is compiled, if it can be
   constexpr int64_t group = BITS == 4 ? 32 : 16, part = BITS == 4 ? 2 : 3;  // part: lines of 16 columns

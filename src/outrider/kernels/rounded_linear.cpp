@@ -6,7 +6,7 @@
 //
 // Weights lie as they are read, in blocks of 16 outputs, so that an instruction multiplies 4 columns of 16 outputs with 4
 // activations of a row (`blocks.h`). Up to 8 rows use a line while it is at hand (by AVX2 5 in 8 bits, 32 in fewer): at the
-// memory's pace they cost as much as one.
+// memory's pace they cost as much as one. More rows take turns, and the next blocks are fetched in all of them.
 //
 // `fused_int8` and `fused_grouped` do what stands before and behind a layer, too: a norm or a gate, and adding what goes past it.
 // They give the bits of these operations, called one by one.
@@ -41,12 +41,12 @@ struct alignas(LINE) Part {
   int64_t end;
 };
 
-// each(block) for all of them. A thread computes its part one after the other, and what others have left of theirs: one may be
+// each(first block, the one after the last) for all of them, `together` at once where there are as many. A thread computes its part one after the other, and what others have left of theirs: one may be
 // slower, and it makes no difference who computes a block.
 template <class F>
-void share_blocks(int64_t blocks, const F& each) {
+void share_blocks(int64_t blocks, int64_t together, const F& each) {
   const int64_t threads = std::max<int64_t>(1, std::min<int64_t>({torch::stable::get_num_threads(), blocks, MOST_PARTS}));
-  const int64_t some = std::max<int64_t>(1, blocks / (threads * TURNS));
+  const int64_t some = rounded_up(std::max<int64_t>(1, blocks / (threads * TURNS)), together);
   Part parts[MOST_PARTS];
   for (int64_t i = 0; i < threads; i++) {
     parts[i].next.store(blocks * i / threads, std::memory_order_relaxed);
@@ -56,7 +56,7 @@ void share_blocks(int64_t blocks, const F& each) {
     for (int64_t i = 0; i < threads; i++) {
       Part& part = parts[(first + i) % threads];
       for (int64_t begin = part.next.fetch_add(some); begin < part.end; begin = part.next.fetch_add(some)) {
-        for (int64_t n = begin; n < std::min(begin + some, part.end); n++) each(n);
+        each(begin, std::min(begin + some, part.end));
       }
     }
   });
@@ -74,13 +74,13 @@ void call_with(int64_t rows, const F& block) {
   }
 }
 
-// Calls `block(rows as a constant, first row, rows)` until all are done, in parts of about the same size.
+// Calls `block(rows as a constant, first row, rows, part, parts)` until all are done, in parts of about the same size.
 template <int MOST, int KNOWN, class F>
-void by_rows(const Rows<MOST, KNOWN>&, int64_t rows, const F& block) {
+void by_rows(int64_t rows, const F& block) {
   const int64_t parts = (rows + MOST - 1) / MOST;
   for (int64_t i = 0; i < parts; i++) {
     const int64_t first = rows * i / parts, count = rows * (i + 1) / parts - first;
-    call_with<KNOWN, KNOWN == MOST>(count, [&](auto known) { block(known, first, count); });
+    call_with<KNOWN, KNOWN == MOST>(count, [&](auto known) { block(known, first, count, i, parts); });
   }
 }
 
@@ -106,18 +106,40 @@ const float* before(const Layer& layer, const float* x, int64_t rows) {
   return to;
 }
 
-// most: `Rows`.
-template <class R, class F>
-void multiply_blocks(const Layer& layer, const R& most, const Rounded& rounded, const float* added, float* out, const F& block) {
+// Products of B blocks from the n-th on.
+template <int B, class R, class F>
+void multiply_some(const Layer& layer, int64_t n, const Rounded& rounded, const float* added, float* out, const F& block) {
   const int64_t outputs = layer.outputs, bytes = layer.padded / layer.layout.columns * layer.layout.lines * LINE;
-  share_blocks(blocks_of(outputs), [&](int64_t n) {
-    by_rows(most, rounded.rows, [&](auto known, int64_t first, int64_t rows) {
-      const int64_t at = n * OUTPUTS, from = first * outputs + at;
-      const Out here{out + from, layer.bias == nullptr ? nullptr : layer.bias + at, added == nullptr ? nullptr : added + from,
-                     outputs, outputs - at};
-      block(known, layer.weight + n * bytes, n, first, rows, here);
-    });
+  const uint8_t* weight = layer.weight + n * bytes;
+  by_rows<R::most, R::known>(rounded.rows, [&](auto known, int64_t first, int64_t rows, int64_t part, int64_t parts) {
+    const int64_t at = n * OUTPUTS, from = first * outputs + at;
+    const Out here{out + from, layer.bias == nullptr ? nullptr : layer.bias + at, added == nullptr ? nullptr : added + from,
+                   outputs, outputs - at};
+    // Where one part uses this block, what comes in order; else the next blocks, of which each part fetches some.
+    const int64_t next = parts == 1 ? FAR : rounded_up(FAR, B * bytes) + part * B * bytes / parts;
+    block(known, std::integral_constant<int, B>(), weight, bytes, n, first, rows, Ahead{weight + next, LINE / parts}, here);
   });
+}
+
+// R: `Rows`.
+template <class R, class F>
+void multiply_blocks(const Layer& layer, const R&, const Rounded& rounded, const float* added, float* out, const F& block) {
+  const bool pairs = R::pairs && rounded.rows > R::most;
+  share_blocks(blocks_of(layer.outputs), pairs ? 2 : 1, [&](int64_t n, int64_t end) {
+    if constexpr (R::pairs) {
+      for (; pairs && n + 2 <= end; n += 2) multiply_some<2, R>(layer, n, rounded, added, out, block);
+    }
+    for (; n < end; n++) multiply_some<1, R>(layer, n, rounded, added, out, block);
+  });
+}
+
+template <int BITS>
+void multiply_grouped(const Layer& layer, const Rounded& rounded, const float* added, float* out) {
+  const auto block = [&](auto known, auto blocks, const uint8_t* weight, int64_t bytes, int64_t, int64_t first, int64_t rows,
+                         const Ahead& ahead, const Out& here) {
+    block_grouped<BITS, known(), blocks()>(weight, bytes, layer.layout.columns, rounded, first, rows, ahead, here);
+  };
+  multiply_blocks(layer, ROWS_GROUPED, rounded, added, out, block);
 }
 
 // Several dimensions but the last are rows.
@@ -199,19 +221,15 @@ void OUTRIDER_NAMESPACE::multiply(const Layer& layer, const float* x, int64_t ro
   const Layout& layout = layer.layout;
   const Rounded& rounded = round_rows(before(layer, x, rows), rows, layer.columns, layout);
   if (layout.bits == 8) {
-    const auto block = [&](auto known, const uint8_t* weight, int64_t n, int64_t first, int64_t, const Out& here) {
-      block_int8<known()>(weight, layer.scales + n * OUTPUTS, rounded, first, here);
+    const auto block = [&](auto known, auto blocks, const uint8_t* weight, int64_t bytes, int64_t n, int64_t first, int64_t,
+                           const Ahead& ahead, const Out& here) {
+      block_int8<known(), blocks()>(weight, bytes, layer.scales + n * OUTPUTS, rounded, first, ahead, here);
     };
     multiply_blocks(layer, ROWS_INT8, rounded, added, out, block);
+  } else if (layout.bits == 6) {
+    multiply_grouped<6>(layer, rounded, added, out);
   } else {
-    const auto block = [&](auto known, const uint8_t* weight, int64_t, int64_t first, int64_t rows, const Out& here) {
-      if (layout.bits == 6) {
-        block_grouped<6, known()>(weight, layout.columns, rounded, first, rows, here);
-      } else {
-        block_grouped<4, known()>(weight, layout.columns, rounded, first, rows, here);
-      }
-    };
-    multiply_blocks(layer, ROWS_GROUPED, rounded, added, out, block);
+    multiply_grouped<4>(layer, rounded, added, out);
   }
 }
 
