@@ -48,13 +48,13 @@ struct Ahead {
 
 #if defined(__AVX512VNNI__)
 
-template <bool LATER>
+template <bool LATER, int B>
 inline void fetch(const uint8_t* line, Ahead& ahead) {
-  if (LATER) {
+  if (LATER && B > 1) {
     _mm_prefetch(reinterpret_cast<const char*>(ahead.at), _MM_HINT_T0);
     ahead.at += ahead.step;
   } else {
-    fetch(line);
+    _mm_prefetch(reinterpret_cast<const char*>(line + (LATER ? FAR : NEAR)), _MM_HINT_T0);
   }
 }
 
@@ -95,7 +95,7 @@ void block_int8(const uint8_t* weight, int64_t bytes, const float* weight_scales
 #pragma GCC unroll 2
       for (int b = 0; b < B; b++) {
         lines[b] = _mm512_loadu_si512(weight + b * bytes);
-        fetch<(M * B > 4)>(weight + b * bytes, ahead);
+        fetch<(M * B > 4), B>(weight + b * bytes, ahead);
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
@@ -167,7 +167,7 @@ void block_grouped(const uint8_t* weight, int64_t bytes, int64_t super, const Ro
     const uint8_t *numbers = weight, *steps = BITS == 4 ? numbers + pairs * PAIR : numbers, *last = steps + pairs * PAIR;
     for (; weight < last + LINE; weight += LINE) {
 #pragma GCC unroll 2
-      for (int b = 0; b < B; b++) fetch<(M * B > 2)>(weight + b * bytes, ahead);
+      for (int b = 0; b < B; b++) fetch<(M * B > 2), B>(weight + b * bytes, ahead);
     }
     __m512i totals[B][M];
 #pragma GCC unroll 2
@@ -189,7 +189,7 @@ void block_grouped(const uint8_t* weight, int64_t bytes, int64_t super, const Ro
         for (int b = 0; b < B; b++) {
           read_weights(weight + b * bytes, fours[b]);
 #pragma GCC unroll 3
-          for (int line = 0; line < LINES; line++) fetch<(M * B > 2)>(weight + b * bytes + line * LINE, ahead);
+          for (int line = 0; line < LINES; line++) fetch<(M * B > 2), B>(weight + b * bytes + line * LINE, ahead);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < FOURS; i++) {
