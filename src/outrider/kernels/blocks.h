@@ -14,8 +14,7 @@
 namespace OUTRIDER_NAMESPACE {
 namespace {
 
-constexpr int64_t NEAR = 2048;       // bytes that are fetched in advance
-constexpr int64_t FAR = 8192;        // and where several rows use a line, which takes longer
+constexpr int64_t NEAR = 2048;  // bytes that are fetched in advance
 
 // Where a block's results go: [rows, outputs], `lanes` of them in this block. added: what they are added to, in the same places.
 struct Out {
@@ -40,6 +39,8 @@ struct Rows {
 // What is read after this line.
 inline void fetch(const uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line + NEAR), _MM_HINT_T0); }
 
+constexpr int64_t AHEAD = 8192;  // at least, where several blocks are computed at once, by turns of rows
+
 // What is read later yet, of which `step` bytes are fetched at each line.
 struct Ahead {
   const uint8_t* at;
@@ -48,13 +49,19 @@ struct Ahead {
 
 #if defined(__AVX512VNNI__)
 
+// Several rows use a line for so long that the processor does not see by itself what comes. It is fetched at once into a first
+// cache of 48 kB (as measured on AMD's fifth generation), else into the second one, which waits for more lines at a time (its fourth).
+constexpr bool AT_ONCE = OUTRIDER_FIRST_CACHE >= 48 << 10;
+constexpr int64_t FAR = AT_ONCE ? 8192 : 16384;
+
+// What is read after this line, or where `LATER` what is read much later, of one block or of several.
 template <bool LATER, int B>
 inline void fetch(const uint8_t* line, Ahead& ahead) {
-  if (LATER && B > 1) {
-    _mm_prefetch(reinterpret_cast<const char*>(ahead.at), _MM_HINT_T0);
-    ahead.at += ahead.step;
-  } else {
-    _mm_prefetch(reinterpret_cast<const char*>(line + (LATER ? FAR : NEAR)), _MM_HINT_T0);
+  if (!LATER || !AT_ONCE) fetch(line);
+  if (LATER) {
+    const uint8_t* far = B > 1 ? ahead.at : line + FAR;
+    if (B > 1) ahead.at += ahead.step;
+    _mm_prefetch(reinterpret_cast<const char*>(far), AT_ONCE ? _MM_HINT_T0 : _MM_HINT_T1);
   }
 }
 

@@ -88,7 +88,8 @@ def level_here() -> str | None:
 
 def built(library: Library, level: str, opened: Callable[[Path], Opened]) -> Opened:
     """A library of a level, from the cache folder or compiled now, as `opened` gives it. Raises `UnbuiltError`."""
-    command = (*_OPTIONS, *(f"-m{_SWITCHES.get(name, name)}" for name in LEVELS[level]))
+    switches = [f"-m{_SWITCHES.get(name, name)}" for name in LEVELS[level]]
+    command = (*_OPTIONS, *switches, f"-DOUTRIDER_FIRST_CACHE={_first_cache()}")
     system = (torch.__version__, *platform.libc_ver())  # what a library that was built here needs elsewhere, too
     parts = (*(source.read_bytes() for source in library.read), repr((command, system)).encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -103,6 +104,18 @@ def built(library: Library, level: str, opened: Callable[[Path], Opened]) -> Ope
         return opened(folder / library.file)
     except (CacheFolderError, OSError, RuntimeError) as error:
         raise UnbuiltError(in_one_line(error.__cause__ or error, 200)) from error
+
+
+def _first_cache() -> int:
+    """Bytes of a core's first cache of data, 0 if the system does not say."""
+    for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, kind, size = ((cache / name).read_text().strip() for name in ("level", "type", "size"))
+            if level == "1" and kind == "Data" and size.endswith("K"):
+                return int(size[:-1]) << 10
+        except (OSError, ValueError):
+            continue
+    return 0
 
 
 def _compile(folder: Path, library: Library, level: str, options: tuple[str, ...]) -> None:

@@ -115,9 +115,8 @@ void multiply_some(const Layer& layer, int64_t n, const Rounded& rounded, const 
     const int64_t at = n * OUTPUTS, from = first * outputs + at;
     const Out here{out + from, layer.bias == nullptr ? nullptr : layer.bias + at, added == nullptr ? nullptr : added + from,
                    outputs, outputs - at};
-    // Where one part uses this block, what comes in order; else the next blocks, of which each part fetches some.
-    const int64_t next = parts == 1 ? FAR : rounded_up(FAR, B * bytes) + part * B * bytes / parts;
-    block(known, std::integral_constant<int, B>(), weight, bytes, n, first, rows, Ahead{weight + next, LINE / parts}, here);
+    const Ahead ahead{weight + (rounded_up(AHEAD, B * bytes) + part * B * bytes / parts), LINE / parts};
+    block(known, std::integral_constant<int, B>(), weight, bytes, n, first, rows, ahead, here);
   });
 }
 
