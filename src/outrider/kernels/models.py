@@ -15,7 +15,16 @@ from outrider.kernels.build import Library, UnbuiltError, built, level_here
 LIBRARY = Library(
     "kernels",
     ("rounded_linear", "packing", "rows", "attention", "chain"),
-    ("rows.h", "linear.h", "activations.h", "blocks.h", "attention.h", "attention_pass.h", "attention_avx512.h", "attention_avx2.h"),
+    (
+        "rows.h",
+        "linear.h",
+        "activations.h",
+        "blocks.h",
+        "attention.h",
+        "attention_pass.h",
+        "attention_avx512.h",
+        "attention_avx2.h",
+    ),
     "outrider",
     "kernels",
 )
