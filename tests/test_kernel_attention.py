@@ -113,6 +113,38 @@ def test_extreme_scores(built: Kernels) -> None:
         assert torch.equal(bad[:, [0, 2, 3]], got[:, [0, 2, 3]])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_what_a_query_does_not_see_may_be_no_number(built: Kernels, part: str, bad: float) -> None:
+    query, key, value = drawn((6, 2, 24), 2, 5, 300)
+    mask = causal(5, 300)
+    with torch.inference_mode():
+        want = built.ops.attend(query, key, value, mask, 0.3)
+        (key if part == "key" else value)[0, 1, 297, 3] = bad  # the third token is the first to see it
+        got = built.ops.attend(query, key, value, mask, 0.3)
+    assert torch.equal(got[:, :2], want[:, :2])
+    assert torch.equal(got[1], want[1])
+    assert torch.equal(got[0, :, :3], want[0, :, :3])  # heads with other keys
+    if part == "value":
+        assert not got[0, 2:, 3:, 3].isfinite().any()
+
+
+def test_scores_that_are_all_without_bounds_make_no_number(built: Kernels) -> None:
+    """As softmax: nothing of what is seen has a weight. A row that sees nothing is zero."""
+    query = torch.full((1, 1, 2, 8), 1e20)
+    key, value = torch.full((1, 1, 600, 8), -1e20), torch.ones(1, 1, 600, 8)
+    with torch.inference_mode():
+        assert built.ops.attend(query, key, value, None, 1.0).isnan().all()
+        key[0, 0, 520] = 1e-20  # 8
+        assert torch.equal(built.ops.attend(query, key, value, None, 1.0), torch.ones(1, 2, 1, 8))
+        blind = torch.ones(1, 1, 2, 600, dtype=torch.bool)
+        blind[0, 0, 0] = False
+        blind[0, 0, 1, 520] = False
+        got = built.ops.attend(query, key, value, blind, 1.0)
+    assert torch.equal(got[0, 0], torch.zeros(1, 8))
+    assert got[0, 1].isnan().all()
+
+
 def test_anything_else_is_refused(built: Kernels) -> None:
     query, key, value = drawn((6, 2, 16), 2, 3, 10)
     mask = causal(3, 10)

@@ -3,7 +3,7 @@
 // A query's result has the same bits whatever queries are beside it, however many columns lie beyond what it sees, and however
 // many threads there are: a product of a query and a key is summed in one order, chunks of columns begin at fixed columns,
 // their weighted values are summed column after column, and chunks are put together one after the other. A masked column adds
-// zero, and a chunk of masked columns is left out.
+// zero, whatever its value, and a chunk of masked columns is left out. Scores that are all -inf make no number, as softmax does.
 //
 // Heads that share keys are rows below each other, several of which use keys and values while they are in registers. Keys and
 // values are read as they lie in the cache.
@@ -32,6 +32,30 @@ namespace {
 
 constexpr int64_t PARALLEL = 1 << 16;  // products from which several threads share them
 
+bool all_finite(const float* x, int64_t count) {
+  constexpr int64_t SIDE_BY_SIDE = 4;
+  __m256 zeros[SIDE_BY_SIDE];
+  for (__m256& each : zeros) each = _mm256_setzero_ps();
+  int64_t k = 0;
+  for (; k + SIDE_BY_SIDE * LANE <= count; k += SIDE_BY_SIDE * LANE) {
+    for (int64_t i = 0; i < SIDE_BY_SIDE; i++) {
+      zeros[i] = _mm256_fmadd_ps(_mm256_loadu_ps(x + k + i * LANE), _mm256_setzero_ps(), zeros[i]);
+    }
+  }
+  for (; k < count; k += LANE) zeros[0] = _mm256_fmadd_ps(_mm256_loadu_ps(x + k), _mm256_setzero_ps(), zeros[0]);
+  const __m256 all = _mm256_add_ps(_mm256_add_ps(zeros[0], zeros[1]), _mm256_add_ps(zeros[2], zeros[3]));
+  return _mm256_movemask_ps(_mm256_cmp_ps(all, all, _CMP_UNORD_Q)) == 0;
+}
+
+// The same weighted values without the columns that are not seen: what is no number there, is none beside a weight of zero.
+void add_seen_values(const float* weights, const bool* seen, const float* values, int64_t stride, int64_t count, int64_t size,
+                     float* out) {
+  std::fill(out, out + size, 0.0f);
+  for (int64_t c = 0; c < count; c++) {
+    for (int64_t d = 0; d < size && seen[c]; d++) out[d] = std::fma(weights[c], values[c * stride + d], out[d]);
+  }
+}
+
 template <int M>
 void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
   const float* queries[M];
@@ -57,9 +81,17 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
   for (int m = 0; m < M; m++) {
     if (!weigh(scores[m], count, found.largest + first + m, found.weight + first + m)) {
       std::fill(scores[m], scores[m] + count, 0.0f);
+      // It sees something, but nothing of what it sees has a weight.
+      if (seen[m] == nullptr || std::find(seen[m], seen[m] + count, true) != seen[m] + count) found.weight[first + m] = NAN;
     }
   }
-  add_all_values<M>(scores, pass.values.of(b, g, begin), pass.values.token, count, pass.size, found.values + first * pass.size);
+  const float* values = pass.values.of(b, g, begin);
+  add_all_values<M>(scores, values, pass.values.token, count, pass.size, found.values + first * pass.size);
+  float* out = found.values + first * pass.size;
+  if (pass.seen == nullptr || all_finite(out, M * pass.size)) return;
+  for (int m = 0; m < M; m++) {
+    add_seen_values(scores[m], seen[m], values, pass.values.token, count, pass.size, out + m * pass.size);
+  }
 }
 
 // The same for a number of rows that is known when it runs, M at the most.
@@ -121,7 +153,9 @@ void attend_all(const Pass& pass, int64_t batch, float* to) {
         if (here > largest || std::isnan(here)) largest = here;  // once NaN, it stays
       }
       float* result = to + ((b * tokens + row % tokens) * heads + g * pass.times + row / tokens) * size;
-      std::fill(result, result + size, 0.0f);
+      bool lost = false;
+      for (int64_t c = 0; c < chunks; c++) lost = lost || std::isnan(found_of(first + c).weight[row]);
+      std::fill(result, result + size, largest == NOTHING && lost ? NAN : 0.0f);
       for (int64_t c = 0; c < chunks; c++) {
         const Found found = found_of(first + c);
         if (found.largest[row] == NOTHING) continue;

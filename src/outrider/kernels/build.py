@@ -88,8 +88,7 @@ def level_here() -> str | None:
 
 def built(library: Library, level: str, opened: Callable[[Path], Opened]) -> Opened:
     """A library of a level, from the cache folder or compiled now, as `opened` gives it. Raises `UnbuiltError`."""
-    switches = [f"-m{_SWITCHES.get(name, name)}" for name in LEVELS[level]]
-    command = (*_OPTIONS, *switches, f"-DOUTRIDER_FIRST_CACHE={_first_cache()}")
+    command = (*_OPTIONS, *(f"-m{_SWITCHES.get(name, name)}" for name in LEVELS[level]))
     system = (torch.__version__, *platform.libc_ver())  # what a library that was built here needs elsewhere, too
     parts = (*(source.read_bytes() for source in library.read), repr((command, system)).encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -130,7 +129,9 @@ def _compile(folder: Path, library: Library, level: str, options: tuple[str, ...
     if sys.stderr.isatty():
         print(f"Compiling {library.about} for this processor (once) …", file=sys.stderr, flush=True)
     root = Path(torch.__file__).parent
-    shared = [*compiler, *options, f"-DOUTRIDER_NAMESPACE={library.within(level)}", "-I", str(root / "include")]
+    # Not a part of the name: another cache makes no other bits, and what is kept of models bears the name.
+    defined = [f"-DOUTRIDER_NAMESPACE={library.within(level)}", f"-DOUTRIDER_FIRST_CACHE={_first_cache()}"]
+    shared = [*compiler, *options, *defined, "-I", str(root / "include")]
     objects = [str(folder / f"{source.stem}.o") for source in library.paths]
     _run_all([[*shared, "-c", str(source), "-o", made] for source, made in zip(library.paths, objects, strict=True)])
     _run_all([[*compiler, "-shared", *objects, "-o", str(folder / library.file), "-L", str(root / "lib"), "-ltorch_cpu"]])

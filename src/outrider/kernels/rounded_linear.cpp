@@ -115,7 +115,7 @@ void multiply_some(const Layer& layer, int64_t n, const Rounded& rounded, const 
     const int64_t at = n * OUTPUTS, from = first * outputs + at;
     const Out here{out + from, layer.bias == nullptr ? nullptr : layer.bias + at, added == nullptr ? nullptr : added + from,
                    outputs, outputs - at};
-    const Ahead ahead{weight + (rounded_up(AHEAD, B * bytes) + part * B * bytes / parts), LINE / parts};
+    const Ahead ahead{weight + (rounded_up(AHEAD, B * bytes) + part * B * bytes / parts), std::max<int64_t>(1, LINE / parts)};
     block(known, std::integral_constant<int, B>(), weight, bytes, n, first, rows, ahead, here);
   });
 }
