@@ -41,8 +41,8 @@ struct alignas(LINE) Part {
   int64_t end;
 };
 
-// each(first block, the one after the last) for all of them, `together` at once where there are as many. A thread computes its part one after the other, and what others have left of theirs: one may be
-// slower, and it makes no difference who computes a block.
+// each(first block, the one after the last) for all of them, `together` at once where there are as many. A thread computes its
+// part one after the other, and what others have left of theirs: one may be slower, and it makes no difference who computes a block.
 template <class F>
 void share_blocks(int64_t blocks, int64_t together, const F& each) {
   const int64_t threads = std::max<int64_t>(1, std::min<int64_t>({torch::stable::get_num_threads(), blocks, MOST_PARTS}));
