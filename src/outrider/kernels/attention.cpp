@@ -14,7 +14,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <optional>
 
 #include <torch/csrc/stable/library.h>
@@ -52,7 +51,8 @@ void add_seen_values(const float* weights, const bool* seen, const float* values
                      float* out) {
   std::fill(out, out + size, 0.0f);
   for (int64_t c = 0; c < count; c++) {
-    for (int64_t d = 0; d < size && seen[c]; d++) out[d] = std::fma(weights[c], values[c * stride + d], out[d]);
+    if (!seen[c]) continue;
+    for (int64_t d = 0; d < size; d++) out[d] = std::fma(weights[c], values[c * stride + d], out[d]);
   }
 }
 

@@ -52,7 +52,7 @@ void score(const Pass& pass, const float* const (&queries)[M], const float* keys
   }
 }
 
-// Scores become weights; -> whether the row sees anything.
+// Scores become weights; -> whether there are any: not if every score is -inf, as where nothing is seen.
 inline bool weigh(float* scores, int64_t count, float* largest, float* weight) {
   __m256 most = _mm256_set1_ps(NOTHING), no_number = _mm256_setzero_ps();
   for (int64_t c = 0; c < count; c += LANE) {

@@ -1,4 +1,5 @@
-// The same with AVX-512, to the same bits: a register holds eight numbers of two keys, and lanes are added in the same order.
+// Attention of a chunk of columns with AVX-512, to the bits of `attention_avx2.h`: a register holds eight numbers of two keys, and
+// lanes are added in the same order.
 
 #pragma once
 
@@ -74,7 +75,7 @@ void score(const Pass& pass, const float* const (&queries)[M], const float* keys
   }
 }
 
-// Scores become weights; -> whether the row sees anything.
+// Scores become weights; -> whether there are any: not if every score is -inf, as where nothing is seen.
 inline bool weigh(float* scores, int64_t count, float* largest, float* weight) {
   __m512 most = _mm512_set1_ps(NOTHING);
   __mmask16 no_number = 0;
