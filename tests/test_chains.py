@@ -121,9 +121,9 @@ def test_what_follows_each_other_is_one_call_of_the_same_bits(case: int, shape: 
             pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
             assert all(torch.equal(a, b) for a, b in pairs), name
     if shape == (2, 5) or "shape" not in name:
-        assert found["chain.default"] == chains, (name, found)
+        assert found["chain.default"] == found["chain_plan.default"] == chains, (name, found)
     if shape == (2, 5) and others >= 0:
-        assert found.total() - found["chain.default"] - found["getitem"] == others, (name, found)
+        assert found.total() - 2 * found["chain.default"] - found["getitem"] == others, (name, found)
 
 
 def test_results_that_are_returned_stay_what_they_are() -> None:
@@ -146,46 +146,107 @@ def built(request: pytest.FixtureRequest) -> Kernels:
 
 def refused() -> list[tuple[list[int], list[float], int, int, str]]:
     """Steps, numbers, places, how many are returned, and what is said about them."""
-    norm = [NORM, -2, 0, 1]
+    norm = [NORM, -2, 0, 0]
     return [
-        ([], [], 0, 1, "chain"),
+        ([], [], 0, 1, "more than it computes"),
         ([], [], 1, 1, "has not computed"),
-        ([7, -2, 0, 1], [0.0] * 3, 1, 1, "no such step"),
+        ([7, -2, 0, 0], [0.0] * 3, 1, 1, "no such step"),
         (norm[:3], [1e-5, 0.0], 1, 1, "within a step"),
         (norm, [1e-5], 1, 1, "lacks numbers"),
-        ([NORM, -2, 99, 1], [1e-5, 0.0], 1, 1, "no such tensor"),
+        ([NORM, -2, 99, 0], [1e-5, 0.0], 1, 1, "not given"),
+        ([NORM, -2, -1, 0], [1e-5, 0.0], 1, 1, "not given"),
         ([NORM, -2, 0, 99], [1e-5, 0.0], 1, 1, "no such tensor"),
         ([NORM, -2, 0, -1], [1e-5, 0.0], 1, 1, "no such tensor"),
-        ([NORM, -3, 0, 1], [1e-5, 0.0], 1, 1, "no such result"),
-        ([NORM, 0, 0, 1], [1e-5, 0.0], 1, 1, "no such result"),
-        ([NORM, -2, -2, 1], [1e-5, 0.0], 1, 1, "has not computed"),
-        ([NORM, -2, -9, 1], [1e-5, 0.0], 1, 1, "has not computed"),
+        ([NORM, -3, 0, 0], [1e-5, 0.0], 1, 1, "no such result"),
+        ([NORM, 0, 0, 0], [1e-5, 0.0], 1, 1, "no such result"),
+        ([NORM, -2, -2, 0], [1e-5, 0.0], 1, 1, "has not computed"),
+        ([NORM, -2, -9, 0], [1e-5, 0.0], 1, 1, "has not computed"),
         ([*norm, *norm], [1e-5, 0.0] * 2, 1, 1, "overwritten"),
-        ([NORM, -2, 0, 2], [1e-5, 0.0], 1, 1, "as long as its weight"),
-        ([NORM, -2, 1, 1], [1e-5, 0.0], 1, 1, "float32"),
-        ([ADD, -2, 0, 3], [], 1, 1, "another width"),
-        ([ADD, -2, 0, 4], [], 1, 1, "float32"),
-        ([LAYER, -2, 0, -1, 0, -1, 5, -1, -1, 999], [0.0, 0.0], 1, 1, "so many outputs"),
-        ([LAYER, -2, 0, -1, 0, 3, 5, 6, -1, WIDTH], [0.0, 0.0], 1, 1, "another width"),
-        ([LAYER, -2, 3, -1, 0, -1, 5, 6, -1, WIDTH], [0.0, 0.0], 1, 1, "other columns"),  # filled up to as many
-        ([ATTENTION, -2, 0, 1, -1, -1, 7, 7, 7, 7, 8, -1, 1], [0.0] * 3, 1, 1, "no such count"),
-        ([ATTENTION, -2, 0, 2, -1, -1, 7, 7, 7, 7, 8, -1, 0], [0.0] * 3, 1, 1, "can't share"),
-        ([ATTENTION, -2, 0, 1, -1, -1, 7, 7, 7, 7, 9, -1, 0], [0.0] * 3, 1, 1, "other sizes"),
+        ([NORM, -2, 0, 1], [1e-5, 0.0], 1, 1, "as long as its weight"),
+        ([NORM, -2, 2, 0], [1e-5, 0.0], 1, 1, "have a width"),
+        ([ADD, -2, 0, 1], [], 1, 1, "another width"),
+        ([LAYER, -2, 0, -1, 0, -1, 2, -1, -1, 999], [0.0, 0.0], 1, 1, "so many outputs"),
+        ([LAYER, -2, 0, -1, 0, 1, 2, 3, -1, WIDTH], [0.0, 0.0], 1, 1, "another width"),
+        ([LAYER, -2, 1, -1, 0, -1, 2, 3, -1, WIDTH], [0.0, 0.0], 1, 1, "other columns"),  # filled up to as many
+        ([ATTENTION, -2, 0, 2, -1, -1, 4, 4, 2, 2, 3, -1, 0], [0.0] * 3, 1, 1, "can't share"),
+        ([ATTENTION, -2, 0, 1, -1, -1, 4, 5, 2, 2, 3, -1, 0], [0.0] * 3, 1, 1, "other sizes"),
+        ([ATTENTION, -2, 0, 1, -1, -1, 4, 4, 2, 2, 9, -1, 0], [0.0] * 3, 1, 1, "not given"),
     ]
+
+
+def kept_of(built: Kernels) -> list[Tensor]:
+    """What plans are made of in these tests."""
+    layer = Int8Kernel(torch.randn(WIDTH, WIDTH), None, built)
+    weights = [torch.ones(WIDTH), torch.ones(WIDTH + 1), layer._packed, layer.get_buffer("scales")]
+    return [*weights, torch.randn(2, 1, 3, 8), torch.randn(2, 1, 4, 8)]
 
 
 @pytest.mark.parametrize("case", range(len(refused())))
 def test_steps_that_make_no_sense_are_refused(built: Kernels, case: int) -> None:
     steps, numbers, places, returned, said = refused()[case]
-    layer = Int8Kernel(torch.randn(WIDTH, WIDTH), None, built)
-    tensors = [
-        torch.randn(2, 3, WIDTH),
-        torch.ones(WIDTH),
-        torch.ones(WIDTH + 1),
-        torch.randn(2, 3, 8),
-        torch.randn(2, 4, WIDTH),
-    ]
-    tensors += [layer._packed, layer.get_buffer("scales"), torch.randn(2, 1, 3, 8), torch.zeros(2, 3, dtype=torch.long)]
-    tensors += [torch.zeros(1, 3, dtype=torch.long)]
     with pytest.raises(RuntimeError, match=said):
-        built.ops.chain(tensors[0], tensors, steps, numbers, [3], places, returned)
+        built.ops.chain_plan(kept_of(built), steps, numbers, [WIDTH, 8, 0, 0], places, returned)
+
+
+def attention_of(built: Kernels, kept: list[Tensor], count: int = 0) -> Tensor:
+    """The plan of one attention, of a head of 8 numbers in 3 columns, the added width of another tensor after it."""
+    steps = [ATTENTION, -3, 0, 1, -1, -1, 4, 4, 1, 1, 2, -1, count, ADD, -2, -3, 3]
+    plan: Tensor = built.ops.chain_plan(kept, steps, [0.0, 0.0, 1.0], [WIDTH, 0, 0, 8], 2, 1)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("", ""),
+        ("no activations", "float32"),
+        ("another width", "float32"),
+        ("other tokens", "float32"),
+        ("other rows of columns", "other tokens|other sizes"),
+        ("fewer tensors", "other tensors than was planned"),
+        ("a column too far", "outside of what is kept"),
+        ("more columns than there are", "other sizes"),
+        ("no count", "no such count"),
+        ("more is rotated", "more is rotated"),
+        ("bytes that are no plan", "not a plan"),
+        ("half a plan", "not a plan"),
+        ("no bytes", "of bytes"),
+    ],
+)
+def test_what_does_not_fit_a_plan_is_refused(built: Kernels, change: str, said: str) -> None:
+    kept = kept_of(built)
+    plan, columns = attention_of(built, kept, 1 if change == "no count" else 0), 3
+    before = kept[4].clone()
+    angles, at = torch.randn(1, 1, 2, 8), torch.tensor([[0, 1], [1, 2]])
+    given = [torch.randn(2, 2, WIDTH), angles, at, torch.randn(2, 2, 8)]
+    like = given[0]
+    if change == "no activations":
+        given[0] = given[0].double()
+    elif change == "another width":
+        given[3] = torch.randn(2, 2, 16)
+    elif change == "other tokens":
+        like = torch.randn(2, 3, WIDTH)
+    elif change == "other rows of columns":
+        given[2] = at[:1]
+    elif change == "fewer tensors":
+        given.pop()
+    elif change == "a column too far":
+        given[2] = at + 1
+    elif change == "more columns than there are":
+        columns = 4
+    elif change == "more is rotated":
+        given[1] = torch.randn(1, 1, 2, 16)
+    elif change == "bytes that are no plan":
+        plan = torch.zeros_like(plan)
+    elif change == "half a plan":
+        plan = plan[: len(plan) // 2].clone()
+    elif change == "no bytes":
+        plan = plan.view(torch.long)
+    if said:
+        with pytest.raises(RuntimeError, match=said):
+            built.ops.chain(like, plan, given, [columns])
+        assert torch.equal(kept[4], before)
+    else:
+        (out,) = built.ops.chain(like, plan, given, [columns])
+        assert out.shape == (2, 2, 8)
+        assert not torch.equal(kept[4], before)

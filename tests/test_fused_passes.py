@@ -24,6 +24,7 @@ from outrider.models.transformers_model import TransformersModel
 from tests.tiny_models import module, record_now
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+NORM = torch.ones(8)
 
 
 def calls(graph: GraphModule) -> Counter[str]:
@@ -34,7 +35,7 @@ def normed(x: Tensor) -> Tensor:
     """By an operation of ours: passes without one are left alone."""
     ours = kernels()
     assert ours is not None
-    out: Tensor = ours.ops.rms_norm(x, torch.ones(8), 1e-5, 0.0)
+    out: Tensor = ours.ops.rms_norm(x, NORM, 1e-5, 0.0)
     return out
 
 

@@ -202,74 +202,91 @@ Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen
   return out;
 }
 
-// The same of new tokens, whose keys and values are kept first: see `new_attention`. packed [B, N, (heads + 2 * groups) * size]
-// -> [B, N, heads * size]
+// The same of new tokens, whose keys and values are kept first: see `kept_attention` and `new_tokens`.
+// packed [B, N, (heads + 2 * groups) * size] -> [B, N, heads * size]
 Tensor attend_new_tokens(Tensor packed, int64_t heads, std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps,
                          double more, Tensor cos, Tensor sin, Tensor keys, Tensor values, Tensor at, std::optional<Tensor> seen,
                          int64_t columns, double scale) {
+  const KeptAttention kept = kept_attention(heads, query_norm, key_norm, eps, more, keys, values, scale);
   const std::optional<Tensor> mask = mask_in_one_piece(seen);
-  const NewAttention pass = new_attention(heads, query_norm, key_norm, eps, more, cos, sin, keys, values, at, mask, columns, scale);
-  STD_TORCH_CHECK(is_float(packed) && packed.dim() == 3 && packed.size(0) == pass.batch && packed.size(1) == pass.tokens &&
-                      packed.size(2) == pass.given(),
+  const NewTokens tokens = new_tokens(cos, sin, at, mask, columns);
+  check_fit(kept, tokens);
+  STD_TORCH_CHECK(is_float(packed) && packed.dim() == 3 && packed.size(0) == tokens.batch && packed.size(1) == tokens.tokens &&
+                      packed.size(2) == kept.given(),
                   "attention is of float32, [B, N, queries, keys and values]");
   const Tensor x = whole(packed);
-  const int64_t flat[] = {pass.batch, pass.tokens, heads * pass.size};
+  const int64_t flat[] = {tokens.batch, tokens.tokens, heads * kept.size};
   Tensor out = torch::stable::new_empty(packed, {flat, 3});
-  attend_new(pass, floats(x), static_cast<float*>(out.data_ptr()));
+  attend_new(kept, tokens, floats(x), static_cast<float*>(out.data_ptr()));
   return out;
 }
 
 }  // namespace
 
-NewAttention OUTRIDER_NAMESPACE::new_attention(int64_t heads, const std::optional<Tensor>& query_norm,
-                                               const std::optional<Tensor>& key_norm, double eps, double more, const Tensor& cos,
-                                               const Tensor& sin, const Tensor& keys, const Tensor& values, const Tensor& at,
-                                               const std::optional<Tensor>& seen, int64_t columns, double scale) {
-  STD_TORCH_CHECK(keys.dim() == 4 && values.dim() == 4 && at.dim() == 2 && cos.dim() == 4, "attention is of other dimensions");
+KeptAttention OUTRIDER_NAMESPACE::kept_attention(int64_t heads, const std::optional<Tensor>& query_norm,
+                                                 const std::optional<Tensor>& key_norm, double eps, double more, const Tensor& keys,
+                                                 const Tensor& values, double scale) {
+  STD_TORCH_CHECK(keys.dim() == 4 && values.dim() == 4, "attention is of other dimensions");
   STD_TORCH_CHECK(is_float(keys) && is_float(values), "attention is of float32");
+  const int64_t batch = keys.size(0), groups = keys.size(1), capacity = keys.size(2), size = keys.size(3);
+  STD_TORCH_CHECK(groups > 0 && heads > 0 && heads % groups == 0 && size % LANE == 0, "heads can't share these keys");
+  STD_TORCH_CHECK(values.size(0) == batch && values.size(1) == groups && values.size(2) == capacity && values.size(3) == size &&
+                      keys.stride(3) == 1 && values.stride(3) == 1,
+                  "keys and values are kept in other sizes");
+  KeptAttention kept{Kept(keys), Kept(values), std::nullopt, std::nullopt, batch, groups, heads, size, capacity,
+                     static_cast<float>(scale)};
+  if (query_norm.has_value()) kept.of_queries = norm_of(*query_norm, size, eps, more);
+  if (key_norm.has_value()) kept.of_keys = norm_of(*key_norm, size, eps, more);
+  return kept;
+}
+
+NewTokens OUTRIDER_NAMESPACE::new_tokens(const Tensor& cos, const Tensor& sin, const Tensor& at, const std::optional<Tensor>& seen,
+                                         int64_t columns) {
+  STD_TORCH_CHECK(at.dim() == 2 && cos.dim() == 4, "attention is of other dimensions");
   STD_TORCH_CHECK(at.scalar_type() == torch::headeronly::ScalarType::Long, "columns are int64");
   const int64_t batch = at.size(0), tokens = at.size(1), turned = cos.size(3);
-  const int64_t groups = keys.size(1), capacity = keys.size(2), size = keys.size(3);
-  STD_TORCH_CHECK(groups > 0 && heads > 0 && heads % groups == 0 && size % LANE == 0, "heads can't share these keys");
-  STD_TORCH_CHECK(keys.size(0) == batch && values.size(0) == batch && values.size(1) == groups && values.size(2) == capacity &&
-                      values.size(3) == size && keys.stride(3) == 1 && values.stride(3) == 1 && 0 <= columns && columns <= capacity,
-                  "keys and values are kept in other sizes");
-  STD_TORCH_CHECK(turned <= size && turned % 2 == 0, "more is rotated than there is, or an odd number");
-  Turn query{std::nullopt, size, turned}, key{std::nullopt, size, turned};
-  if (query_norm.has_value()) query.norm = norm_of(*query_norm, size, eps, more);
-  if (key_norm.has_value()) key.norm = norm_of(*key_norm, size, eps, more);
+  STD_TORCH_CHECK(turned % 2 == 0, "an odd number is rotated");
   const int64_t* column = static_cast<const int64_t*>(at.data_ptr());
+  int64_t last = -1;
   for (int64_t b = 0; b < batch; b++) {
     for (int64_t n = 0; n < tokens; n++) {
       const int64_t to = column[b * at.stride(0) + n * at.stride(1)];
-      STD_TORCH_CHECK(0 <= to && to < capacity, "a column lies outside of what is kept");
+      STD_TORCH_CHECK(0 <= to, "a column lies outside of what is kept");
+      last = std::max(last, to);
     }
   }
   const Seen sees(seen, batch, tokens, columns);
-  return {Kept(keys), Kept(values), query, key, angles_of(cos, batch, tokens, turned), angles_of(sin, batch, tokens, turned),
-          column, at.stride(0), at.stride(1), sees.at, sees.row, sees.token, batch, tokens,
-          groups, heads, size, columns, static_cast<float>(scale)};
+  return {angles_of(cos, batch, tokens, turned), angles_of(sin, batch, tokens, turned), turned, column, at.stride(0), at.stride(1),
+          sees.at, sees.row, sees.token, batch, tokens, columns, last};
 }
 
-void OUTRIDER_NAMESPACE::attend_new(const NewAttention& pass, const float* packed, float* out) {
+void OUTRIDER_NAMESPACE::check_fit(const KeptAttention& kept, const NewTokens& tokens) {
+  STD_TORCH_CHECK(kept.batch == tokens.batch && 0 <= tokens.columns && tokens.columns <= kept.capacity,
+                  "keys and values are kept in other sizes");
+  STD_TORCH_CHECK(tokens.last < kept.capacity, "a column lies outside of what is kept");
+  STD_TORCH_CHECK(tokens.turned <= kept.size, "more is rotated than there is");
+}
+
+void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& tokens, const float* packed, float* out) {
   static thread_local Room for_queries, for_one;
-  const int64_t size = pass.size;
-  float *queries = for_queries.of(pass.batch * pass.heads * pass.tokens * size), *room = for_one.of(size);
-  for (int64_t b = 0; b < pass.batch; b++) {
-    for (int64_t n = 0; n < pass.tokens; n++) {
-      const float* row = packed + (b * pass.tokens + n) * pass.given();
-      const float *c = pass.cosines.of(b, n), *s = pass.sines.of(b, n);
-      const int64_t to = pass.at[b * pass.at_row + n * pass.at_token];
-      for (int64_t h = 0; h < pass.heads; h++, row += size) {
-        pass.query(row, c, s, room, queries + ((b * pass.heads + h) * pass.tokens + n) * size);
+  const int64_t size = kept.size;
+  const Turn query{kept.of_queries, size, tokens.turned}, key{kept.of_keys, size, tokens.turned};
+  float *queries = for_queries.of(tokens.batch * kept.heads * tokens.tokens * size), *room = for_one.of(size);
+  for (int64_t b = 0; b < tokens.batch; b++) {
+    for (int64_t n = 0; n < tokens.tokens; n++) {
+      const float* row = packed + (b * tokens.tokens + n) * kept.given();
+      const float *c = tokens.cosines.of(b, n), *s = tokens.sines.of(b, n);
+      const int64_t to = tokens.at[b * tokens.at_row + n * tokens.at_token];
+      for (int64_t h = 0; h < kept.heads; h++, row += size) {
+        query(row, c, s, room, queries + ((b * kept.heads + h) * tokens.tokens + n) * size);
       }
-      for (int64_t g = 0; g < pass.groups; g++, row += size) pass.key(row, c, s, room, pass.keys.of(b, g, to));
-      for (int64_t g = 0; g < pass.groups; g++, row += size) std::memcpy(pass.values.of(b, g, to), row, size * sizeof(float));
+      for (int64_t g = 0; g < kept.groups; g++, row += size) key(row, c, s, room, kept.keys.of(b, g, to));
+      for (int64_t g = 0; g < kept.groups; g++, row += size) std::memcpy(kept.values.of(b, g, to), row, size * sizeof(float));
     }
   }
-  const Pass all{Part(queries, pass.heads, pass.tokens, size), Part(pass.keys), Part(pass.values), pass.seen, pass.seen_row,
-                 pass.seen_token, pass.groups, pass.heads / pass.groups, pass.tokens, pass.columns, size, pass.scale};
-  attend_all(all, pass.batch, out);
+  const Pass all{Part(queries, kept.heads, tokens.tokens, size), Part(kept.keys), Part(kept.values), tokens.seen, tokens.seen_row,
+                 tokens.seen_token, kept.groups, kept.heads / kept.groups, tokens.tokens, tokens.columns, size, kept.scale};
+  attend_all(all, tokens.batch, out);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {

@@ -35,19 +35,26 @@ struct Kept {
   float* of(int64_t b, int64_t g, int64_t c) const { return at + b * batch + g * group + c * column; }
 };
 
-// It reads and writes what its tensors hold, which have to outlive it.
-struct NewAttention {
+// Attention to the keys and values of a layer. It reads and writes what its tensors hold, which have to outlive it.
+struct KeptAttention {
   Kept keys, values;
-  Turn query, key;
+  std::optional<Norm> of_queries, of_keys;
+  int64_t batch, groups, heads, size, capacity;
+  float scale;
+
+  int64_t given() const { return (heads + 2 * groups) * size; }  // numbers of a token
+};
+
+// What all layers are told of the tokens of a pass; the same holds for its tensors.
+struct NewTokens {
   Angles cosines, sines;
+  int64_t turned;
   const int64_t* at;  // columns, of a row and a token
   int64_t at_row, at_token;
   const bool* seen;  // or none for all
   int64_t seen_row, seen_token;
-  int64_t batch, tokens, groups, heads, size, columns;
-  float scale;
-
-  int64_t given() const { return (heads + 2 * groups) * size; }  // numbers of a token
+  int64_t batch, tokens, columns;
+  int64_t last;  // the largest of `at`
 };
 
 // What is seen, as attention wants it: its last dimension in one piece.
@@ -55,13 +62,18 @@ inline std::optional<Tensor> mask_in_one_piece(const std::optional<Tensor>& mask
   return mask.has_value() && mask->dim() > 0 ? std::optional<Tensor>(in_one_piece(*mask)) : mask;
 }
 
-// cos and sin [B or 1, 1, N, up to size]; keys and values [B, groups, C, size] in float32, of which the first `columns` are
-// read; at int64 [B, N]: in which columns the tokens are kept; seen bool [B or 1, 1, N, columns] or none.
-NewAttention new_attention(int64_t heads, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,
-                           double more, const Tensor& cos, const Tensor& sin, const Tensor& keys, const Tensor& values,
-                           const Tensor& at, const std::optional<Tensor>& seen, int64_t columns, double scale);
+// keys and values [B, groups, C, size] in float32.
+KeptAttention kept_attention(int64_t heads, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,
+                             double more, const Tensor& keys, const Tensor& values, double scale);
+
+// cos and sin [B or 1, 1, N, up to size]; at int64 [B, N]: in which columns the tokens are kept; seen bool [B or 1, 1, N, columns]
+// or none, of the first `columns`, which are read.
+NewTokens new_tokens(const Tensor& cos, const Tensor& sin, const Tensor& at, const std::optional<Tensor>& seen, int64_t columns);
+
+// Throws unless these tokens can be kept there.
+void check_fit(const KeptAttention& kept, const NewTokens& tokens);
 
 // packed [B, N, (heads + 2 * groups) * size]: queries, keys and values of each token -> out [B, N, heads * size]
-void attend_new(const NewAttention& pass, const float* packed, float* out);
+void attend_new(const KeptAttention& kept, const NewTokens& tokens, const float* packed, float* out);
 
 }  // namespace OUTRIDER_NAMESPACE

@@ -25,13 +25,13 @@ from outrider.errors import CacheFolderError, in_one_line
 from outrider.models.graph_text import UnwritableError, graph_text
 from outrider.models.kernels.fusing import fuse, fuse_operations
 from outrider.models.model_code import ReachedCode
+from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.planned import Bound, PlannedGraph
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 9  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 10  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
-_jit: Any = torch._C
-_interpreter: Any = torch.jit  # parts of which have no types
 _modules: Any = torch.nn.modules.module
 _recording = RLock()  # tracing changes tables of torch and transformers for a while
 
@@ -43,8 +43,8 @@ class Untouched:
     What is written into the tensors shows in a recorded pass; another tensor, an adapter, a hook or another function would
     not.
 
-    addresses: whether the tensors must lie where they lay, too, as captured passes want it: `parameter.data = …` is the
-    same parameter with another memory.
+    addresses: whether the tensors must lie where they lay, too, as captured passes and plans want it: `parameter.data = …`
+    is the same parameter with another memory.
     """
 
     def __init__(self, module: torch.nn.Module, addresses: bool = False) -> None:
@@ -67,11 +67,13 @@ class Untouched:
         return self._addresses is None or self._where() == self._addresses
 
     def _where(self) -> list[int]:
-        return [tensor.data_ptr() for _, made, _ in self._parts for tensor in made if isinstance(tensor, Tensor)]
+        tensors = [one for _, made, _ in self._parts for one in made if isinstance(one, Tensor)]
+        return [tensor.data_ptr() for tensor in tensors if tensor.layout is torch.strided]
 
 
 def _made_of(part: torch.nn.Module) -> list[object]:
-    return [*part._parameters.values(), *part._buffers.values(), *part._modules.values()]
+    packed = [part._packed] if isinstance(part, OpaqueLinear) else []
+    return [*part._parameters.values(), *part._buffers.values(), *part._modules.values(), *packed]
 
 
 def _has_own(part: torch.nn.Module) -> bool:
@@ -89,8 +91,8 @@ class Recording:
 
     def __init__(self, model: Cached, text: str) -> None:
         self._inputs = PassInputs(model)
-        self._untouched = Untouched(model.module)
-        self._call = _jit._create_function_from_graph("recorded_pass", _jit.parse_ir(text))
+        self._graph = PlannedGraph(text)
+        self._untouched = Untouched(model.module, addresses=self._graph.has_plans)
 
     def fits(self) -> bool:
         """Whether the model is still the one that was recorded."""
@@ -104,9 +106,11 @@ class Recording:
 
     def run(self, slots: slice, longest: int, *about: Tensor) -> list[Tensor]:
         """What the traced function returns for these slots' rows. longest: the last position of any row + 1."""
-        capacity, read = self._inputs.of(slots, longest)
-        with _interpreter.optimized_execution(False):  # nothing fused, nothing made for these sizes
-            return self._call(longest, capacity, *about, *read)  # type: ignore[no-any-return]
+        capacity, view = self._inputs.view(slots, longest)
+        bound: Bound | None = view.made.get(self)
+        if bound is None:
+            bound = view.made[self] = self._graph.bind([*view.rows, *self._inputs.parts])
+        return self._graph.run(bound, longest, capacity, about)
 
 
 def record(

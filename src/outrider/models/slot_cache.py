@@ -9,8 +9,9 @@ Rows are returned as views wherever they are contiguous, since a gather would co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -39,6 +40,17 @@ class Placement:
         """The rows as a slice, if they are contiguous."""
         first, last = self.slots[0], self.slots[-1]
         return slice(first, last + 1) if last - first + 1 == len(self.slots) else None
+
+
+@dataclass(eq=False)
+class View:
+    """Keys and values of some slots, layer after layer, as long as they are where they are.
+
+    made: what whoever reads them has made of their addresses.
+    """
+
+    rows: list[Tensor]
+    made: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary)
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -145,7 +157,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._placement: Placement | None = None
         self._used: dict[int, int] = {}  # how far each slot was ever written
         self.states: dict[int, StateLayer] = {}  # by the layer they come from; the model never sees them
-        self.views: dict[tuple[int, int], list[Tensor]] = {}  # of some slots, for whoever reads them in each pass
+        self.views: dict[tuple[int, int], View] = {}  # of some slots, for whoever reads them in each pass
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
     @property

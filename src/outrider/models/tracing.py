@@ -27,7 +27,7 @@ from transformers.cache_utils import CacheLayerMixin
 from outrider.models.int8_linear import Int8Linear, RowScale
 from outrider.models.packed_linear import OpaqueLinear, PackedLinear, packed_arguments
 from outrider.models.shared_keys import WIDEST
-from outrider.models.slot_cache import SlotCache
+from outrider.models.slot_cache import SlotCache, View
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -125,16 +125,21 @@ class PassInputs:
 
     def of(self, slots: slice, columns: int) -> tuple[int, list[Any]]:
         """The capacity of the cache, grown to so many columns if it is less, and what is read for these slots' rows."""
+        capacity, view = self.view(slots, columns)
+        return capacity, [*view.rows, *self.parts]
+
+    def view(self, slots: slice, columns: int) -> tuple[int, View]:
+        """The same, the model's parts left out."""
         model = self._model()
         assert model is not None
         cache = model._cache
         cache.reserve(1, columns)
-        rows = cache.views.get((slots.start, slots.stop))
-        if rows is None:
+        view = cache.views.get((slots.start, slots.stop))
+        if view is None:
             if len(cache.views) >= MOST_VIEWS:
                 cache.views.clear()
-            rows = cache.views[slots.start, slots.stop] = model.cache_rows(slots)
-        return cache.capacity, [*rows, *self.parts]
+            view = cache.views[slots.start, slots.stop] = View(model.cache_rows(slots))
+        return cache.capacity, view
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Operations of ours that follow each other as one: a call of the interpreter costs tens of microseconds beside weights that
 sweep the caches, and a chain is one call (`chain.cpp`).
+
+Two operations stand for it: `chain_plan` reads the weights and where keys and values are kept, which is the same in each
+pass (`planned` calls it once), and `chain` what differs.
 """
 
 from __future__ import annotations
@@ -21,22 +24,35 @@ LAYER, ATTENTION, NORM, ADD = range(4)  # of a step, as `chain.cpp` reads them
 NONE = -1
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A tensor that is the same in each pass."""
+
+    node: Node
+
+
 @dataclass
 class _Step:
-    """kind, activations that are read, what else is given (nodes, None for no tensor, and whole numbers), numbers; columns:
-    that attention reads.
+    """kind, activations that are read, what follows the first of them in the order of `chain.cpp` (`rest`), numbers;
+    columns: that attention reads.
     """
 
     kind: int
     reads: tuple[Node, ...]
-    rest: tuple[Any, ...]
+    rest: tuple[Node | _Kept | int | None, ...]
     numbers: tuple[float, ...] = ()
     columns: tuple[Any, ...] = ()
 
     @property
     def given(self) -> set[Node]:
-        """What is given and no activation: it can't be a result of the same chain."""
+        """What differs from pass to pass and is no activation: it can't be a result of the same chain."""
         return {each for each in self.rest if isinstance(each, Node)} - set(self.reads)
+
+    @property
+    def plannable(self) -> bool:
+        """Whether all that should not differ from pass to pass is an input of the graph, and widths are numbers."""
+        kept = all(each.node.op in ("placeholder", "get_attr") for each in self.rest if isinstance(each, _Kept))
+        return kept and all(isinstance(_width(each), int) for each in self.reads)
 
 
 def fuse_chains(graph: GraphModule, ops: Any) -> None:
@@ -81,18 +97,27 @@ def _step(node: Node, ops: Any) -> _Step | None:
         x, norm, eps, more, gated, added, weight, *scales, bias, outputs = (
             args if node.target in layers else (args[0], None, 0.0, 0.0, False, None, *args[1:])
         )
-        rest = (norm, int(gated), added, weight, *(scales or [None]), bias, outputs)
+        rest = (*_kept(norm), int(gated), added, *_kept(weight, *(scales or [None]), bias), outputs)
         found = _Step(LAYER, (x,) if added is None else (x, added), rest, (eps, more))
     elif node.target is ops.attend_new.default:
         packed, heads, query_norm, key_norm, eps, more, cos, sin, keys, values, at, seen, columns, scale = args
-        rest = (heads, query_norm, key_norm, cos, sin, keys, values, at, seen)
+        rest = (heads, *_kept(query_norm, key_norm, keys, values), cos, sin, at, seen)
         found = _Step(ATTENTION, (packed,), rest, (eps, more, scale), (columns,))
     elif node.target is ops.rms_norm.default:
         x, weight, eps, more = args
-        found = _Step(NORM, (x,), (weight,), (eps, more))
+        found = _Step(NORM, (x,), _kept(weight), (eps, more))
     elif _is_sum(node):
         found = _Step(ADD, (args[0], args[1]), (args[1],))
-    return found
+    return found if found is not None and found.plannable else None
+
+
+def _kept(*nodes: Node | None) -> tuple[_Kept | None, ...]:
+    return tuple(None if node is None else _Kept(node) for node in nodes)
+
+
+def _width(node: Node) -> Any:
+    value = node.meta.get("val")
+    return value.shape[-1] if isinstance(value, torch.Tensor) and value.dim() else None
 
 
 def _is_sum(node: Node) -> bool:
@@ -123,23 +148,40 @@ def _alike(nodes: Sequence[Node]) -> bool:
 
 @dataclass
 class _Written:
-    """A chain so far. tensors and counts: {node or number: where it stands}."""
+    """A chain so far. kept, given and counts: {node or number: where it stands}; widths: of what is given, 0 of what is no
+    activation.
+    """
 
     places: dict[Node, int]
-    tensors: dict[Node, int] = field(default_factory=dict)
+    kept: dict[Node, int] = field(default_factory=dict)
+    given: dict[Node, int] = field(default_factory=dict)
+    widths: list[int] = field(default_factory=list)
     counts: dict[Any, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
 
-    def name(self, given: Any) -> int:
+    def name(self, one: Node | _Kept | int | None, activations: bool) -> int:
         """Of a tensor, a result or none; a whole number is itself."""
-        if given is None:
+        if one is None:
             return NONE
-        if not isinstance(given, Node):
-            return int(given)
-        if given in self.places:
-            return -2 - self.places[given]
-        return self.tensors.setdefault(given, len(self.tensors))
+        if isinstance(one, _Kept):
+            return self.kept.setdefault(one.node, len(self.kept))
+        if not isinstance(one, Node):
+            return int(one)
+        if one in self.places:
+            return -2 - self.places[one]
+        if one not in self.given:
+            self.given[one] = len(self.given)
+            self.widths.append(0)
+        if activations:
+            self.widths[self.given[one]] = _width(one)
+        return self.given[one]
+
+    def add(self, node: Node, step: _Step) -> None:
+        columns = [self.counts.setdefault(each, len(self.counts)) for each in step.columns]
+        names = [self.name(each, each in step.reads) for each in (step.reads[0], *step.rest)]
+        self.steps += [step.kind, -2 - self.places[node], *names, *columns]
+        self.numbers += [float(each) for each in step.numbers]
 
 
 def _put_together(graph: GraphModule, ops: Any, members: dict[Node, _Step]) -> None:
@@ -147,16 +189,15 @@ def _put_together(graph: GraphModule, ops: Any, members: dict[Node, _Step]) -> N
     places = _places(members, returned)
     written = _Written(places)
     for node, step in members.items():
-        columns = [written.counts.setdefault(each, len(written.counts)) for each in step.columns]
-        given = [written.name(each) for each in (step.reads[0], *step.rest)]
-        written.steps += [step.kind, -2 - places[node], *given, *columns]
-        written.numbers += [float(each) for each in step.numbers]
+        written.add(node, step)
     first, last = next(iter(members)), next(reversed(members))
     _move_behind(graph, last, members)
     like = members[first].reads[0]
-    lists = (list(written.tensors), written.steps, written.numbers, list(written.counts))
+    lists = (list(written.kept), written.steps, written.numbers, written.widths)
     with graph.graph.inserting_after(last):
-        made = graph.graph.call_function(ops.chain.default, (like, *lists, 1 + max(places.values()), len(returned)))
+        plan = graph.graph.call_function(ops.chain_plan.default, (*lists, 1 + max(places.values()), len(returned)))
+    with graph.graph.inserting_after(plan):
+        made = graph.graph.call_function(ops.chain.default, (like, plan, list(written.given), list(written.counts)))
     made.meta["val"] = [node.meta["val"] for node in returned]
     before = made
     for i, node in enumerate(returned):
