@@ -94,3 +94,31 @@ def test_a_rotation_has_the_bits_of_its_operations(built: Kernels, batch: int, h
     for wrong in (cos[..., :-1], cos[:, :, :0], cos.double(), cos.expand(-1, 2, -1, -1)):
         with pytest.raises(RuntimeError):
             built.ops.rotate(x, wrong, sin)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (4,), (0, 2), (70, 9)])
+@pytest.mark.parametrize("size", [1, 16, 33, 576])
+def test_rows_of_a_table_have_the_bits_of_its_operations(built: Kernels, shape: tuple[int, ...], size: int) -> None:
+    draw = torch.Generator().manual_seed(3)
+    table = torch.randint(-128, 128, (61, size), generator=draw, dtype=torch.int8)
+    scales = torch.randn(61, 1, generator=draw)
+    ids = torch.randint(0, 61, shape, generator=draw)
+    want = table[ids].float() * scales[ids]
+    assert torch.equal(built.ops.rows_int8(table, scales, ids), want)
+    assert torch.equal(built.ops.rows_int8(table, scales, ids.repeat_interleave(2, -1)[..., ::2]), want)
+
+
+def test_what_is_no_row_of_a_table_is_refused(built: Kernels) -> None:
+    table, scales, ids = torch.zeros(5, 4, dtype=torch.int8), torch.ones(5, 1), torch.tensor([[0, 4]])
+    assert built.ops.rows_int8(table, scales, ids).shape == (1, 2, 4)
+    for given, said in (
+        ((table, scales, ids + 1), "outside of the table"),
+        ((table, scales, ids - 1), "outside of the table"),
+        ((table, scales, ids.int()), "int64"),
+        ((table, scales[:4], ids), "one for each row"),
+        ((table, scales.double(), ids), "one for each row"),
+        ((table.float(), scales, ids), "int8"),
+        ((table.T, scales[:4], ids), "in one piece"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            built.ops.rows_int8(*given)

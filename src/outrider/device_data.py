@@ -37,6 +37,13 @@ def index(values: Many[int], device: torch.device) -> Tensor:
     return to_device(values, device, torch.long)
 
 
+def places_from(starts: Many[int], count: int, device: torch.device) -> Tensor:
+    """Starts + 0 … count - 1 of each row. → int64 [R, count]"""
+    if len(starts) == 1:  # one operation where there would be three
+        return torch.arange(starts[0], starts[0] + count, device=device).unsqueeze(0)
+    return index(starts, device).unsqueeze(-1) + torch.arange(count, device=device)
+
+
 def pad_rows(rows: Many[Many[int]], device: torch.device) -> tuple[Tensor, list[int]]:
     """Token lists as one tensor, padded on the right with 0. → int64 [R, N], the lengths"""
     lengths = [len(row) for row in rows]

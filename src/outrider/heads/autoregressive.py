@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.device_data import index
+from outrider.device_data import index, places_from
 from outrider.heads.config import HeadConfig
 from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.parts import HeadParts
@@ -41,7 +41,7 @@ class AutoregressiveModel(HeadModel):
         width = tokens.shape[1]
         starts = tuple(row.length for row in rows)
         embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
-        positions = index(starts, self.device).unsqueeze(-1) + torch.arange(width, device=self.device)
+        positions = places_from(starts, width, self.device)
         own: Tensor | None = None
         if logits == "last" and len(rows) == 1 and lengths[0] == width:
             recording = None if self.recorded is None else self.recorded.of(width, before.shape[-1])

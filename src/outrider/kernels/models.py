@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 class Kernels:
     """Operations of torch: `linear_int8`, `linear_grouped`, `pack_int8`, `pack_int4`, `pack_k`, `unpack_k`, `rms_norm`,
-    `silu`, `rotate`, `attend`; `fused_int8`, `fused_grouped` and `attend_new` are several of these in one,
+    `silu`, `rotate`, `rows_int8`, `attend`; `fused_int8`, `fused_grouped` and `attend_new` are several of these in one,
     `chain` is any number of them (`fusing`).
 
     What they are given and return: see their sources.
@@ -53,6 +53,7 @@ class Kernels:
             for name in ("rms_norm", "silu"):
                 torch.library.register_fake(f"{LIBRARY.within(level)}::{name}", _same)
             torch.library.register_fake(f"{LIBRARY.within(level)}::attend", _attended)
+            torch.library.register_fake(f"{LIBRARY.within(level)}::rows_int8", _looked_up)
         self._try()
 
     def _try(self) -> None:
@@ -105,6 +106,10 @@ def _shape(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
 def _same(x: Tensor, *others: Any) -> Tensor:
     del others
     return x.new_empty(x.shape)
+
+
+def _looked_up(table: Tensor, scales: Tensor, ids: Tensor) -> Tensor:
+    return scales.new_empty((*ids.shape, table.shape[1]))
 
 
 def _attended(query: Tensor, *others: Any) -> Tensor:

@@ -1,10 +1,11 @@
-// What happens between linear layers, a token at a time: normalising, an activation function, and turning queries and keys
-// to their positions.
+// What happens before and between linear layers, a token at a time: looking up, normalising, an activation function, and turning
+// queries and keys to their positions.
 //
 // Each of these is several operations of torch, whose calls take longer than their work where a pass has few tokens. A row's
 // result has the same bits whatever rows are beside it.
 
 #include <cstdint>
+#include <vector>
 
 #include <torch/csrc/stable/library.h>
 
@@ -58,16 +59,42 @@ Tensor rotate(Tensor x, Tensor cos, Tensor sin) {
   return out;
 }
 
+// table int8 [V, size], scales float32 [V, 1], ids int64 [..] -> a row's numbers times its scale, float32 [.., size]
+Tensor rows_int8(Tensor table, Tensor scales, Tensor given) {
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(is(table, ScalarType::Char) && table.dim() == 2, "a table is int8 [V, size], in one piece");
+  const int64_t count = table.size(0), size = table.size(1);
+  STD_TORCH_CHECK(is(scales, ScalarType::Float) && scales.numel() == count, "scales are float32, one for each row");
+  STD_TORCH_CHECK(given.scalar_type() == ScalarType::Long, "ids are int64");
+  const Tensor ids = whole(given);
+  const int64_t* id = static_cast<const int64_t*>(ids.data_ptr());
+  const int64_t wanted = ids.numel();
+  for (int64_t i = 0; i < wanted; i++) STD_TORCH_CHECK(0 <= id[i] && id[i] < count, "an id lies outside of the table");
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i < ids.dim(); i++) shape.push_back(ids.size(i));
+  shape.push_back(size);
+  Tensor out = torch::stable::new_empty(scales, {shape.data(), shape.size()});
+  const int8_t* rows = static_cast<const int8_t*>(table.data_ptr());
+  const float* scale = floats(scales);
+  float* to = static_cast<float*>(out.data_ptr());
+  for_rows(wanted, size, [=](int64_t m) {
+    for (int64_t k = 0; k < size; k++) to[m * size + k] = static_cast<float>(rows[id[m] * size + k]) * scale[id[m]];
+  });
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("rms_norm(Tensor x, Tensor weight, float eps, float more) -> Tensor");
   library.def("silu(Tensor x) -> Tensor");
+  library.def("rows_int8(Tensor table, Tensor scales, Tensor ids) -> Tensor");
   library.def("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("rms_norm", TORCH_BOX(&rms_norm));
   library.impl("silu", TORCH_BOX(&silu));
+  library.impl("rows_int8", TORCH_BOX(&rows_int8));
   library.impl("rotate", TORCH_BOX(&rotate));
 }

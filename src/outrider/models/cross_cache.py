@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.device_data import index
+from outrider.inference import in_inference_mode
 
 
 class CrossLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -149,7 +150,7 @@ class CrossCache(Cache):  # type: ignore[misc]
         held[self.filling, :, length:] = 0  # an earlier source may have left a NaN there
         return held
 
-    @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
+    @in_inference_mode  # its tensors are made in that mode and can be written in no other
     def copy(self, source: int, target: int) -> None:
         """Copy one sequence's source to another slot, in every layer."""
         self.filling = target

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.inference import in_inference_mode
 from outrider.models.base import Source
 from outrider.models.cross_cache import CrossCache, SourceLayer
 from outrider.models.encoder_states import EncoderStates, same_weights, source_key
@@ -115,7 +116,7 @@ class EncoderDecoderModel(TransformersModel):
             self._states.borrow(other._states if same else None)
         return same
 
-    @torch.inference_mode()
+    @in_inference_mode
     def _has_the_encoder_of(self, other: EncoderDecoderModel) -> bool:
         if (self.device, self.dtype, self.source_kind) != (other.device, other.dtype, other.source_kind):
             return False
@@ -184,7 +185,7 @@ class EncoderDecoderModel(TransformersModel):
         states: Tensor = self.module.get_encoder()(**inputs).last_hidden_state
         return states
 
-    @torch.inference_mode()
+    @in_inference_mode
     def _read(self, inputs: dict[str, Tensor], key: bytes, sequence: SlotSequence) -> None:
         """Run the encoder, and one token of the decoder, whose cross attention then keeps what it computed."""
         known = self._states.known(key)

@@ -44,7 +44,9 @@ class Int8Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         rows, scale = self.get_buffer("rows"), self.get_buffer("scale")
-        return (rows[ids].float() * scale[ids]).to(self._dtype)
+        ours = kernels() if rows.device.type == "cpu" else None
+        found: Tensor = rows[ids].float() * scale[ids] if ours is None else ours.ops.rows_int8(rows, scale, ids)
+        return found.to(self._dtype)
 
 
 def can_round(bits: int = 8) -> bool:

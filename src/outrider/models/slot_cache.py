@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.device_data import index
+from outrider.inference import in_inference_mode
 
 MIN_CAPACITY = 256
 
@@ -117,7 +118,7 @@ class StateLayer(SlotLayer):
             self.keys = states.new_zeros(self._owner.num_slots, 1, self._owner.capacity, states.shape[-1])
             self.is_initialized = True
         assert self.keys is not None
-        _store(self.keys, states.unsqueeze(1), self._owner.placement)
+        _write(self.keys, states.unsqueeze(1), self._owner.placement)
 
     def resize(self, slots: int, capacity: int, used: int) -> None:
         if self.is_initialized and self.keys is not None:
@@ -125,19 +126,23 @@ class StateLayer(SlotLayer):
 
 
 def _store(cache: Tensor, states: Tensor, place: Placement) -> Tensor:
+    """Write at the placement; → the columns that are read of the rows in use."""
+    _write(cache, states, place)
+    rows = cache[place.span] if place.span is not None else cache[index(place.slots, cache.device)]
+    return rows[:, :, : place.length]
+
+
+def _write(cache: Tensor, states: Tensor, place: Placement) -> None:
     span = place.span
     if len(place.slots) == 1:  # the common case, by slices: several times cheaper than indexing
-        row = cache[span]
-        row[:, :, place.starts[0] : place.starts[0] + states.shape[2]] = states
-        return row[:, :, : place.length]
-    if span is not None:
+        cache[span, :, place.starts[0] : place.starts[0] + states.shape[2]] = states
+    elif span is not None:
         rows = cache[span]
         each = torch.arange(len(rows), device=cache.device).unsqueeze(-1)
         rows[each, :, place.positions] = states.transpose(1, 2).to(rows.dtype)
-        return rows[:, :, : place.length]
-    slots = index(place.slots, cache.device)
-    cache[slots.unsqueeze(-1), :, place.positions] = states.transpose(1, 2).to(cache.dtype)
-    return cache[slots, :, : place.length]
+    else:
+        slots = index(place.slots, cache.device)
+        cache[slots.unsqueeze(-1), :, place.positions] = states.transpose(1, 2).to(cache.dtype)
 
 
 def _grown(old: Tensor, slots: int, capacity: int, used: int) -> Tensor:
@@ -190,7 +195,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _held(self) -> list[SlotLayer]:
         return [*self.layers, *self.states.values()]
 
-    @torch.inference_mode()  # its tensors are made in that mode and can be written in no other
+    @in_inference_mode  # its tensors are made in that mode and can be written in no other
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room. Both grow by a share of what they are, so that all the copying stays in proportion to the end."""
         slots = max(slots, self.num_slots + self.num_slots // 2) if slots > self.num_slots else self.num_slots
@@ -214,7 +219,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.keys = layer.values = None  # type: ignore[assignment]
             layer.is_initialized = False
 
-    @torch.inference_mode()
+    @in_inference_mode
     def clear(self, slot: int) -> None:
         """Overwrite what an earlier sequence wrote into a slot: a NaN left there would spread, since 0 × NaN is NaN."""
         used = self._used.pop(slot, 0)
@@ -223,13 +228,13 @@ class SlotCache(Cache):  # type: ignore[misc]
                 if tensor is not None:
                     tensor[slot, :, :used].zero_()
 
-    @torch.inference_mode()
+    @in_inference_mode
     def copy_column(self, slot: int, source: int, target: int) -> None:
         """What one position of a slot holds, to another, in every layer."""
         for layer in self._held:
             layer.copy_column(slot, source, target)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy a sequence to another slot, from position `start` on, in every layer."""
         self._used[target] = max(self._used.get(target, 0), length)

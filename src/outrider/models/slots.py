@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from typing import Any, Generic, TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from outrider.device_data import index
 from outrider.errors import ParameterError
+from outrider.inference import in_inference_mode
 from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
 from outrider.models.slot_cache import SlotCache
 
@@ -110,14 +110,14 @@ class SlotModel(ABC, Generic[S]):
         """What `_score` gives, for every token: -inf for those without a row in the head. [.., T] → [.., V]"""
         return out
 
-    @torch.inference_mode()
+    @in_inference_mode
     def score(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:
         out = self.score_few(sequences, tokens, lengths, logits)
         return None if out is None else self.over_vocabulary(out)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def score_few(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
     ) -> Tensor | None:

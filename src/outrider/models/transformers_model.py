@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import index as index_of
+from outrider.device_data import places_from
 from outrider.errors import ModelError, ParameterError
+from outrider.inference import in_inference_mode
 from outrider.models.base import (
     LAST,
     Sequence,
@@ -161,13 +163,13 @@ class TransformersModel(RecordableModel):
     def state_dtype(self) -> torch.dtype:
         return self.dtype
 
-    @torch.inference_mode()
+    @in_inference_mode
     def embed(self, tokens: Tensor) -> Tensor:
         """See `HandsOutStates`."""
         out: Tensor = self.module.get_input_embeddings()(tokens)
         return out
 
-    @torch.inference_mode()
+    @in_inference_mode
     def logits_of(self, states: Tensor) -> Tensor:
         """See `HandsOutStates`."""
         return self.over_vocabulary(self.module.get_output_embeddings()(states))
@@ -279,7 +281,7 @@ class TransformersModel(RecordableModel):
     def _place(self, rows: list[SlotSequence], width: int) -> tuple[Tensor, int]:
         """Get the cache ready for so many columns more of these rows. → the columns int64 [R, N], how many are read"""
         starts = tuple(row.length for row in rows)
-        columns = index_of(starts, self.device).unsqueeze(-1) + torch.arange(width, device=self.device)
+        columns = places_from(starts, width, self.device)
         longest = self._columns(max(starts) + width)
         self._cache.reserve(len(self._open), longest)
         self._cache.placement = Placement(tuple(row.slot for row in rows), starts, columns, longest)
@@ -298,7 +300,7 @@ class TransformersModel(RecordableModel):
             self._reads_alternatives = reads_alternatives(self.with_a_cache_of_its_own())
         return self._reads_alternatives
 
-    @torch.inference_mode()
+    @in_inference_mode
     def score_beside(
         self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], others: Tensor, places: Many[Many[int]]
     ) -> Tensor:
