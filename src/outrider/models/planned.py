@@ -15,8 +15,7 @@ import torch
 
 _PLAN = "::chain_plan"
 _SIZES = 2  # inputs before those that a pass is about: columns and capacity
-_jit: Any = torch._C
-_interpreter: Any = torch.jit  # parts of which have no types
+_jit: Any = torch._C  # parts of which have no types
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,12 @@ class PlannedGraph:
 
     def run(self, bound: Bound, columns: int, capacity: int, about: Sequence[Any]) -> list[Any]:
         leading = (columns, capacity, *about)
-        with _interpreter.optimized_execution(False):  # nothing fused, nothing made for these sizes
+        optimizes = _jit._get_graph_executor_optimize()
+        _jit._set_graph_executor_optimize(False)  # nothing fused, nothing made for these sizes
+        try:
             return self._call(*[leading[i] for i in bound.leading], *bound.rest)  # type: ignore[no-any-return]
+        finally:
+            _jit._set_graph_executor_optimize(optimizes)
 
 
 def _take_plans(graph: Any) -> list[_Plan]:

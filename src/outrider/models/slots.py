@@ -134,5 +134,7 @@ class SlotModel(ABC, Generic[S]):
 
 def order_by_slot(rows: Many[SlotSequence]) -> list[int] | None:
     """Which row comes at which place, None if they are in the order of their slots already."""
+    if len(rows) == 1:
+        return None
     order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
     return None if order == list(range(len(rows))) else order
