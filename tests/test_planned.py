@@ -11,11 +11,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from outrider.decode.loop import Decoder
+from outrider.decode.row import Request
+from outrider.draft_length import FixedLength
+from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.kernels.models import kernels
+from outrider.models.kernels.fusing import fuse
 from outrider.models.planned import PlannedGraph
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
+from outrider.randomness import RandomStream
+from outrider.round import Extras
+from outrider.sampling import SamplingSettings
 from tests.ragged import score, some_tokens
 from tests.test_recorded import made, pair
 from tests.tiny_models import record_now
@@ -92,6 +101,87 @@ def test_what_is_written_into_weights_shows_at_once(cache: Path) -> None:
     wanted = after(ordinary, tokens, {6: lambda: change(ordinary)})
     assert equal(after(quick, tokens, {6: lambda: change(quick)}), wanted)
     assert not equal(wanted, plain)
+
+
+@pytest.mark.parametrize("how", ["share_memory", "resized"])
+def test_memory_that_moves_under_a_weight_is_followed(how: str, cache: Path) -> None:
+    """As by whoever hands a model to another process, or shards it, in the middle of a sequence."""
+    ordinary, quick = pair("Llama", "int8")
+    tokens = some_tokens(9, 1)
+
+    def move() -> None:
+        for tensor in (*quick.module.parameters(), *quick.module.buffers()):
+            if how == "share_memory":
+                tensor.detach().share_memory_()
+            else:
+                storage, kept = tensor.untyped_storage(), tensor.detach().clone()
+                storage.resize_(0)
+                storage.resize_(kept.untyped_storage().nbytes())
+                tensor.data.copy_(kept)
+        rest.extend(torch.full((numel,), float("nan")) for numel in (8, 32, 48, 61, 32 * 48) for _ in range(40))
+
+    rest: list[Tensor] = []  # whoever takes what was freed
+    with torch.inference_mode():
+        assert equal(after(quick, tokens, {3: move}), after(ordinary, tokens, {}))
+    assert rest
+
+
+def test_all_rows_read_the_same_weights_until_the_next_sequence(cache: Path) -> None:
+    """Also in memory that is read for the first time after a weight was replaced."""
+    _, quick = pair("Llama", "int8")
+    rows = [quick.open() for _ in range(3)]
+    tokens = some_tokens(5, 1)
+    score(quick, rows, [tokens] * 3)
+    alone = score(quick, rows[:1], [tokens[:2]])[0]
+    norm = quick.module.model.norm
+    norm.weight.data = norm.weight.detach() * 2
+    for count in (2, 3, 1):
+        for row in rows:
+            row.truncate(5)
+        assert all(torch.equal(each, alone) for each in score(quick, rows[:count], [tokens[:2]] * count))
+    for row in rows:
+        row.close()
+    row = quick.open()
+    score(quick, [row], [tokens])
+    assert not torch.equal(score(quick, [row], [tokens[:2]])[0], alone)
+
+
+def test_a_view_of_the_first_layers_sees_replaced_weights_too(cache: Path) -> None:
+    """A drafter that is used again: no sequence of its own is opened."""
+    _, quick = pair("Llama", "int8", num_hidden_layers=3)
+    drafter, fresh = EarlyExitDrafter(1), EarlyExitDrafter(1)
+
+    def drafted(by: EarlyExitDrafter) -> list[list[int]]:
+        found: list[list[int]] = []
+        requests = [Request(some_tokens(5, 1), 12, RandomStream(0, 0))]
+        greedy, extras = SamplingSettings(temperature=0.0), Extras(drafts=True)
+        decoder = Decoder(quick, requests, greedy, by, FixedLength(3), extras)
+        for batch in decoder.rounds():
+            found += [list(record.drafts or ()) for _, record in batch]
+        return found
+
+    before = drafted(drafter)
+    assert any(before)
+    assert drafted(drafter) == before
+    for layer in quick.module.model.layers:
+        layer.input_layernorm.weight.data = -layer.input_layernorm.weight.detach()
+    assert drafted(drafter) == drafted(fresh) != before
+
+
+def test_sums_alone_are_no_chain(cache: Path) -> None:
+    ours = kernels()
+    assert ours is not None
+
+    def function(x: Tensor) -> Tensor:
+        y: Tensor = ours.ops.silu(x)
+        return y + (x + y + x)
+
+    x = torch.randn(1, 3, 8)
+    graph = make_fx(function)(x)
+    fuse(graph)
+    graph.recompile()
+    assert "chain" not in graph.code
+    assert torch.equal(graph(x), function(x))
 
 
 @pytest.mark.parametrize("part", ["norm", "scales", "weight"])

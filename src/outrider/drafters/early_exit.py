@@ -38,6 +38,7 @@ class EarlyExitDrafter(ModelDrafter):
             check_count("layers", layers)
         self._layers = layers
         self._target: LanguageModel | None = None
+        self._view: TransformersModel | None = None
         self.sampling = None
         self._costs = None
         self.name = "early-exit"
@@ -52,13 +53,15 @@ class EarlyExitDrafter(ModelDrafter):
         layers = self._layers or max(1, total // 3)
         if layers >= total:
             raise ParameterError(f"layers must be below the target's {total}, got {layers}")
-        self.model = first_layers(target, layers)
+        self.model = self._view = first_layers(target, layers)
         self.name = f"early-exit:{layers}"
         self._costs = None
         self._target = target
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         del context
+        assert self._view is not None
+        self._view._look_again()  # as the target does when a sequence is opened; no sequence of its own is
         for row in rows:
             assert isinstance(row.sequence, SlotSequence)
             row.state = _Shared(row.sequence)

@@ -31,13 +31,19 @@ class _Plan:
 class Bound:
     """What a pass reads in one place of memory.
 
-    leading: which of columns, capacity and what the pass is about are given; then come rest. held: what plans have the
-    addresses of, which would be somebody else's memory if a weight were replaced in the middle of a sequence.
+    leading: which of columns, capacity and what the pass is about are given; then come rest. held: what plans have addresses
+    of, which would be somebody else's memory if a weight were replaced in the middle of a sequence; at: where it lay.
     """
 
     leading: tuple[int, ...]
     rest: tuple[Any, ...]
     held: tuple[Any, ...]
+    at: list[int]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether all lies where it lay: `share_memory` and its like move what a storage holds. 12 µs for 300 storages."""
+        return [storage.data_ptr() for storage in self.held] == self.at
 
 
 class PlannedGraph:
@@ -57,14 +63,16 @@ class PlannedGraph:
     def bind(self, read: Sequence[Any]) -> Bound:
         """read: the last of the graph's inputs: keys and values, and parts of the model, as they lie in memory now."""
         before = self._count - len(read)
+        if any(i < before for plan in self._plans for i in plan.tensors):
+            raise RuntimeError("a plan reads what differs from pass to pass")
         leading = tuple(i for i in self._inputs if i < before)
         rest = [read[i - before] for i in self._inputs if i >= before]
-        held = []
+        held: dict[int, Any] = {}
         for plan in self._plans:
             tensors = [read[i - before] for i in plan.tensors]
             rest.append(plan.operation(tensors, *plan.others))
-            held += [tensor.untyped_storage() for tensor in tensors]
-        return Bound(leading, tuple(rest), tuple(held))
+            held.update((storage._cdata, storage) for storage in (tensor.untyped_storage() for tensor in tensors))
+        return Bound(leading, tuple(rest), tuple(held.values()), [storage.data_ptr() for storage in held.values()])
 
     def run(self, bound: Bound, columns: int, capacity: int, about: Sequence[Any]) -> list[Any]:
         leading = (columns, capacity, *about)

@@ -93,6 +93,8 @@ class Recording:
         self._inputs = PassInputs(model)
         self._graph = PlannedGraph(text)
         self._untouched = Untouched(model.module, addresses=self._graph.has_plans)
+        if self._graph.has_plans:  # what is in use until the next sequence, whatever memory parameters are given meanwhile
+            self._inputs.keep_memory()
 
     def fits(self) -> bool:
         """Whether the model is still the one that was recorded."""
@@ -101,14 +103,14 @@ class Recording:
     def of_twin(self, model: Cached) -> Recording:
         """The same passes over the cache of another model of the same module."""
         twin = copy(self)
-        twin._inputs = PassInputs(model)
+        twin._inputs = PassInputs(model, self._inputs.parts)
         return twin
 
     def run(self, slots: slice, longest: int, *about: Tensor) -> list[Tensor]:
         """What the traced function returns for these slots' rows. longest: the last position of any row + 1."""
         capacity, view = self._inputs.view(slots, longest)
         bound: Bound | None = view.made.get(self)
-        if bound is None:
+        if bound is None or not bound.in_place:
             bound = view.made[self] = self._graph.bind([*view.rows, *self._inputs.parts])
         return self._graph.run(bound, longest, capacity, about)
 

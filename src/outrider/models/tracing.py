@@ -119,9 +119,13 @@ class PassInputs:
     The model holds whoever has this, and is not held by it: its gigabytes would wait for the next collection of cycles.
     """
 
-    def __init__(self, model: Cached) -> None:
-        self.parts = parts_of(model.module).inputs
+    def __init__(self, model: Cached, parts: list[Any] | None = None) -> None:
+        self.parts = parts_of(model.module).inputs if parts is None else parts
         self._model = weakref.ref(model)
+
+    def keep_memory(self) -> None:
+        """Read the parts where they lie now, also if a parameter is given other memory (`parameter.data = …`)."""
+        self.parts = [part.detach() if isinstance(part, Tensor) and not part.is_mkldnn else part for part in self.parts]
 
     def of(self, slots: slice, columns: int) -> tuple[int, list[Any]]:
         """The capacity of the cache, grown to so many columns if it is less, and what is read for these slots' rows."""
@@ -137,7 +141,7 @@ class PassInputs:
         view = cache.views.get((slots.start, slots.stop))
         if view is None:
             if len(cache.views) >= MOST_VIEWS:
-                cache.views.clear()
+                cache.views.pop(next(iter(cache.views)))
             view = cache.views[slots.start, slots.stop] = View(model.cache_rows(slots))
         return cache.capacity, view
 

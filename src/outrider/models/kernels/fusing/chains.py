@@ -58,7 +58,8 @@ class _Step:
 def fuse_chains(graph: GraphModule, ops: Any) -> None:
     """Make one `chain` of each row of steps between which nothing else is computed from their results."""
     for members in reversed(list(_chains(graph, ops))):  # those before are read by those behind, which know them as they are
-        if len(members) > 1:
+        kept = any(isinstance(each, _Kept) for step in members.values() for each in step.rest)
+        if len(members) > 1 and kept:  # sums alone have nothing to plan
             _put_together(graph, ops, members)
 
 
