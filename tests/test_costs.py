@@ -14,7 +14,7 @@ import outrider
 from outrider.clock import PhaseClock
 from outrider.costs import CostBook, Costs, DraftSeconds, costs_by, forget_costs, kept, measured_costs, review_costs
 from outrider.costs.kept import GIVE_UP
-from outrider.costs.measure import _noise, _table
+from outrider.costs.measure import _noise, _table, measure_settled
 from outrider.drafters import ModelDrafter
 from outrider.drafters.base import DraftContext
 from outrider.models.table import TableModel, TableSequence
@@ -201,6 +201,19 @@ def test_a_busy_machine_measures_once_more_in_each_run_until_it_is_quiet_or_enou
     assert next_run() == kept_seconds
     assert not caplog.text
     forget_costs(model)
+
+
+@pytest.mark.parametrize(("a_second", "settled"), [(30, True), (200, False)])
+def test_repetitions_that_agree_while_others_run_are_not_settled(a_second: int, settled: bool, monkeypatch: Any) -> None:
+    """Beside two others of its kind a pass of 3 ms took 12 in each repetition, and once a second."""
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr("outrider.costs.measure.time.perf_counter", lambda: next(clock))
+    given_way = iter(a_second * torch.get_num_threads() * i for i in range(100))
+    monkeypatch.setattr("outrider.costs.measure._preemptions", lambda: next(given_way))
+    found = iter([(Costs({1: seconds}), 1.0) for seconds in (3.0, 2.0, 4.0)])
+    monkeypatch.setattr("outrider.costs.measure._measure", lambda model: next(found))
+    costs, made, agreed = measure_settled(TableModel(torch.eye(5, dtype=torch.float64)), 1)
+    assert (costs.verify(1), made, agreed) == ((3.0, 1, True) if settled else (2.0, 3, False))
 
 
 class _Follower(TableModel):
