@@ -205,7 +205,7 @@ def test_a_busy_machine_measures_once_more_in_each_run_until_it_is_quiet_or_enou
 
 @pytest.mark.parametrize(("a_second", "settled"), [(30, True), (200, False)])
 def test_repetitions_that_agree_while_others_run_are_not_settled(a_second: int, settled: bool, monkeypatch: Any) -> None:
-    """Beside two others of its kind a pass of 3 ms took 12 in each repetition, and once a second."""
+    """Beside two others of its kind a pass of 3 ms took 12 in each repetition, and in one run a whole second."""
     clock = iter(float(second) for second in range(100))
     monkeypatch.setattr("outrider.costs.measure.time.perf_counter", lambda: next(clock))
     given_way = iter(a_second * torch.get_num_threads() * i for i in range(100))

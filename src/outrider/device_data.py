@@ -39,7 +39,7 @@ def index(values: Many[int], device: torch.device) -> Tensor:
 
 def places_from(starts: Many[int], count: int, device: torch.device) -> Tensor:
     """The places of `count` tokens from each row's start on. → int64 [R, count]"""
-    if len(starts) == 1:  # one operation where there would be three
+    if len(starts) == 1:  # two operations where there would be four
         return torch.arange(starts[0], starts[0] + count, device=device).unsqueeze(0)
     return index(starts, device).unsqueeze(-1) + torch.arange(count, device=device)
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 _PLAN = "::chain_plan"
-_SIZES = 2  # inputs before those that a pass is about: columns and capacity
 _jit: Any = torch._C  # parts of which have no types
 
 
