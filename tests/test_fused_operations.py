@@ -102,13 +102,13 @@ def test_silu_is_that_function_and_a_numbers_bits_are_its_own(built: Kernels) ->
 SHAPES = [(9, 3, 64, 64), (4, 4, 24, 24), (6, 2, 80, 32), (2, 1, 8, 6)]  # heads, heads of keys, size, how much is rotated
 
 
-def drawn(shape: tuple[int, int, int, int], rows: int, tokens: int) -> tuple[Tensor, ...]:
+def drawn(shape: tuple[int, int, int, int], rows: int, tokens: int, kept: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     """packed, cos, sin, keys, values, at, seen"""
     heads, groups, size, turned = shape
     draw = torch.Generator().manual_seed(1)
     packed = torch.randn(rows, tokens, (heads + 2 * groups) * size, generator=draw)
     cos, sin = (torch.randn(rows, 1, tokens, turned, generator=draw) for _ in range(2))
-    keys, values = (torch.randn(rows + 1, groups, 300, size, generator=draw)[1:] for _ in range(2))
+    keys, values = (torch.randn(rows + 1, groups, 300, size, generator=draw)[1:].to(kept) for _ in range(2))
     at = torch.stack([torch.randperm(280, generator=draw)[:tokens] for _ in range(rows)])
     seen = torch.rand(rows, 1, tokens, 280, generator=draw) < 0.5
     return packed, cos, sin, keys, values, at, seen
@@ -127,8 +127,8 @@ def one_by_one(ours: Kernels, heads: int, norms: list[Tensor | None], given: tup
         x = x.transpose(1, 2)
         parts.append(torch.cat([ours.ops.rotate(x[..., :turned], cos, sin), x[..., turned:]], -1))
     each = torch.arange(rows).unsqueeze(-1)
-    keys[each, :, at] = parts[1].transpose(1, 2)
-    values[each, :, at] = value.view(rows, tokens, groups, size)
+    keys[each, :, at] = parts[1].transpose(1, 2).to(keys.dtype)
+    values[each, :, at] = value.view(rows, tokens, groups, size).to(keys.dtype)
     out: Tensor = ours.ops.attend(parts[0], keys[:, :, :280], values[:, :, :280], seen, 0.2)
     return out.flatten(2)
 
@@ -136,12 +136,13 @@ def one_by_one(ours: Kernels, heads: int, norms: list[Tensor | None], given: tup
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (1, 5), (3, 4)])
 @pytest.mark.parametrize("normed", [(False, False), (True, True), (False, True)])
+@pytest.mark.parametrize("kept", [torch.float32, torch.float16])
 def test_attention_of_new_tokens_has_the_bits_of_its_operations(
-    built: Kernels, shape: tuple[int, int, int, int], rows: int, tokens: int, normed: tuple[bool, bool]
+    built: Kernels, shape: tuple[int, int, int, int], rows: int, tokens: int, normed: tuple[bool, bool], kept: torch.dtype
 ) -> None:
     heads, _, size, _ = shape
     norms = [torch.randn(size) if one else None for one in normed]
-    given, twin = drawn(shape, rows, tokens), drawn(shape, rows, tokens)
+    given, twin = drawn(shape, rows, tokens, kept), drawn(shape, rows, tokens, kept)
     packed, cos, sin, keys, values, at, seen = given
     with torch.inference_mode():
         want = one_by_one(built, heads, norms, twin)
@@ -164,6 +165,8 @@ def test_what_does_not_fit_an_attention_is_refused(built: Kernels) -> None:
         (6, cos[..., :-1]),
         (7, sin[:, :, :2]),
         (8, keys[:1]),
+        (8, keys.half()),
+        (9, values.double()),
         (9, values[..., :8]),
         (10, at[:, :2]),
         (10, at.int()),

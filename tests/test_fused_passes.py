@@ -221,6 +221,8 @@ class KeptPass:
         x = torch.randn(1, 3, 12, generator=draw)
         cos, sin = (torch.randn(1, 1, 3, self.size, generator=draw) for _ in range(2))
         keys, values = (torch.randn(1, self.groups, 20, self.size, generator=draw) for _ in range(2))
+        if self.change.startswith("kept in float16"):
+            keys, values = keys.half(), values.half()
         return x, cos, sin, keys, values, torch.tensor([[4, 5, 6]]), torch.rand(1, 1, 3, 16, generator=draw) < 0.7
 
     def __call__(self, *given: Tensor) -> Any:
@@ -238,9 +240,13 @@ class KeptPass:
             key = self.ours.ops.rms_norm(key, self.norm, 1e-6, 1.0 if self.change == "norms of other kinds" else 0.0)
         query = query * cos + turned(query) * sin
         key = key * cos + turned(key) * sin if self.change != "other angles" else key * sin + turned(key) * cos
-        keys.index_copy_(2, at[0], key)
-        values.index_copy_(2, at[0] if self.change != "other columns" else at[0] + 1, value)
+        if self.change == "kept in float16, rounded before":
+            key = key.half().float()
+        keys.index_copy_(2, at[0], key.to(keys.dtype))
+        values.index_copy_(2, at[0] if self.change != "other columns" else at[0] + 1, value.to(values.dtype))
         held = keys[:, :, :16], values[:, :, :16]
+        if self.change == "kept in float16, read in float32":
+            held = held[0].float(), held[1].float()
         if self.change == "fewer values":
             held = held[0], values[:, :, 1:17]
         out = self.ours.ops.attend(query, *held, seen, 0.3)
@@ -250,7 +256,7 @@ class KeptPass:
 
 @pytest.mark.parametrize(
     ("change", "found"),
-    [("", True), ("norms", True)]
+    [("", True), ("norms", True), ("kept in float16", True)]
     + [
         (change, False)
         for change in (
@@ -262,6 +268,8 @@ class KeptPass:
             "fewer values",
             "heads apart",
             "keys are read again",
+            "kept in float16, rounded before",
+            "kept in float16, read in float32",
         )
     ],
 )

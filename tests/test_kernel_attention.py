@@ -48,6 +48,9 @@ def exact(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale:
     return out
 
 
+KEPT = (torch.float32, torch.float16)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("tokens", "columns"), [(1, 1), (1, 255), (2, 256), (5, 257), (40, 700)])
 @pytest.mark.parametrize("sees", ["all", "what was before", "a window", "some"])
@@ -64,12 +67,20 @@ def test_it_is_attention(built: Kernels, shape: tuple[int, int, int], tokens: in
         got = built.ops.attend(query, key, value, mask, 0.3)
     assert got.shape == (2, tokens, shape[0], shape[2])
     torch.testing.assert_close(got.double(), exact(query, key, value, mask, 0.3), rtol=0, atol=2e-5)
+    key, value = key.half(), value.half()
+    with torch.inference_mode():
+        got = built.ops.attend(query, key, value, mask, 0.3)
+        assert torch.equal(got, built.ops.attend(query, key.float(), value.float(), mask, 0.3))  # read as what they are
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("columns", [3, 64, 256, 300, 1100])
-def test_a_querys_bits_depend_on_nothing_beside_it(built: Kernels, shape: tuple[int, int, int], columns: int) -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_querys_bits_depend_on_nothing_beside_it(
+    built: Kernels, shape: tuple[int, int, int], columns: int, kept: torch.dtype
+) -> None:
     query, key, value = drawn(shape, 3, min(columns, 33), columns)
+    key, value = key.to(kept), value.to(kept)
     tokens, before = query.shape[2], torch.get_num_threads()
     mask = causal(tokens, columns).expand(3, -1, -1, -1)
     with torch.inference_mode():
@@ -89,8 +100,10 @@ def test_a_querys_bits_depend_on_nothing_beside_it(built: Kernels, shape: tuple[
             torch.set_num_threads(before)
 
 
-def test_levels_agree_to_the_bit() -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_levels_agree_to_the_bit(kept: torch.dtype) -> None:
     query, key, value = drawn(SHAPES[0], 1, 7, 600)
+    key, value = key.to(kept), value.to(kept)
     with torch.inference_mode():
         results = [build(level).ops.attend(query, key, value, causal(7, 600), 0.2) for level in HERE]
     assert all(torch.equal(one, results[0]) for one in results)

@@ -11,6 +11,7 @@ import torch
 import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ModelError, ParameterError
+from outrider.kernels.models import kernels
 from outrider.models.int8_linear import Int8Linear, largest_weight
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.loading import load_transformers
@@ -69,6 +70,27 @@ def test_models_stay_near_and_logits_have_the_same_bits_in_any_pass(architecture
     parts = [model.score([beside, sequence], *pad_rows([[5, 6], [token]], model.device)) for token in tokens]
     assert first is not None
     assert torch.equal(torch.stack([part[1, 0] for part in parts if part is not None]), first)
+
+
+@pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+@pytest.mark.parametrize(("size", "kept"), [(1.0, torch.float16), (1e4, torch.float32)])
+def test_keys_and_values_are_kept_in_float16_where_they_fit(size: float, kept: torch.dtype) -> None:
+    made = module("Qwen2", dtype=torch.float32)
+    for layer in made.model.layers:
+        layer.self_attn.k_proj.bias.data[3] = 3.0 * size
+    round_to_int8(made)
+    model = TransformersModel(made)
+    model.record()
+    assert model.recorded is not None
+    tokens = [(7 * i + 3) % 60 for i in range(20)]
+    with torch.inference_mode():
+        want = made(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    sequence = model.open()
+    got = torch.cat([model.score([sequence], torch.tensor([[token]]), [1])[0] for token in tokens])  # type: ignore[index]
+    assert {tensor.dtype for tensor in model.cache_rows(slice(0, 1))} == {kept}
+    assert float((got - want).square().mean().sqrt() / want.std()) < 0.1
+    if kept == torch.float32:  # 3e4 lies within float16, but near to its end
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("way", WAYS)

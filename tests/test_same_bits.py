@@ -177,6 +177,7 @@ def test_what_is_held_of_an_alternative_is_scored_anew(
                 layer.keys[sequence.slot, :, position] = 3.0
         taken.append(position)
 
+    assert model.scores_alternatives  # tried before, not with this
     monkeypatch.setattr(TransformersModel, "take_alternative", spoil)
     plain, _ = greedy(model, None, None)
     drafted, _ = greedy(model, nearly, 3)

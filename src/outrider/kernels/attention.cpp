@@ -47,16 +47,17 @@ bool all_finite(const float* x, int64_t count) {
 }
 
 // The same weighted values without the columns that are not seen: what is no number there, is none beside a weight of zero.
-void add_seen_values(const float* weights, const bool* seen, const float* values, int64_t stride, int64_t count, int64_t size,
+template <class Cell>
+void add_seen_values(const float* weights, const bool* seen, const Cell* values, int64_t stride, int64_t count, int64_t size,
                      float* out) {
   std::fill(out, out + size, 0.0f);
   for (int64_t c = 0; c < count; c++) {
     if (!seen[c]) continue;
-    for (int64_t d = 0; d < size; d++) out[d] = std::fma(weights[c], values[c * stride + d], out[d]);
+    for (int64_t d = 0; d < size; d++) out[d] = std::fma(weights[c], number(values[c * stride + d]), out[d]);
   }
 }
 
-template <int M>
+template <int M, class Cell>
 void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
   const float* queries[M];
   const bool* seen[M];
@@ -77,7 +78,7 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
     }
     return;
   }
-  score<M>(pass, queries, pass.keys.of(b, g, begin), seen, count, scores);
+  score<M>(pass, queries, pass.keys.of<Cell>(b, g, begin), seen, count, scores);
   for (int m = 0; m < M; m++) {
     if (!weigh(scores[m], count, found.largest + first + m, found.weight + first + m)) {
       std::fill(scores[m], scores[m] + count, 0.0f);
@@ -85,23 +86,23 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
       if (seen[m] == nullptr || std::find(seen[m], seen[m] + count, true) != seen[m] + count) found.weight[first + m] = NAN;
     }
   }
-  const float* values = pass.values.of(b, g, begin);
-  add_all_values<M>(scores, values, pass.values.token, count, pass.size, found.values + first * pass.size);
+  const Cell* values = pass.values.of<Cell>(b, g, begin);
+  add_all_values<M>(scores, values, pass.values.column, count, pass.size, found.values + first * pass.size);
   float* out = found.values + first * pass.size;
   if (pass.seen == nullptr || all_finite(out, M * pass.size)) return;
   for (int m = 0; m < M; m++) {
-    add_seen_values(scores[m], seen[m], values, pass.values.token, count, pass.size, out + m * pass.size);
+    add_seen_values(scores[m], seen[m], values, pass.values.column, count, pass.size, out + m * pass.size);
   }
 }
 
 // The same for a number of rows that is known when it runs, M at the most.
-template <int M>
+template <int M, class Cell>
 void attend_some(int64_t rows, const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
   if constexpr (M > 0) {
     if (rows == M) {
-      attend_rows<M>(pass, b, g, first, begin, count, found);
+      attend_rows<M, Cell>(pass, b, g, first, begin, count, found);
     } else {
-      attend_some<M - 1>(rows, pass, b, g, first, begin, count, found);
+      attend_some<M - 1, Cell>(rows, pass, b, g, first, begin, count, found);
     }
   }
 }
@@ -139,7 +140,12 @@ void attend_all(const Pass& pass, int64_t batch, float* to) {
       const int64_t count = std::min(CHUNK, columns - begin);
       const Found found = found_of(task);
       for (int64_t first = 0; first < rows; first += MOST_ROWS) {
-        attend_some<MOST_ROWS>(std::min(rows - first, MOST_ROWS), pass, b, g, first, begin, count, found);
+        const int64_t some = std::min(rows - first, MOST_ROWS);
+        if (pass.keys.half) {
+          attend_some<MOST_ROWS, Half>(some, pass, b, g, first, begin, count, found);
+        } else {
+          attend_some<MOST_ROWS, float>(some, pass, b, g, first, begin, count, found);
+        }
       }
     }
   };
@@ -181,10 +187,11 @@ void attend_all(const Pass& pass, int64_t batch, float* to) {
   put_together(0, batch * groups * rows);
 }
 
-// query [B, heads, N, size], key and value [B, groups, L, size], seen bool [B or 1, 1, N, L] or none -> [B, N, heads, size]
+// query [B, heads, N, size], key and value [B, groups, L, size] in float32 or both in float16, seen bool [B or 1, 1, N, L] or none
+// -> [B, N, heads, size]
 Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen, double scale) {
   for (Tensor* each : {&query, &key, &value}) {
-    STD_TORCH_CHECK(each->dim() == 4 && is_float(*each), "attention is of float32");
+    STD_TORCH_CHECK(each->dim() == 4 && (is_float(*each) || (is_half(*each) && each != &query)), "attention is of float32");
     STD_TORCH_CHECK(each->size(3) == query.size(3) && each->size(0) == query.size(0), "queries, keys and values have other sizes");
     *each = in_one_piece(*each);
   }
@@ -192,9 +199,10 @@ Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen
   const int64_t groups = key.size(1), columns = key.size(2);
   STD_TORCH_CHECK(groups > 0 && heads % groups == 0 && value.size(1) == groups && value.size(2) == columns && size % LANE == 0,
                   "heads can't share these keys");
+  STD_TORCH_CHECK(is_half(key) == is_half(value), "keys and values are of two types");
   const std::optional<Tensor> mask = mask_in_one_piece(seen);
   const Seen sees(mask, batch, tokens, columns);
-  const Pass pass{Part(query), Part(key), Part(value), sees.at, sees.row, sees.token, groups, heads / groups, tokens, columns, size,
+  const Pass pass{Part(query), Kept(key), Kept(value), sees.at, sees.row, sees.token, groups, heads / groups, tokens, columns, size,
                   static_cast<float>(scale)};
   const int64_t shape[] = {batch, tokens, heads, size};
   Tensor out = torch::stable::new_empty(query, {shape, 4});
@@ -227,7 +235,7 @@ KeptAttention OUTRIDER_NAMESPACE::kept_attention(int64_t heads, const std::optio
                                                  const std::optional<Tensor>& key_norm, double eps, double more, const Tensor& keys,
                                                  const Tensor& values, double scale) {
   STD_TORCH_CHECK(keys.dim() == 4 && values.dim() == 4, "attention is of other dimensions");
-  STD_TORCH_CHECK(is_float(keys) && is_float(values), "attention is of float32");
+  STD_TORCH_CHECK((is_float(keys) && is_float(values)) || (is_half(keys) && is_half(values)), "keys and values are of other types");
   const int64_t batch = keys.size(0), groups = keys.size(1), capacity = keys.size(2), size = keys.size(3);
   STD_TORCH_CHECK(groups > 0 && heads > 0 && heads % groups == 0 && size % LANE == 0, "heads can't share these keys");
   STD_TORCH_CHECK(values.size(0) == batch && values.size(1) == groups && values.size(2) == capacity && values.size(3) == size &&
@@ -268,10 +276,10 @@ void OUTRIDER_NAMESPACE::check_fit(const KeptAttention& kept, const NewTokens& t
 }
 
 void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& tokens, const float* packed, float* out) {
-  static thread_local Room for_queries, for_one;
+  static thread_local Room for_queries, for_one, for_keys;
   const int64_t size = kept.size;
   const Turn query{kept.of_queries, size, tokens.turned}, key{kept.of_keys, size, tokens.turned};
-  float *queries = for_queries.of(tokens.batch * kept.heads * tokens.tokens * size), *room = for_one.of(size);
+  float *queries = for_queries.of(tokens.batch * kept.heads * tokens.tokens * size), *room = for_one.of(size), *turned = for_keys.of(size);
   for (int64_t b = 0; b < tokens.batch; b++) {
     for (int64_t n = 0; n < tokens.tokens; n++) {
       const float* row = packed + (b * tokens.tokens + n) * kept.given();
@@ -280,11 +288,14 @@ void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& 
       for (int64_t h = 0; h < kept.heads; h++, row += size) {
         query(row, c, s, room, queries + ((b * kept.heads + h) * tokens.tokens + n) * size);
       }
-      for (int64_t g = 0; g < kept.groups; g++, row += size) key(row, c, s, room, kept.keys.of(b, g, to));
-      for (int64_t g = 0; g < kept.groups; g++, row += size) std::memcpy(kept.values.of(b, g, to), row, size * sizeof(float));
+      for (int64_t g = 0; g < kept.groups; g++, row += size) {
+        key(row, c, s, room, turned);
+        kept.keys.put(turned, size, b, g, to);
+      }
+      for (int64_t g = 0; g < kept.groups; g++, row += size) kept.values.put(row, size, b, g, to);
     }
   }
-  const Pass all{Part(queries, kept.heads, tokens.tokens, size), Part(kept.keys), Part(kept.values), tokens.seen, tokens.seen_row,
+  const Pass all{Part(queries, kept.heads, tokens.tokens, size), kept.keys, kept.values, tokens.seen, tokens.seen_row,
                  tokens.seen_token, kept.groups, kept.heads / kept.groups, tokens.tokens, tokens.columns, size, kept.scale};
   attend_all(all, tokens.batch, out);
 }

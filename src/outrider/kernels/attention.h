@@ -25,14 +25,27 @@ struct Turn {
   }
 };
 
-// Keys or values [B, groups, C, size] in a cache, the last dimension in one piece.
+// Keys or values [B, groups, C, size], in float32 or in float16 (half), the last dimension in one piece.
 struct Kept {
-  float* at;
+  void* at;
+  bool half;
   int64_t batch, group, column;
 
   explicit Kept(const Tensor& x)
-      : at(static_cast<float*>(x.data_ptr())), batch(x.stride(0)), group(x.stride(1)), column(x.stride(2)) {}
-  float* of(int64_t b, int64_t g, int64_t c) const { return at + b * batch + g * group + c * column; }
+      : at(x.data_ptr()), half(is_half(x)), batch(x.stride(0)), group(x.stride(1)), column(x.stride(2)) {}
+
+  // Cell: `float` or `Half`, as `half` says.
+  template <class Cell>
+  Cell* of(int64_t b, int64_t g, int64_t c) const {
+    return static_cast<Cell*>(at) + b * batch + g * group + c * column;
+  }
+  void put(const float* row, int64_t size, int64_t b, int64_t g, int64_t c) const {
+    if (half) {
+      to_halves(row, size, of<Half>(b, g, c));
+    } else {
+      std::copy(row, row + size, of<float>(b, g, c));
+    }
+  }
 };
 
 // Attention to the keys and values of a layer. It reads and writes what its tensors hold, which have to outlive it.
@@ -62,7 +75,7 @@ inline std::optional<Tensor> mask_in_one_piece(const std::optional<Tensor>& mask
   return mask.has_value() && mask->dim() > 0 ? std::optional<Tensor>(in_one_piece(*mask)) : mask;
 }
 
-// keys and values [B, groups, C, size] in float32.
+// keys and values [B, groups, C, size], both in float32 or in float16.
 KeptAttention kept_attention(int64_t heads, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,
                              double more, const Tensor& keys, const Tensor& values, double scale);
 

@@ -17,19 +17,19 @@ constexpr int64_t MOST_ROWS = 3;  // at once
 constexpr int64_t KEYS = 4;       // at once
 
 // Products of M rows with the chunk's keys, scaled; what a row does not see is NOTHING, and so is what fills up the last lane.
-template <int M>
-void score(const Pass& pass, const float* const (&queries)[M], const float* keys, const bool* const (&seen)[M], int64_t count,
+template <int M, class Cell>
+void score(const Pass& pass, const float* const (&queries)[M], const Cell* keys, const bool* const (&seen)[M], int64_t count,
            float (&scores)[M][CHUNK]) {
   for (int64_t c = 0; c < count; c += KEYS) {
-    const float* key[KEYS];
-    for (int64_t i = 0; i < KEYS; i++) key[i] = keys + std::min(c + i, count - 1) * pass.keys.token;
+    const Cell* key[KEYS];
+    for (int64_t i = 0; i < KEYS; i++) key[i] = keys + std::min(c + i, count - 1) * pass.keys.column;
     __m256 sums[M][KEYS];
     for (int m = 0; m < M; m++) {
       for (int64_t i = 0; i < KEYS; i++) sums[m][i] = _mm256_setzero_ps();
     }
     for (int64_t d = 0; d < pass.size; d += LANE) {
       __m256 part[KEYS];
-      for (int64_t i = 0; i < KEYS; i++) part[i] = _mm256_loadu_ps(key[i] + d);
+      for (int64_t i = 0; i < KEYS; i++) part[i] = eight_of(key[i] + d);
 #pragma GCC unroll 3
       for (int m = 0; m < M; m++) {
         const __m256 query = _mm256_loadu_ps(queries[m] + d);
@@ -78,15 +78,15 @@ inline bool weigh(float* scores, int64_t count, float* largest, float* weight) {
 }
 
 // Weighted values of `W` lanes from d on.
-template <int M, int W>
-void add_values(const float (&weights)[M][CHUNK], const float* values, int64_t stride, int64_t count, int64_t size, float* out) {
+template <int M, int W, class Cell>
+void add_values(const float (&weights)[M][CHUNK], const Cell* values, int64_t stride, int64_t count, int64_t size, float* out) {
   __m256 sums[M][W];
   for (int m = 0; m < M; m++) {
     for (int w = 0; w < W; w++) sums[m][w] = _mm256_setzero_ps();
   }
   for (int64_t c = 0; c < count; c++, values += stride) {
     __m256 part[W];
-    for (int w = 0; w < W; w++) part[w] = _mm256_loadu_ps(values + w * LANE);
+    for (int w = 0; w < W; w++) part[w] = eight_of(values + w * LANE);
 #pragma GCC unroll 3
     for (int m = 0; m < M; m++) {
       const __m256 weight = _mm256_set1_ps(weights[m][c]);
@@ -99,8 +99,8 @@ void add_values(const float (&weights)[M][CHUNK], const float* values, int64_t s
   }
 }
 
-template <int M>
-void add_all_values(const float (&weights)[M][CHUNK], const float* values, int64_t stride, int64_t count, int64_t size, float* out) {
+template <int M, class Cell>
+void add_all_values(const float (&weights)[M][CHUNK], const Cell* values, int64_t stride, int64_t count, int64_t size, float* out) {
   int64_t d = 0;
   for (; d + 4 * LANE <= size; d += 4 * LANE) add_values<M, 4>(weights, values + d, stride, count, size, out + d);
   for (; d < size; d += LANE) add_values<M, 1>(weights, values + d, stride, count, size, out + d);

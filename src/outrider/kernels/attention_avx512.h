@@ -22,19 +22,31 @@ inline __m512 two_of(const float* low, const float* high) {
   return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(low)), _mm256_loadu_ps(high), 1);
 }
 
+inline __m512 two_of(const Half* low, const Half* high) {
+  const __m128i lower = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
+  const __m128i upper = _mm_loadu_si128(reinterpret_cast<const __m128i*>(high));
+  return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(lower), upper, 1));
+}
+
+// Of those of the mask; the others are 0.
+inline __m512 wide_of(__mmask16 mask, const float* x) { return _mm512_maskz_loadu_ps(mask, x); }
+inline __m512 wide_of(__mmask16 mask, const Half* x) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x)); }
+inline __m512 wide_of(const float* x) { return _mm512_loadu_ps(x); }
+inline __m512 wide_of(const Half* x) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))); }
+
 // Neighbours added, within each 128 bits, as `_mm256_hadd_ps` does.
 inline __m512 add_neighbours(__m512 a, __m512 b) {
   return _mm512_add_ps(_mm512_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)), _mm512_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1)));
 }
 
 // Products of M rows with the chunk's keys, scaled; what a row does not see is NOTHING, and so is what fills up the last lane.
-template <int M>
-void score(const Pass& pass, const float* const (&queries)[M], const float* keys, const bool* const (&seen)[M], int64_t count,
+template <int M, class Cell>
+void score(const Pass& pass, const float* const (&queries)[M], const Cell* keys, const bool* const (&seen)[M], int64_t count,
            float (&scores)[M][CHUNK]) {
   constexpr int PAIRS = KEYS / 2;
-  const int64_t stride = pass.keys.token;
+  const int64_t stride = pass.keys.column;
   for (int64_t c = 0; c < count; c += KEYS) {
-    const float* key[KEYS];
+    const Cell* key[KEYS];
     for (int64_t i = 0; i < KEYS; i++) key[i] = keys + std::min(c + i, count - 1) * stride;
     __m512 sums[M][PAIRS];
 #pragma GCC unroll 6
@@ -101,8 +113,8 @@ inline bool weigh(float* scores, int64_t count, float* largest, float* weight) {
 }
 
 // Weighted values of up to `W` registers, the last of which is cut by a mask.
-template <int M, int W>
-void add_values(const float (&weights)[M][CHUNK], const float* values, int64_t stride, int64_t count, int64_t size, __mmask16 last,
+template <int M, int W, class Cell>
+void add_values(const float (&weights)[M][CHUNK], const Cell* values, int64_t stride, int64_t count, int64_t size, __mmask16 last,
                 float* out) {
   __m512 sums[M][W];
 #pragma GCC unroll 6
@@ -114,7 +126,7 @@ void add_values(const float (&weights)[M][CHUNK], const float* values, int64_t s
     __m512 part[W];
 #pragma GCC unroll 4
     for (int w = 0; w < W; w++) {
-      part[w] = w < W - 1 ? _mm512_loadu_ps(values + w * WIDE) : _mm512_maskz_loadu_ps(last, values + w * WIDE);
+      part[w] = w < W - 1 ? wide_of(values + w * WIDE) : wide_of(last, values + w * WIDE);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < M; m++) {
@@ -132,8 +144,8 @@ void add_values(const float (&weights)[M][CHUNK], const float* values, int64_t s
   }
 }
 
-template <int M>
-void add_all_values(const float (&weights)[M][CHUNK], const float* values, int64_t stride, int64_t count, int64_t size, float* out) {
+template <int M, class Cell>
+void add_all_values(const float (&weights)[M][CHUNK], const Cell* values, int64_t stride, int64_t count, int64_t size, float* out) {
   constexpr __mmask16 all = 0xffff;
   int64_t d = 0;
   for (; d + 4 * WIDE <= size; d += 4 * WIDE) add_values<M, 4>(weights, values + d, stride, count, size, all, out + d);

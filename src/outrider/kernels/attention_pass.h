@@ -21,7 +21,6 @@ struct Part {
 
   explicit Part(const Tensor& x)
       : at(static_cast<const float*>(x.data_ptr())), batch(x.stride(0)), head(x.stride(1)), token(x.stride(2)) {}
-  explicit Part(const Kept& x) : at(x.at), batch(x.batch), head(x.group), token(x.column) {}
   Part(const float* x, int64_t heads, int64_t tokens, int64_t size)  // in one piece
       : at(x), batch(heads * tokens * size), head(tokens * size), token(size) {}
   const float* of(int64_t b, int64_t h, int64_t n) const { return at + b * batch + h * head + n * token; }
@@ -29,7 +28,8 @@ struct Part {
 
 // What all chunks need. seen: of a row and a column, or none for all.
 struct Pass {
-  Part queries, keys, values;
+  Part queries;
+  Kept keys, values;
   const bool* seen;
   int64_t seen_batch, seen_token;
   int64_t groups, times, tokens, columns, size;

@@ -90,10 +90,12 @@ class Kernels:
         scores = rows.double() @ rows[:, :1].double().transpose(2, 3)
         attended = (scores.softmax(-1) @ rows[:, 1:2].double()).transpose(1, 2)
         found = self.ops.attend(rows, rows[:, :1], rows[:, 1:2], None, 1.0)
+        halves = self.ops.attend(rows, rows[:, :1].half(), rows[:, 1:2].half(), None, 1.0)
         near: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
         if not torch.allclose(normed.double(), want, **near) or not torch.equal(turned, want_turned):
             raise UnbuiltError("norms or rotations are wrong")
-        if not torch.allclose(found.double(), attended, **near):
+        rounded = self.ops.attend(rows, rows[:, :1].half().float(), rows[:, 1:2].half().float(), None, 1.0)
+        if not torch.allclose(found.double(), attended, **near) or not torch.equal(halves, rounded):
             raise UnbuiltError("attention is wrong")
 
 

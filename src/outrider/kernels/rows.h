@@ -22,6 +22,24 @@ constexpr int64_t LANE = 8;  // numbers that are computed at once
 constexpr int64_t SUMS = 16;  // side by side, on any processor
 constexpr int64_t MANY = 1 << 15;  // numbers from which several threads share the rows
 
+// A number in float16.
+struct Half {
+  uint16_t bits;
+};
+
+inline __m256 eight_of(const float* x) { return _mm256_loadu_ps(x); }
+inline __m256 eight_of(const Half* x) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))); }
+inline float number(float x) { return x; }
+inline float number(Half x) { return _cvtsh_ss(x.bits); }
+
+// Rounded to the nearest one, as torch does. count: a multiple of `LANE`.
+inline void to_halves(const float* x, int64_t count, Half* out) {
+  for (int64_t k = 0; k < count; k += LANE) {
+    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(x + k), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + k), halves);
+  }
+}
+
 // each(m) for all rows.
 template <class F>
 void for_rows(int64_t rows, int64_t columns, const F& each) {
@@ -38,6 +56,8 @@ void for_rows(int64_t rows, int64_t columns, const F& each) {
 inline bool is(const Tensor& x, torch::headeronly::ScalarType type) { return x.scalar_type() == type && x.is_contiguous(); }
 
 inline bool is_float(const Tensor& x) { return x.scalar_type() == torch::headeronly::ScalarType::Float; }
+
+inline bool is_half(const Tensor& x) { return x.scalar_type() == torch::headeronly::ScalarType::Half; }
 
 inline const float* floats(const Tensor& x) { return static_cast<const float*>(x.data_ptr()); }
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 WIDTHS = (1, 2, 4, 8)
 GAIN = 0.97  # used only if it takes at most this share of the ordinary pass's time
 GAINS = "gains.json"
-_FORMAT = 2  # to be raised when what is compiled changes with neither torch nor transformers
+_FORMAT = 3  # to be raised when what is compiled changes with neither torch nor transformers
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False}  # packed weights have no strides to be asserted
 _log = logging.getLogger(__name__)
 Pass = Callable[..., Any]

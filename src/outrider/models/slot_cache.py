@@ -64,11 +64,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        slots, capacity = self._owner.num_slots, self._owner.capacity
         # Zeros, not empty: masked positions get weight 0, and 0 × NaN would be NaN.
-        self.keys = key_states.new_zeros(slots, key_states.shape[1], capacity, key_states.shape[3])
-        self.values = value_states.new_zeros(slots, value_states.shape[1], capacity, value_states.shape[3])
+        self.keys, self.values = (self._zeros(states) for states in (key_states, value_states))
         self.is_initialized = True
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        shape = (self._owner.num_slots, like.shape[1], self._owner.capacity, like.shape[3])
+        return like.new_zeros(shape, dtype=self._owner.kept_dtype or like.dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Store the new [R, heads, N, size] states and return those of the rows in use, [R, heads, length, size]."""
@@ -152,11 +154,15 @@ def _grown(old: Tensor, slots: int, capacity: int, used: int) -> Tensor:
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """The cache of one model: as many layers as it has, slots handed out lowest first and kept compact."""
+    """The cache of one model: as many layers as it has, slots handed out lowest first and kept compact.
+
+    kept_dtype: of keys and values, None: as the model makes them.
+    """
 
     layers: list[SlotLayer]
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, kept_dtype: torch.dtype | None = None) -> None:
+        self.kept_dtype = kept_dtype
         self.num_slots = 1
         self.capacity = MIN_CAPACITY
         self._placement: Placement | None = None
@@ -183,7 +189,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def like(self) -> SlotCache:
         """An empty one of a single slot, for the same layers and states."""
-        twin = SlotCache(len(self.layers))
+        twin = SlotCache(len(self.layers), self.kept_dtype)
         for layer, mine in zip(self.layers, twin.layers, strict=True):
             if layer.keys is not None and layer.values is not None:
                 mine.lazy_initialization(layer.keys, layer.values)
@@ -209,6 +215,19 @@ class SlotCache(Cache):  # type: ignore[misc]
         used = max(self._used.values(), default=0)  # a batch is opened row by row, before anything is written
         for layer in self._held:
             layer.resize(slots, capacity, used)
+
+    def largest(self) -> float:
+        """The largest number that it keeps, by its size."""
+        held = [tensor for layer in self.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+        return max((float(tensor.abs().max()) for tensor in held), default=0.0)
+
+    @in_inference_mode
+    def keep_in(self, dtype: torch.dtype) -> None:
+        """Keep keys and values in another type from now on. No sequence is open."""
+        self.kept_dtype = dtype
+        self.views.clear()
+        for layer in self.layers:
+            layer.keys, layer.values = (None if kept is None else kept.to(dtype) for kept in (layer.keys, layer.values))
 
     def drop(self) -> None:
         """Give all memory back: no slot is in use, and nobody holds an address."""

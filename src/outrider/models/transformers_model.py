@@ -29,7 +29,7 @@ from outrider.models.captured import CapturedPasses, capture_passes
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.hidden_states import body_layers, caught
-from outrider.models.kernels.attention import KERNEL
+from outrider.models.kernels.attention import KERNEL, LARGE, keys_dtype
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
@@ -80,6 +80,9 @@ class TransformersModel(RecordableModel):
         self._reads_alternatives: bool | None = None
         self._prepare(model)
         probe(self)
+        narrow = keys_dtype(model)
+        if narrow is not None and self._cache.largest() <= LARGE:  # only now: a pass without a cache would round otherwise
+            self._cache.keep_in(narrow)
 
     def _prepare(self, model: Any) -> None:
         """What a subclass needs before the first pass."""
@@ -135,6 +138,7 @@ class TransformersModel(RecordableModel):
         how += "" if self.draft_tokens is None else f" {len(self.draft_tokens)} rows"
         how += f" by {rounded_by()}" if self.rounded else ""
         attention = self.module.config._attn_implementation
+        how += f" {self._cache.kept_dtype}" if self._cache.kept_dtype is not None else ""
         return f"{self.dtype_name}{how} {attention} {self._configuration}"
 
     @cached_property

@@ -13,6 +13,8 @@ from outrider.models.kernels.fusing.parts import END, alone, aten, both_ways, gi
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+KEPT = (torch.float32, torch.float16)  # types of keys and values that `attend_new` writes and reads
+
 
 def fuse_rotations(graph: GraphModule, ops: Any) -> None:
     """Make one `rotate` of what turns queries or keys to their positions."""
@@ -162,12 +164,14 @@ def _kept(read: Any) -> _Kept | None:
     if not (alone(read) and alone(stored)):
         return None
     held, where, at, new = given_to(stored, aten.index_copy_.default, 4)
+    new = _before_cast(new)
     if held is not None:  # of one row
         at, *first = given_to(at, aten.select.int, 3)
         across = True
         fits = where == 2 and first == [0, 0]
     else:
         held, where, new = given_to(stored, aten.index_put_.default, 3)
+        new = _before_cast(new)
         each, all_heads, at = where if isinstance(where, list | tuple) and len(where) == 3 else (None, 0, None)
         rows, last = given_to(each, aten.unsqueeze.default)
         inner, *turned = given_to(new, aten.transpose.int, 3)
@@ -178,10 +182,16 @@ def _kept(read: Any) -> _Kept | None:
         fits = all_heads is None and last == -1 and same
     if not fits or not isinstance(at, Node) or not isinstance(new, Node) or held.op != "placeholder" or not alone(held):
         return None
-    types = [held.meta["val"].dtype, new.meta["val"].dtype, at.meta["val"].dtype]
-    if types != [torch.float32, torch.float32, torch.int64] or at.meta["val"].dim() != 2:
+    types = [new.meta["val"].dtype, at.meta["val"].dtype]
+    if types != [torch.float32, torch.int64] or held.meta["val"].dtype not in KEPT or at.meta["val"].dim() != 2:
         return None
     return _Kept(held, at, new, across, columns)
+
+
+def _before_cast(node: Any) -> Any:
+    """What is stored in another type."""
+    cast = isinstance(node, Node) and node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}
+    return node.args[0] if cast and alone(node) else node
 
 
 def _heads(node: Any, across: bool) -> tuple[Node, int, int] | None:
