@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Unpack, overload
 
+from outrider.alone import Alone
 from outrider.audio import Audio
 from outrider.choices import make_drafter, make_length
 from outrider.costs import review_costs
@@ -126,9 +127,10 @@ class Generation:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.decode for token ids")
         self.target = target
-        self.drafter = make_drafter(options.get("draft", "auto"), target)
-        if self.drafter is not None:
-            self.drafter.bind(target)
+        with Alone([target]):
+            self.drafter = make_drafter(options.get("draft", "auto"), target)
+            if self.drafter is not None:
+                self.drafter.bind(target)
         self.options = parse_options(len(prompts), options)
         prepared = [prepare(target, prompt) for prompt in prompts]
         self.prompts = [one.tokens for one in prepared]
@@ -136,7 +138,8 @@ class Generation:
         limit = None if self.options.ignore_eos else self.options.max_new_tokens
         sampling = with_own_rules(target, self.options.sampling, self.prompts, limit)
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
-        length = make_length(options.get("num_draft_tokens"), target, self.drafter)
+        with Alone([target, *(self.drafter.engines() if self.drafter is not None else ())]):
+            length = make_length(options.get("num_draft_tokens"), target, self.drafter)
         self._rounds: list[list[Round]] = [[] for _ in prompts]
         self._decoder = Decoder(
             target,

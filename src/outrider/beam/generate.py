@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from outrider.alone import Alone
 from outrider.beam.draft import draft_model
 from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamResult, BeamRound, BeamText, EndReason, summarise
@@ -72,9 +73,10 @@ class BeamGeneration:
     ) -> None:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.beam.BeamDecoder for token ids")
-        drafter = make_drafter(draft, target)
-        if drafter is not None:
-            drafter.bind(target)
+        with Alone([target]):
+            drafter = make_drafter(draft, target)
+            if drafter is not None:
+                drafter.bind(target)
         self.target, self.settings = target, settings
         task = task_of(target, prepare(target, prompt), None if ignore_eos else max_new_tokens)
         self.task = task.with_beams(settings.num_beams)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 
+from outrider.alone import Alone
 from outrider.beam.draft import BeamDraft
 from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamRound
@@ -69,20 +70,27 @@ class BeamDecoder:
         self._known: dict[Path, Continuations] = {}
         self._cancelled = cancelled
         self._clock = PhaseClock(target.device)
+        self._alone = Alone([target, *(() if draft is None else (draft,))])
 
     def rounds(self) -> Iterator[BeamRound]:
         """One record per pass of the target. Frees all sequences when it ends."""
         with ExitStack() as stack:
-            stack.callback(self._rows.close)
-            if self._draft is not None:
-                stack.callback(self._draft.close)
-            with self._clock.phase("prefill"):
+            stack.callback(self._close)
+            with self._alone, self._clock.phase("prefill"):
                 self._rows.begin()
                 if self._draft is not None:
                     self._draft.begin()
             self.prefill_seconds = self._clock.take()["prefill"]
             while not self.state.done and not self._cancelled():
-                yield self._round()
+                with self._alone:
+                    record = self._round()
+                yield record
+
+    def _close(self) -> None:
+        with self._alone, ExitStack() as stack:
+            stack.callback(self._rows.close)
+            if self._draft is not None:
+                stack.callback(self._draft.close)
 
     def _round(self) -> BeamRound:
         self._clock.take()  # what the caller did since the last round is not ours

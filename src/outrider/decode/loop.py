@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 
+from outrider.alone import Alone
 from outrider.clock import PhaseClock
 from outrider.decode.row import Request, Row, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
@@ -35,7 +36,7 @@ class Decoder:
     """One batch being generated: iterate over `rounds()`; `rows` and `prefill_seconds` can be read at any time.
 
     Without requests it is a batch that others fill: `admit` and `step` in turn, `dismiss` for rows that are done with, and
-    `close` at the end.
+    `close` at the end. Several threads may each have one over the same engines: their rounds take turns (`alone`).
 
     lenience: below 1 more is accepted than the target's law allows: lossy (`lenience`).
     alternatives: to be scored beside each drafted token (`proposal.Alternatives`), None: those that `length` wants.
@@ -57,7 +58,9 @@ class Decoder:
         for request in requests:
             check_request(request, target)
         if drafter is not None:
-            drafter.bind(target)
+            with Alone([target]):
+                drafter.bind(target)
+        self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
         self.target = target
         self.drafter = drafter
         self.prefill_seconds = 0.0
@@ -69,7 +72,8 @@ class Decoder:
         self._was_cancelled = False
         self._clock = PhaseClock(target.device)
         self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
-        beside = check_alternatives(alternatives, target, drafter)
+        with self._alone:
+            beside = check_alternatives(alternatives, target, drafter)
         self._context = DraftContext(sampling, target, target.vocab_size, self._clock, beside)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
@@ -90,6 +94,10 @@ class Decoder:
         """Let further sequences join, their prompts read together. → their rows, numbered on from those before"""
         for request in requests:
             self.check(request)
+        with self._alone:
+            return self._admit(requests)
+
+    def _admit(self, requests: Many[Request]) -> list[Row]:
         context, joined = self.target.max_length, []
         self._clock.take()
         with self._clock.phase("prefill"):
@@ -115,7 +123,10 @@ class Decoder:
     def step(self) -> list[tuple[int, Round]]:
         """One round of all unfinished rows; empty if there are none."""
         active = [row for row in self.rows if row.finish_reason is None]
-        return self._round(active) if active else []
+        if not active:
+            return []
+        with self._alone:
+            return self._round(active)
 
     def dismiss(self) -> None:
         """Forget the rows that have ended, so that a batch that never ends does not grow."""
@@ -123,7 +134,7 @@ class Decoder:
 
     def close(self) -> None:
         """Free all sequences."""
-        with ExitStack() as stack:  # every row is closed, whatever one of them raises
+        with self._alone, ExitStack() as stack:  # every row is closed, whatever one of them raises
             for row in self.rows:
                 stack.callback(self._close, row)
 

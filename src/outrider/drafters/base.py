@@ -100,6 +100,12 @@ class Drafter(ABC):
         """The drafters that the records can name."""
         return [self]
 
+    def engines(self) -> list[LanguageModel]:
+        """Those that it scores with, the target apart: no other thread runs passes of theirs while this one drafts."""
+        own: LanguageModel | None = getattr(self, "model", None)
+        inner = [engine for part in self.parts() if part is not self for engine in part.engines()]
+        return inner if own is None else [own, *inner]
+
     @property
     def seconds(self) -> DraftSeconds:
         """What drafting takes, as far as it has been measured."""

@@ -55,6 +55,9 @@ class SpeculativeDrafter(Drafter):
         share_source(target, self.model)
         self.drafter.bind(self.model)
 
+    def engines(self) -> list[LanguageModel]:
+        return [self.model, *self.drafter.engines()]
+
     def check_source(self, source: Source) -> None:
         if has_encoder(self.model):
             self.model.check_source(source)

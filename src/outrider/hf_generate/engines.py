@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from outrider.alone import Alone
 from outrider.beam.draft import draft_model
 from outrider.choices import make_drafter
 from outrider.drafters import Drafter, ModelDrafter
@@ -54,7 +55,7 @@ class _Kept:
     """An engine on its model. Copies of the model, and what is written of it, do without: theirs are opened anew."""
 
     def __init__(self, as_opened: Any = None, engine: TransformersModel | None = None) -> None:
-        self.as_opened, self.engine, self.lock = as_opened, engine, RLock()
+        self.as_opened, self.engine = as_opened, engine
 
     def __reduce__(self) -> Any:
         return _Kept, ()
@@ -62,15 +63,12 @@ class _Kept:
 
 @contextmanager
 def held_alone(target: TransformersModel, drafter: Drafter | None, draft: LanguageModel | None) -> Iterator[None]:
-    """For a call: engines are not for several threads at once, and `generate` is. Their caches are freed at its end."""
-    used = [target, draft, *(getattr(part, "model", None) for part in (drafter.parts() if drafter is not None else ()))]
-    modules = {id(one.module): one.module for one in used if isinstance(one, TransformersModel)}
-    kept = [modules[key].__dict__.get(_KEPT_AS) for key in sorted(modules)]  # in one order for all calls
-    with ExitStack() as stack:
-        for one in kept:
-            if one is not None:
-                stack.enter_context(one.lock)
-                stack.callback(one.engine.give_back)
+    """For a call, from its beginning to its end, when the caches are freed."""
+    used = [target, *(() if draft is None else (draft,)), *(drafter.engines() if drafter is not None else ())]
+    own = [one for one in used if isinstance(one, TransformersModel) and _KEPT_AS in one.module.__dict__]
+    with Alone(used), ExitStack() as stack:
+        for one in own:
+            stack.callback(one.give_back)
         yield
 
 
