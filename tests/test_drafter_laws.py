@@ -6,6 +6,7 @@ False-alarm rate as in test_end_to_end_law: each test rejects at p < 1e-6; the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +25,12 @@ from outrider.drafters import (
     SuffixDrafter,
 )
 from outrider.models.table import TableModel
+from outrider.proposal import Proposal
 from outrider.randomness import RandomStream
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value, run, samples_of
-from tests.toys import PROMPT, SETTINGS, table
+from tests.toys import PROMPT, SETTINGS, one_behind, table
 
 COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
 
@@ -139,11 +141,8 @@ def test_acceptance_of_a_speculative_draft_is_that_of_its_model(name: str) -> No
 class Hasty(SpeculativeDrafter):
     """A planted bug: hands on an inner round's tokens with the law of the position before."""
 
-    def propose(self, *args: object) -> object:  # type: ignore[override]
-        proposal = super().propose(*args)  # type: ignore[arg-type]
-        assert proposal.probs is not None
-        object.__setattr__(proposal, "probs", proposal.probs.roll(1, dims=1))
-        return proposal
+    def propose(self, *args: Any) -> Proposal:
+        return one_behind(super().propose(*args))
 
 
 def test_a_speculative_draft_with_the_wrong_laws_is_rejected() -> None:

@@ -15,8 +15,10 @@ import torch
 import outrider
 from outrider.audit.verdict import EXACT, EXIT, UNCLEAR
 from outrider.cli.main import run as command
+from outrider.costs import Costs
 from outrider.decode import Request, decode
-from outrider.draft_length import FixedLength
+from outrider.draft_length import AdaptiveLength, FixedLength
+from outrider.draft_length.base import Prospect
 from outrider.drafters import ChoiceDrafter, DraftContext, Drafter, DraftRow, Plan, PromptLookupDrafter, Proposal
 from outrider.errors import ParameterError
 from outrider.randomness import RandomStream
@@ -127,7 +129,66 @@ FORMS: dict[str, tuple[Callable[[Proposal], Any], str]] = {
     "another row": (lambda made: Proposal(made.tokens, [*made.lengths, 1]), r"tokens \[1, K\]"),
     "lengths": (lambda made: Proposal(made.tokens[:, :1], [2]), r"got \[1, 1\] and lengths \[2\]"),
     "laws": (lambda made: Proposal(made.tokens, made.lengths, torch.ones(*made.tokens.shape, 3)), r"laws \[1, 2, 5\]"),
+    "tokens in a list": (
+        lambda made: Proposal(any_of(made.tokens.tolist()), made.lengths),
+        "tokens as an int64 tensor, got list",
+    ),
+    "halves": (lambda made: Proposal(made.tokens.float(), made.lengths), "int64 tensor, got one of torch.float32"),
+    "half a length": (lambda made: Proposal(made.tokens, any_of([1.5])), r"whole numbers, got \[1.5\]"),
+    "an array": (lambda made: Proposal(made.tokens, made.lengths, numpy_laws(made)), "floating point, got ndarray"),
+    "no such token": (lambda made: Proposal(made.tokens + 5, made.lengths), r"tokens in 0 … 4, got 6"),
+    "before the first": (lambda made: Proposal(-made.tokens, made.lengths), r"tokens in 0 … 4, got -1"),
+    "too much": (lambda made: with_laws(made, [1.0] * 5), "got a sum of 5 and a least probability of 1 for token 0"),
+    "too little": (lambda made: with_laws(made, [0.02] * 5), "got a sum of 0.1 "),
+    "negative laws": (lambda made: with_laws(made, [-0.2, 0.5, 0.3, 0.2, 0.2]), "a least probability of -0.2"),
+    "no number": (lambda made: with_laws(made, [torch.nan, 0.5, 0.5, 0.0, 0.0]), "got a sum of nan"),
+    "never drawn": (lambda made: with_laws(made, [0.5, 0.0, 0.0, 0.5, 0.0]), "got token 0 of its draft with probability 0"),
 }
+
+
+def any_of(value: Any) -> Any:
+    """Of whatever type."""
+    return value
+
+
+def with_laws(made: Proposal, law: list[float]) -> Proposal:
+    return Proposal(made.tokens, made.lengths, torch.tensor(law).expand(*made.tokens.shape, -1))
+
+
+def numpy_laws(made: Proposal) -> Any:
+    return torch.full((*made.tokens.shape, 5), 0.2).numpy()
+
+
+PROSPECTS: dict[str, tuple[Any, str]] = {
+    "none": ([], r"a list of one Prospect or more, got \[\]"),
+    "nothing": (None, "a list of one Prospect or more, got None"),
+    "another thing": ([3], r"a list of one Prospect or more, got \[3\]"),
+    "negative": ([Prospect("own", longest=-1)], "whose longest is 0 or more, got -1"),
+}
+
+
+@pytest.mark.parametrize("name", PROSPECTS)
+def test_what_are_no_prospects_is_refused_in_one_line(name: str) -> None:
+    offered, said = PROSPECTS[name]
+
+    class Hopeless(PromptLookupDrafter):
+        def prospects(self, row: DraftRow) -> Any:
+            return offered
+
+    for drafter in (Hopeless(), ChoiceDrafter([Hopeless()])):
+        for length in (FixedLength(2), AdaptiveLength(Costs({1: 1.0}))):
+            with pytest.raises(ParameterError, match=said) as error:
+                decode(table(1, 5), [Request([1, 2, 1, 2], 9, RandomStream(0))], SamplingSettings(), drafter, length)
+            assert "\n" not in str(error.value)
+
+
+def test_one_without_a_name_is_refused() -> None:
+    class Nameless(Drafter):
+        def propose(self, *args: Any) -> Proposal:
+            raise AssertionError
+
+    with pytest.raises(ParameterError, match="drafter Nameless must have a name"):
+        decode(table(1, 5), [Request([1, 2], 9, RandomStream(0))], SamplingSettings(), Nameless(), FixedLength(2))
 
 
 @pytest.mark.parametrize("name", FORMS)

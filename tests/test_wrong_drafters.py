@@ -29,7 +29,7 @@ from outrider.sampling import SamplingSettings
 from tests.test_end_to_end_law import ALARM, V, p_value, p_value_of, run
 from tests.test_heads import exact_joint, sample, small_target
 from tests.test_ngram import corpus, trained
-from tests.toys import SETTINGS, table
+from tests.toys import SETTINGS, one_behind, table
 
 WARM = SETTINGS["temperature 1"]
 
@@ -42,9 +42,7 @@ class NgramOneBehind(NgramDrafter):
     """Each token with the law of the position before."""
 
     def propose(self, *args: Any) -> Proposal:
-        proposal = super().propose(*args)
-        assert proposal.probs is not None
-        return replace(proposal, probs=proposal.probs.roll(1, dims=1))
+        return one_behind(super().propose(*args))
 
 
 class LookupWithALaw(PromptLookupDrafter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from outrider.audit.enumerate import Law
 from outrider.device_data import pad_rows
 from outrider.kernels.calls import SamplingCalls
 from outrider.models.table import TableModel
+from outrider.proposal import Proposal
 from outrider.round import several
 from outrider.sampling import Context, SamplingSettings, standardize
 from outrider.sampling.draw import draw
@@ -155,3 +157,12 @@ def plant_rule(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
     monkeypatch.setattr(several, "verify", rule)
     monkeypatch.setattr(SamplingCalls, "decide", decide)
+
+
+def one_behind(proposal: Proposal) -> Proposal:
+    """A planted bug: each token with the law of the position before, the first with that of the last."""
+    assert proposal.probs is not None
+    laws = proposal.probs.clone()
+    for row, length in enumerate(proposal.lengths):
+        laws[row, :length] = laws[row, :length].roll(1, dims=0)
+    return replace(proposal, probs=laws)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import index, moved, pad_rows
-from outrider.errors import ParameterError
 from outrider.models.base import Sequence, Source, tokens_of
 from outrider.randomness import RandomStream
 
@@ -103,30 +102,6 @@ class Proposal:
         if self.known is not None:
             return self.known
         return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths, strict=True)]
-
-
-def check_proposal(drafter: str, proposal: object, limits: Many[int], vocab_size: int) -> Proposal:
-    """What a drafter handed out, if it has the form of a proposal for rows with these limits; `ParameterError` else.
-
-    A law that is not the one its tokens were drawn from can't be seen here: that takes an audit.
-    """
-    if not isinstance(proposal, Proposal):
-        raise ParameterError(f"drafter {drafter} must propose a Proposal (padded_proposal makes one), got {proposal!r:.60}")
-    shape, lengths, probs = tuple(proposal.tokens.shape), proposal.lengths, proposal.probs
-    if len(shape) != 2 or shape[0] != len(limits) or len(lengths) != len(limits) or max(lengths) > shape[1]:
-        raise ParameterError(
-            f"drafter {drafter} must propose tokens [{len(limits)}, K] and a length of K or less for each row, got "
-            f"{list(shape)} and lengths {lengths}"
-        )
-    for length, limit in zip(lengths, limits, strict=True):
-        if not 0 <= length <= limit:
-            raise ParameterError(f"drafter {drafter} proposed {length} tokens where {limit} were allowed")
-    if probs is not None and tuple(probs.shape) != (*shape, vocab_size):
-        raise ParameterError(
-            f"drafter {drafter} must propose laws [{shape[0]}, {shape[1]}, {vocab_size}], one for each token, got "
-            f"{tuple(probs.shape)}"
-        )
-    return proposal
 
 
 def empty_proposal(rows: int, device: torch.device) -> Proposal:

@@ -21,7 +21,8 @@ from outrider.clock import PhaseClock
 from outrider.decode.row import Request, Row, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
-from outrider.drafters.base import DraftContext, Drafter, check_alternatives, proposal_from
+from outrider.drafters.base import DraftContext, Drafter, check_alternatives
+from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.lenience import check_lenience
 from outrider.models.base import LanguageModel, open_sequence
@@ -181,7 +182,7 @@ class Decoder:
         """What each row's policy wants, drafted. → the prospects chosen, the proposal"""
         if self.drafter is None:
             return [None] * len(active), empty_proposal(len(active), self.target.device)
-        prospects = [self.drafter.prospects(row.draft) for row in active]
+        prospects = [prospects_of(self.drafter, row.draft) for row in active]
         plans = [row.plan(offered) for row, offered in zip(active, prospects, strict=True)]
         for row, offered, plan in zip(active, prospects, plans, strict=True):
             row.follow(self.drafter, offered, plan)

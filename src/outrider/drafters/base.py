@@ -23,7 +23,7 @@ from outrider.costs import DraftSeconds
 from outrider.draft_length.base import Plan, Prospect
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, Source, scores_alternatives
-from outrider.proposal import DraftRow, Proposal, check_proposal
+from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
 
 
@@ -142,9 +142,3 @@ class Drafter(ABC):
     def end(self, row: DraftRow) -> None:
         """The row is finished: free its state. Called once, for every row that `begin` was called for or was to be."""
         del row
-
-
-def proposal_from(drafter: Drafter, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
-    """What it proposes, checked: whoever asks a drafter that others may have written asks through this."""
-    proposal = drafter.propose(rows, plans, context)
-    return check_proposal(drafter.name, proposal, [plan.limit for plan in plans], context.vocab_size)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from outrider.device_data import index
 from outrider.draft_length.base import Plan, Prospect
-from outrider.drafters.base import DraftContext, Drafter, proposal_from
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.proposal import Candidate, DraftRow, Proposal, empty_proposal, merged_alternatives
@@ -78,7 +79,7 @@ class ChoiceDrafter(Drafter):
             drafter.begin([row.state.rows[i] for row in rows], context)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        offered = [drafter.prospects(_child(row, i)) for i, drafter in enumerate(self.drafters)]
+        offered = [prospects_of(drafter, _child(row, i)) for i, drafter in enumerate(self.drafters)]
         row.state.counts = [len(some) for some in offered]
         return [prospect for some in offered for prospect in some]
 

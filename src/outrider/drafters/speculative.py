@@ -15,7 +15,8 @@ from torch import Tensor
 from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
-from outrider.drafters.base import DraftContext, Drafter, proposal_from
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
@@ -130,7 +131,9 @@ class SpeculativeDrafter(Drafter):
     def _round(self, scorer: Scorer, inside: DraftContext, inners: list[_Inner], room: list[int]) -> list[Outcome]:
         """One round of the draft model and its drafter."""
         rows = [inner.row for inner in inners]
-        prospects = [[replace(p, foretold=False) for p in self.drafter.prospects(row)] for row in rows]  # nothing is certain
+        prospects = [
+            [replace(p, foretold=False) for p in prospects_of(self.drafter, row)] for row in rows
+        ]  # nothing is certain
         plans = [inner.length.plan(p, n, len(inner.row.tokens)) for inner, p, n in zip(inners, prospects, room, strict=True)]
         proposal = (
             proposal_from(self.drafter, rows, plans, inside)

@@ -1,0 +1,113 @@
+"""What drafters hand out, checked: whoever asks a drafter that others may have written asks through this.
+
+Of one that comes with this package its form is looked at. Of others the values are, too, which reads them back from their
+device: a token that there is none of ends in a model's kernel, and a law that is none bends the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from outrider.draft_length.base import Plan, Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.errors import ParameterError
+from outrider.proposal import DraftRow, Proposal
+
+OFF = 1e-3  # how far from 1 a law may sum up: more than float32 makes of 150,000 numbers, less than bfloat16 does
+
+
+def prospects_of(drafter: Drafter, row: DraftRow) -> Many[Prospect]:
+    """In which ways it could draft now. Raises `ParameterError` unless these are prospects."""
+    if _is_ours(drafter):
+        return drafter.prospects(row)
+    if not isinstance(getattr(drafter, "name", None), str):
+        raise ParameterError(f"drafter {type(drafter).__name__} must have a name, a text that the records have for it")
+    offered = drafter.prospects(row)
+    if not isinstance(offered, list | tuple) or not offered or not all(isinstance(one, Prospect) for one in offered):
+        raise ParameterError(f"drafter {drafter.name} must offer a list of one Prospect or more, got {offered!r:.60}")
+    for one in offered:
+        if not isinstance(one.longest, int) or one.longest < 0:
+            raise ParameterError(
+                f"drafter {drafter.name} must offer prospects whose longest is 0 or more, got {one.longest!r}"
+            )
+    return offered
+
+
+def proposal_from(drafter: Drafter, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
+    """What it proposes. Raises `ParameterError` unless that is a proposal for these rows and plans.
+
+    That its tokens were drawn from its laws can't be seen: it takes an audit.
+    """
+    proposal = drafter.propose(rows, plans, context)
+    who, limits = f"drafter {drafter.name}", [plan.limit for plan in plans]
+    if not isinstance(proposal, Proposal):
+        raise ParameterError(f"{who} must propose a Proposal (padded_proposal makes one), got {proposal!r:.60}")
+    ours = _is_ours(drafter)
+    if not ours:
+        _check_types(who, proposal)
+    _check_form(who, proposal, limits, context.vocab_size)
+    if not ours and any(proposal.lengths):
+        _check_values(who, proposal, context.vocab_size)
+    return proposal
+
+
+def _is_ours(drafter: Drafter) -> bool:
+    return type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _check_types(who: str, proposal: Proposal) -> None:
+    tokens, probs, lengths = proposal.tokens, proposal.probs, proposal.lengths
+    if not isinstance(tokens, Tensor) or tokens.dtype is not torch.long:
+        raise ParameterError(f"{who} must propose tokens as an int64 tensor, got {_type(tokens)}")
+    if not isinstance(lengths, list | tuple) or not all(type(length) is int for length in lengths):
+        raise ParameterError(f"{who} must propose lengths as a list of whole numbers, got {lengths!r:.60}")
+    if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point()):
+        raise ParameterError(f"{who} must propose laws as a tensor of floating point, got {_type(probs)}")
+
+
+def _type(value: object) -> str:
+    return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _check_form(who: str, proposal: Proposal, limits: list[int], vocab_size: int) -> None:
+    shape, lengths, probs = tuple(proposal.tokens.shape), proposal.lengths, proposal.probs
+    if len(shape) != 2 or shape[0] != len(limits) or len(lengths) != len(limits) or max(lengths) > shape[1]:
+        raise ParameterError(
+            f"{who} must propose tokens [{len(limits)}, K] and a length of K or less for each row, got {list(shape)} and "
+            f"lengths {lengths}"
+        )
+    for length, limit in zip(lengths, limits, strict=True):
+        if not 0 <= length <= limit:
+            raise ParameterError(f"{who} proposed {length} tokens where {limit} were allowed")
+    if probs is not None and tuple(probs.shape) != (*shape, vocab_size):
+        raise ParameterError(
+            f"{who} must propose laws [{shape[0]}, {shape[1]}, {vocab_size}], one for each token, got {tuple(probs.shape)}"
+        )
+
+
+def _check_values(who: str, proposal: Proposal, vocab_size: int) -> None:
+    for row, drafted in enumerate(proposal.on_host()):
+        wrong = [token for token in drafted if not 0 <= token < vocab_size]
+        if wrong:
+            raise ParameterError(f"{who} must propose tokens in 0 … {vocab_size - 1}, got {wrong[0]}")
+        if proposal.probs is not None and drafted:
+            _check_laws(who, proposal.probs[row, : len(drafted)], proposal.tokens[row, : len(drafted)])
+
+
+def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> None:
+    """laws: [K, V], tokens: [K], of one row."""
+    sums, least = laws.sum(-1, dtype=torch.float64), laws.amin(-1).double()
+    own = laws.gather(-1, tokens.to(laws.device).unsqueeze(-1)).squeeze(-1).double()
+    for place, (total, lowest, drawn) in enumerate(torch.stack([sums, least, own], -1).tolist()):
+        if not (abs(total - 1.0) <= OFF and lowest >= 0.0):
+            raise ParameterError(
+                f"{who} must propose laws that are 0 or more and sum to 1, got a sum of {total:.6g} and a least probability "
+                f"of {lowest:.3g} for token {place} of its draft"
+            )
+        if not drawn > 0.0:
+            raise ParameterError(
+                f"{who} must draw its tokens from their laws, got token {place} of its draft with probability 0"
+            )
