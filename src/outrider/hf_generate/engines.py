@@ -14,6 +14,7 @@ from outrider.beam.draft import draft_model
 from outrider.choices import make_drafter
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.errors import ParameterError
+from outrider.models.as_opened import AsOpened, refuse_training
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import share_source
 from outrider.models.encoder_decoder import EncoderDecoderModel
@@ -38,13 +39,8 @@ def engine_of(model: Any) -> TransformersModel:
             f"{type(model).__name__} can't draft alone: load it as WhisperForConditionalGeneration; an encoder that is the "
             "target's is run once for both"
         )
-    if model.training:
-        raise ParameterError(
-            f"{type(model).__name__} is in training mode, with dropout that no draft foresees: call .eval()"
-        )
-    kept = model.__dict__.get(_KEPT_AS)
-    embedding = model.get_input_embeddings().weight
-    as_opened = (model.dtype, model.device, model.config._attn_implementation, tuple(embedding.shape))
+    refuse_training(model, type(model).__name__)
+    kept, as_opened = model.__dict__.get(_KEPT_AS), AsOpened.of(model)
     if kept is None or kept.engine is None or kept.as_opened != as_opened or kept.engine.module is not model:
         made = EncoderDecoderModel if model.config.is_encoder_decoder else TransformersModel
         kept = model.__dict__[_KEPT_AS] = _Kept(as_opened, made(model))

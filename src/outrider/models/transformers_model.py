@@ -16,6 +16,7 @@ from outrider.device_data import index as index_of
 from outrider.device_data import places_from
 from outrider.errors import ModelError, ParameterError
 from outrider.inference import in_inference_mode
+from outrider.models.as_opened import AsOpened
 from outrider.models.base import (
     LAST,
     Sequence,
@@ -73,6 +74,7 @@ class TransformersModel(RecordableModel):
         self._pattern = attention_pattern(config, self._name)
         self._additive = model.dtype if config._attn_implementation == "eager" else None
         self._columns = columns_of(model)
+        self._as_opened: AsOpened | None = None
         self._takes = set(inspect.signature(model.forward).parameters)
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
@@ -83,6 +85,12 @@ class TransformersModel(RecordableModel):
         narrow = keys_dtype(model)
         if narrow is not None and self._cache.largest() <= LARGE:  # only now: a pass without a cache would round otherwise
             self._cache.keep_in(narrow)
+        self._as_opened = AsOpened.of(model)
+
+    def _look_again(self) -> None:
+        if self._as_opened is not None:  # else it is being opened
+            self._as_opened.check(self.module, self._name)
+        super()._look_again()
 
     def _prepare(self, model: Any) -> None:
         """What a subclass needs before the first pass."""
