@@ -25,7 +25,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     ("arguments", "said"),
     [
         (["--tokens", "0"], "tokens must be 1 or more, got 0"),
-        (["--temperature", "-1"], "temperature must be finite and 0 or more"),
+        (["--temperature", "-1"], "temperature must be in 0 … 1e6"),
         (["--rounding", "-1"], "rounding must be in [0, 100)"),
         (["--save", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
         (["--outputs", "/nowhere/x.jsonl"], "outputs file /nowhere/x.jsonl can't be read"),

@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--file", "/nowhere/prompt.txt"], "can't be read"),
         (["hi", "--file", "x"], "exclude each other"),
         (["hi", "--plain", "--compare"], "exclude each other"),
-        (["hi", "--temperature", "-1"], "temperature must be finite and 0 or more, got -1.0"),
+        (["hi", "--temperature", "-1"], "temperature must be in 0 … 1e6, got -1.0"),
         (["hi", "--temperature", "nan"], "temperature must be"),
         (["hi", "--temperature", "inf"], "temperature must be"),
         (["hi", "--temperature", "warm"], "'warm' is not a valid float"),

@@ -47,7 +47,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "empty": ('{"prompt": ""}', "prompt must be text or a list of token ids"),
     "half ids": ('{"prompt": [1, "a"]}', "prompt must be text or a list of token ids"),
     "misspelt": ('{"prompt": "a", "temprature": 1}', "'temprature' must be one of"),
-    "hot": ('{"prompt": "a", "temperature": -1}', "temperature must be finite and 0 or more"),
+    "hot": ('{"prompt": "a", "temperature": -1}', "temperature must be in 0 … 1e6"),
     "none asked": ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens must be a whole number of 1 or more"),
     "a seed of chance": ('{"prompt": "a", "seed": null}', "seed must be a whole number"),
     "stop": ('{"prompt": "a", "stop": null}', "stop must be a string"),

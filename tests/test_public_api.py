@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from outrider.costs import Costs, kept
 from outrider.drafters import IntersectionDrafter
 from outrider.errors import ParameterError
 from outrider.models.loading import load_transformers
+from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.transformers_model import TransformersModel
 from outrider.results import Result
 
@@ -71,6 +75,14 @@ def test_text_ids_and_batches_are_prompts(target: TransformersModel) -> None:
     batch = outrider.generate(target, [PROMPT, "def f(x):"], max_new_tokens=12)
     assert by_ids.tokens == by_text.tokens == batch[0].tokens
     assert len(batch) == 2
+
+
+def test_a_packed_weight_can_not_be_written_to(target_folder: Path) -> None:
+    packed = load_transformers(target_folder, dtype="float32")
+    layers = [layer for layer in packed.module.modules() if isinstance(layer, OpaqueLinear)]
+    assert layers
+    with torch.no_grad(), pytest.raises(RuntimeError, match="nference"):
+        layers[0].weight.mul_(0)
 
 
 def test_messages_need_a_chat_template(target: TransformersModel) -> None:
@@ -146,6 +158,46 @@ def test_a_stream_can_be_left_at_any_time(target: TransformersModel) -> None:
     assert not target._open
 
 
+def test_a_stream_can_be_closed_by_another_thread(target: TransformersModel) -> None:
+    inside, closed = Event(), Event()
+
+    def waits(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        del tokens
+        inside.set()
+        assert closed.wait(60)
+        return scores
+
+    stream = outrider.stream(target, PROMPT, draft=None, max_new_tokens=60, ignore_eos=True, processors=[waits])
+    pieces: list[outrider.Piece] = []
+    reader = Thread(target=lambda: pieces.extend(stream))
+    reader.start()
+    assert inside.wait(60)
+    stream.close()
+    closed.set()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert stream.result.finish_reason == "cancelled"
+    assert len(stream.result.tokens) == 1
+    assert not target._open
+
+
+def test_a_piece_can_be_copied_and_sent(target: TransformersModel) -> None:
+    (piece, *_) = outrider.stream(target, PROMPT, max_new_tokens=8)
+    for twin in (copy.copy(piece), copy.deepcopy(piece), pickle.loads(pickle.dumps(piece))):
+        assert (twin, type(twin), twin.origin) == (piece, type(piece), piece.origin)
+
+
+def test_what_processors_take_is_not_held_against_the_cost_table(
+    target: TransformersModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reviewed: list[object] = []
+    monkeypatch.setattr("outrider.generation.review_costs", lambda *given: reviewed.append(given))
+    outrider.generate(target, PROMPT, max_new_tokens=8, processors=[lambda tokens, scores: scores])
+    assert not reviewed
+    outrider.generate(target, PROMPT, max_new_tokens=8)
+    assert len(reviewed) == 1
+
+
 def test_stop_strings_end_the_text(target: TransformersModel) -> None:
     whole = outrider.generate(target, PROMPT, max_new_tokens=40, ignore_eos=True).text
     stop = whole[10:13]
@@ -196,6 +248,19 @@ def test_unknown_options_and_drafts_are_refused(target: TransformersModel) -> No
         outrider.generate(target, PROMPT, num_draft_tokens=65)
     with pytest.raises(ParameterError, match="one for each of the 1 prompts"):
         outrider.generate(target, PROMPT, seed=[1, 2])
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"ignore_eos": "no"}, "ignore_eos must be true or false, got 'no'"),
+        ({"logprobs": "no"}, "logprobs must be true or false, got 'no'"),
+        ({"logit_bias": {3: "x"}}, r"logit_bias\[3\] must be a number or -inf, got 'x'"),
+        ({"logit_bias": {3: None}}, r"logit_bias\[3\] must be a number or -inf, got None"),
+        ({"logit_bias": {3: float("inf")}}, r"logit_bias\[3\] must be a number or -inf, got inf"),
+        ({"processors": [lambda tokens, scores: None]}, r"must return scores \[1, \d+\], .* gave NoneType"),
+        ({"temperature": 1e7}, "temperature must be in 0 … 1e6"),
+        ({"frequency_penalty": 2e7}, "frequency_penalty must be in -1e6 … 1e6"),
+    ]
+    for options, said in wrong:
+        with pytest.raises(ParameterError, match=said):
+            outrider.generate(target, PROMPT, **options)
 
 
 def test_a_draft_with_another_tokenizer_changes_nothing(target: TransformersModel, foreign_folder: Path) -> None:

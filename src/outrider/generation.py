@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from inspect import GEN_RUNNING, getgeneratorstate
 from numbers import Integral
+from threading import Event
 from typing import Any, Unpack, overload
 
 from outrider.alone import Alone
@@ -33,6 +35,9 @@ class Piece(str):
         piece.origin = origin
         return piece
 
+    def __getnewargs__(self) -> tuple[str, Origin]:  # type: ignore[override]
+        return str(self), self.origin
+
 
 @overload
 def generate(  # type: ignore[overload-overlap]
@@ -40,12 +45,14 @@ def generate(  # type: ignore[overload-overlap]
 ) -> Result: ...
 @overload
 def generate(
-    target: TextModel, prompt: Sequence[str] | Sequence[Sequence[int] | Audio], **options: Unpack[GenerateOptions]
+    target: TextModel,
+    prompt: Sequence[str] | Sequence[Sequence[int] | Audio] | Sequence[Sequence[Message]],
+    **options: Unpack[GenerateOptions],
 ) -> list[Result]: ...
 def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
     """Generate with speculative decoding; the law of the output is that of `target` alone, unless `lenience` is below 1.
 
-    prompt: one `Prompt`, or a list of texts or token lists for a ragged batch (a list of results then). For an
+    prompt: one `Prompt`, or a list of texts, token lists or chats for a ragged batch (a list of results then). For an
     encoder-decoder it is the source; for one that hears, an `Audio`.
 
     Options (keywords only):
@@ -96,8 +103,13 @@ class Stream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop generating."""
-        self._pieces.close()
+        """Stop generating; from another thread than the one that reads, after the round that is being made."""
+        self._generation.stop()
+        try:
+            self._pieces.close()
+        except ValueError:
+            if getgeneratorstate(self._pieces) != GEN_RUNNING:
+                raise
 
     @property
     def result(self) -> Result:
@@ -141,6 +153,9 @@ class Generation:
         with Alone([target, *(self.drafter.engines() if self.drafter is not None else ())]):
             length = make_length(options.get("num_draft_tokens"), target, self.drafter)
         self._rounds: list[list[Round]] = [[] for _ in prompts]
+        stopped, asked = Event(), self.options.cancelled
+        self.stop = stopped.set  # no method, which the decoder would hold in a cycle
+        """Let it end after its round, as if `cancelled` had said so."""
         self._decoder = Decoder(
             target,
             [self._request(i) for i in range(len(prompts))],
@@ -148,7 +163,7 @@ class Generation:
             self.drafter,
             length,
             self.options.extras,
-            self.options.cancelled,
+            lambda: stopped.is_set() or asked(),
             self.options.lenience,
             self.options.alternatives,
         )
@@ -169,7 +184,8 @@ class Generation:
             yield batch
         for tracker in self.trackers:
             tracker.finish()
-        if len(self.prompts) == 1:  # rows of a batch share their passes, which the tables are not about
+        # Rows of a batch share their passes, which the tables are not about, and processors take what they take.
+        if len(self.prompts) == 1 and not self.options.sampling.processors:
             review_costs(self.target, passes(self._rounds[0], len(self.prompts[0])))
 
     def results(self) -> list[Result]:

@@ -71,7 +71,8 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         options.pop("cancelled", None)
     elif not callable(options["cancelled"]):
         raise ParameterError(f"cancelled must be a function that says whether to stop, got {options['cancelled']!r}")
-    extras = Extras(*(bool(options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
+    extras = Extras(*(_switch(name, options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
+    options["ignore_eos"] = _switch("ignore_eos", options.pop("ignore_eos", False))
     lenience = check_lenience(options.pop("lenience", 1.0))
     if lenience < 1.0 and (given.get("draft", "") is None or _never_drafts(given.get("num_draft_tokens"))):
         raise ParameterError(f"lenience must be 1 without a draft, got {lenience:g}: it is about accepting drafted tokens")
@@ -106,6 +107,13 @@ def _several(name: str, given: Any, what: str) -> tuple[Any, ...]:
     if not isinstance(given, Iterable):
         raise ParameterError(f"{name} must be {what}, got {given!r}")
     return tuple(given)
+
+
+def _switch(name: str, given: Any) -> bool:
+    """None is no."""
+    if given is not None and given not in (False, True):  # NumPy's and 0 and 1 as well
+        raise ParameterError(f"{name} must be true or false, got {given!r}")
+    return bool(given)
 
 
 def _never_drafts(length: Any) -> bool:

@@ -45,7 +45,7 @@ class Structure:
 
 def json_schema(model: TextModel, schema: Mapping[str, Any] | str) -> Constraint:
     """New text is JSON that fits the schema (a dictionary, or its text)."""
-    return _constraint(model, "json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+    return _constraint(model, "json_schema", json.dumps(dict(schema)) if isinstance(schema, Mapping) else schema)
 
 
 def regex(model: TextModel, pattern: str) -> Constraint:
@@ -59,6 +59,8 @@ def grammar(model: TextModel, lark: str) -> Constraint:
 
 
 def _constraint(model: TextModel, kind: str, text: str) -> Constraint:
+    if not isinstance(text, str):
+        raise ParameterError(f"{_NAMES[kind]} must be text, got {text!r:.60}")
     compiled = _compiled(kind, text)
     guidance, tokenizer = _library(), _tokenizer(model)
     _refuse(kind, guidance.LLMatcher.validate_grammar(compiled, tokenizer))

@@ -90,7 +90,8 @@ class Row:
         elif known < keep:
             raise NumericalError(
                 f"the target gave no distribution for row {self.number} after token {len(self.tokens) + known - 1}: "
-                "its logits are NaN or all excluded; try --dtype float32, or loosen logit_bias and processors"
+                "its logits are NaN or all excluded: loosen what must hold together (schema, regex, processors, bias), "
+                "or try --dtype float32"
             )
         self.tokens.extend(new[:keep])
         for finding in self._foretold.compare(self.tokens):

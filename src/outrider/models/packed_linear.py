@@ -36,8 +36,12 @@ class OpaqueLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Shape and type of the weight, without its values: some models look at the type."""
-        return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
+        """Shape and type of the weight, without its values: some models look at the type.
+
+        Made in inference mode, so that whoever wants to write into it is told that he can't.
+        """
+        with torch.inference_mode():
+            return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy shares the weight, which is never written again (and torch can't copy its layout)."""

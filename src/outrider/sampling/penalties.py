@@ -74,8 +74,9 @@ def apply_processors(logits: Tensor, context: Context, settings: SamplingSetting
             continue
         # A copy: many processors write into what they are given, and it is a view of the model's own logits.
         scores = processor(tokens.unsqueeze(0), logits.unsqueeze(0).clone())
-        if scores.shape != (1, logits.shape[0]):
-            wanted = f"[1, {logits.shape[0]}]"
-            raise ParameterError(f"processors must return scores {wanted}, {processor} gave {list(scores.shape)}")
+        shape = list(scores.shape) if isinstance(scores, Tensor) else None
+        if shape != [1, logits.shape[0]]:
+            wanted, gave = f"[1, {logits.shape[0]}]", type(scores).__name__ if shape is None else shape
+            raise ParameterError(f"processors must return scores {wanted}, {processor} gave {gave}")
         logits = scores[0].to(logits.dtype)
     return logits

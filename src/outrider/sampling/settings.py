@@ -45,7 +45,7 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         huge = 1e6
-        check_number("temperature", self.temperature, 0.0, huge, "finite and 0 or more", "use 0 for greedy, 1 for none")
+        check_number("temperature", self.temperature, 0.0, huge, "in 0 … 1e6", "use 0 for greedy, 1 for none")
         if 0.0 < self.temperature < 1e-6:
             raise ParameterError(f"temperature must be 0 or at least 1e-6, got {self.temperature}: use 0 for greedy")
         check_count("top_k", self.top_k, 0, remedy="use 0 for no limit")
@@ -54,16 +54,17 @@ class SamplingSettings:
             raise ParameterError("top_p must be in (0, 1], got 0: use temperature=0 for greedy decoding")
         check_number("min_p", self.min_p, 0.0, 1.0, "in [0, 1]", "use 0 for no limit")
         tiny = math.ulp(0.0)
-        check_number("repetition_penalty", self.repetition_penalty, tiny, huge, "finite and above 0", "use 1 for none")
+        check_number("repetition_penalty", self.repetition_penalty, tiny, huge, "above 0 and 1e6 at most", "use 1 for none")
         for name in ("presence_penalty", "frequency_penalty"):
-            check_number(name, getattr(self, name), -huge, huge, "a finite number", "use 0 for none")
+            check_number(name, getattr(self, name), -huge, huge, "in -1e6 … 1e6", "use 0 for none")
         if not isinstance(self.logit_bias, Mapping):
             raise ParameterError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}: leave it out for none")
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise ParameterError(f"logit_bias must map token ids of 0 or more to numbers, got the key {token!r}")
-            if math.isnan(bias) or bias == math.inf:
-                raise ParameterError(f"logit_bias[{token}] must be a number or -inf, got {bias}: use -inf to exclude")
+            check_number(
+                f"logit_bias[{token}]", bias, -math.inf, sys.float_info.max, "a number or -inf", "use -inf to exclude"
+            )
 
     @property
     def greedy(self) -> bool:
