@@ -258,7 +258,7 @@ def test_tuned_as_a_user_would_and_used(tmp_path: Path) -> None:
         (["--max-new-tokens", "1"], "max_new_tokens must be 2 or more"),
         (["--prompts", "/nowhere/p"], "prompts file /nowhere/p can't be read"),
         (["--write", "/nowhere/c.toml"], "there is no folder /nowhere"),
-        (["--temperature", "nan"], "temperature must be finite"),
+        (["--temperature", "nan"], "temperature must be in 0 … 1e6"),
     ],
 )
 def test_bad_input_gets_one_line(arguments: list[str], said: str) -> None:

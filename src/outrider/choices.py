@@ -51,7 +51,8 @@ def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafte
     if isinstance(num_draft_tokens, OptimalLength):
         if len(drafter.parts()) > 1:
             raise ParameterError(
-                "num_draft_tokens can't be optimal for several drafters at once: name one, or leave it adaptive"
+                f"num_draft_tokens can't be optimal for several drafters at once ({drafter.name}): name one, or leave "
+                "it adaptive"
             )
         return FixedLength(optimal_length(num_draft_tokens.alpha, costs, drafter.seconds))
     if num_draft_tokens is None:

@@ -41,6 +41,8 @@ def check_reachable(url: str) -> None:
     """
     import requests
 
+    if not url.startswith(("http://", "https://")):
+        raise EndpointError(f"endpoint must begin with http:// or https://, got {url!r}")
     try:
         requests.get(f"{url.rstrip('/')}/models", timeout=_SECONDS_TO_REACH, stream=True).close()
     except requests.ReadTimeout:

@@ -169,14 +169,15 @@ def make_metric(name: str, target: TextModel | None, run_code: bool = False) -> 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95 % interval."""
+    """A value and its 95 % interval, None where one prompt or none can't tell of any."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __str__(self) -> str:
-        return f"{_digits(self.value)} ({_digits(self.low)} – {_digits(self.high)})"
+        interval = "—" if self.low is None or self.high is None else f"{_digits(self.low)} – {_digits(self.high)}"
+        return f"{_digits(self.value)} ({interval})"
 
 
 def _digits(value: float) -> str:
@@ -185,7 +186,7 @@ def _digits(value: float) -> str:
 
 def estimate(metric: Metric, sums: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
     """The score of all prompts. sums: [N, S], of each prompt"""
-    return _interval(*_resampled(metric, sums, seed))
+    return _interval(*_resampled(metric, sums, seed), len(sums))
 
 
 def difference(
@@ -193,7 +194,7 @@ def difference(
 ) -> Estimate:
     """Our score less theirs over the same prompts. ours, theirs: [N, S], row by row of the same prompt"""
     (value, samples), (other, others) = (_resampled(metric, side, seed) for side in (ours, theirs))
-    return _interval(value - other, samples - others)
+    return _interval(value - other, samples - others, len(ours))
 
 
 def _resampled(metric: Metric, sums: Sequence[Sequence[float]], seed: int) -> tuple[float, Sums]:
@@ -204,6 +205,8 @@ def _resampled(metric: Metric, sums: Sequence[Sequence[float]], seed: int) -> tu
     return float(metric.score(table.sum(0))), metric.score(weights @ table)
 
 
-def _interval(value: float, samples: Sums) -> Estimate:
-    low, high = np.quantile(samples, [0.025, 0.975]) if math.isfinite(value) else (math.nan, math.nan)
+def _interval(value: float, samples: Sums, count: int) -> Estimate:
+    if count < 2 or not math.isfinite(value):
+        return Estimate(value, None, None)
+    low, high = np.quantile(samples, [0.025, 0.975])
     return Estimate(value, float(low), float(high))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.files import check_parent, check_plot
+from outrider.cli.files import check_other_file, check_parent, check_plot
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import alternatives_option, truncation_options
@@ -92,6 +92,7 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
 
     models.refuse_compile("an audit")
     settings = _settings(given)
+    check_other_file("save", given["save"], given["prompts"])
     given["prompts"] = _prompts(given["prompts"])
     wanted = _Wanted(models=models, **given)
     _check(wanted, settings, plot)

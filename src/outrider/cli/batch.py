@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.config import config_option
+from outrider.cli.config import config_option, plain_asked
+from outrider.cli.files import check_other_file
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
@@ -68,11 +69,11 @@ def batch(
     from outrider.batch.journal import Journal
 
     models.refuse_compile("a batch")
+    given["plain"] = plain_asked(given["plain"], "draft", "num_draft_tokens", "alternatives", "lenience")
     structure = take_structure(given)
     setup = make_setup(models, given, structure)
     asked = check_prompts(prompts, setup.defaults)
-    if output.resolve() == prompts.resolve():
-        raise ParameterError(f"output must be another file than the input, got {output} for both")
+    check_other_file("output", output, prompts)
     with Journal(output, settings_of(setup, asked), asked.count) as journal:
         return _run(setup, asked, journal, cluster, as_json)
 

@@ -85,8 +85,8 @@ def beam_choice(given: dict[str, Any]) -> BeamChoice | None:
     if changed:
         option = str(changed[0]).replace("_", "-")
         raise ParameterError(
-            f"--{option} can't be combined with --num-beams, which maximises, does not sample, and runs in one process: "
-            "leave it out"
+            f"--{option} can't be combined with --num-beams: beam search maximises and does not sample, in one process and "
+            "without records of its rounds; leave it out"
         )
     settings = BeamSettings(count, own["length_penalty"], _EARLY[own["early_stopping"]], own["num_return_sequences"])
     drafts = not given["plain"] and context.get_parameter_source("draft") is not ParameterSource.DEFAULT

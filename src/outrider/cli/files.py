@@ -54,6 +54,13 @@ def check_parent(path: Path | None) -> None:
         raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
 
 
+def check_other_file(name: str, path: Path | None, *inputs: Path | None) -> None:
+    """Raise if what is to be written is one of the files that are read: it would be gone."""
+    for given in inputs:
+        if path is not None and given is not None and path.resolve() == given.resolve():
+            raise ParameterError(f"{name} must be another file than the input, got {path} for both")
+
+
 def check_plot(path: Path | None) -> None:
     """Raise unless a picture can be drawn there: known before hours of measuring."""
     check_parent(path)

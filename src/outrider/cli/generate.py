@@ -13,7 +13,7 @@ import click
 
 from outrider.checks import check_count
 from outrider.cli.beams import beam_choice, beam_options, run_beams
-from outrider.cli.config import config_option
+from outrider.cli.config import config_option, plain_asked
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
 from outrider.cli.shared_options import json_option, text_options
@@ -62,6 +62,7 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
 
     An encoder-decoder reads PROMPT, or hears --audio, and writes its answer (docs/encoder-decoder.md).
     """
+    given["plain"] = plain_asked(given["plain"], "draft", "num_draft_tokens", "alternatives", "lenience", "compare")
     for one, other in (("plain", "compare"), ("profile", "compare"), ("trace", "compare")):
         if given[one] and given[other]:
             raise click.UsageError(f"--{one} and --{other} exclude each other: leave one out")

@@ -42,6 +42,9 @@ for command in (generate, demo, batch, tune, audit, theory, bench, calibrate, tr
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
+    if sys.stdout is None:
+        _say("outrider: the output can't be written (standard output is closed): redirect it to /dev/null to drop it")
+        sys.exit(1)
     keep_freed_memory()
     collector.start()
     code = run(arguments)

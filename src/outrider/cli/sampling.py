@@ -20,9 +20,12 @@ def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str
     for text in given:
         token, _, value = text.partition("=")
         try:
-            found[int(token)] = float(value)
+            number, bias = int(token), float(value)
         except ValueError:
             raise ParameterError(f"logit_bias must be ID=VALUE, a token id and a number or -inf, got {text!r}") from None
+        if number in found:
+            raise ParameterError(f"logit_bias must give each token once, got two for {number}: leave one out")
+        found[number] = bias
     return found
 
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     click.option("--json-schema", type=click.Path(path_type=Path), metavar="FILE", help="Answer with JSON of this schema."),
-    click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression."),
+    click.option(
+        "--regex",
+        metavar="PATTERN",
+        help="Answer with text that matches this regular expression; beside a schema both hold.",
+    ),
 )
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from outrider.errors import ParameterError
+
 if TYPE_CHECKING:
     from outrider.drafters import Drafter
     from outrider.generation import Stream
@@ -54,6 +56,8 @@ def trace_file(path: Path | None, given: dict[str, Any]) -> TraceFile | None:
     from outrider.report.trace import check_path
 
     check_path(path)
+    if path.suffix != ".html":
+        raise ParameterError(f"trace must end in .html, got {path}")
     return TraceFile(path, _settings(given))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.files import check_parent
+from outrider.cli.files import check_other_file, check_parent
 from outrider.cli.models import load_tokenizer
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
@@ -50,6 +50,7 @@ def train_ngram(
     check_parent(output)
     settings = Settings(order, min_count, followers)
     files = list(_files(corpus))
+    check_other_file("output", output, *files)
     tokenizer = load_tokenizer(target)
     start = time.perf_counter()
     with Progress(console=Console(stderr=True)) as progress:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.files import check_parent
+from outrider.cli.files import check_other_file, check_parent
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import truncation_options
@@ -100,6 +100,7 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
     if given["max_new_tokens"] < 2:
         raise ParameterError(f"max_new_tokens must be 2 or more, got {given['max_new_tokens']}: 128 tell more")
     check_parent(write)
+    check_other_file("write", write, given["prompts"])
     return sampling, list(PROMPTS[:8]) if given["prompts"] is None else list(read_prompts(given["prompts"]))
 
 

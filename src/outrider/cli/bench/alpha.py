@@ -50,12 +50,16 @@ def alpha(
         click.echo(json.dumps(out))
     else:
         click.echo(f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} texts")
-        _print(rows)
+        _print(rows, len(examples))
 
 
-def _print(rows: list[Row]) -> None:
+def _print(rows: list[Row], texts: int) -> None:
+    from outrider.bench.quality import FEW_PROMPTS
+
     width = max(len(row.draft) for row in rows)
     click.echo(f"{'draft':{width}s} {'setting':24s}  {'alpha (95 %)':>24s}  sd of beta  offered  tokens")
     for row in rows:
         cells = f"{row.alpha!s:>24s}  {row.deviation:10.3f}  {row.offered:7.0%}  {row.tokens:6d}"
         click.echo(f"{row.draft:{width}s} {row.setting:24.24s}  {cells}")
+    if texts < FEW_PROMPTS:
+        click.echo(f"intervals from {texts} texts are too narrow: take {FEW_PROMPTS} or more")
