@@ -22,37 +22,36 @@ from outrider.models.base import (
     Sequence,
     WhichLogits,
     check_copy,
-    check_layers,
 )
 from outrider.models.beside import score_beside, take_alternative
 from outrider.models.block_attention import BLOCKS, columns_of
 from outrider.models.captured import CapturedPasses, capture_passes
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
-from outrider.models.hidden_states import body_layers, caught
+from outrider.models.hidden_states import caught
 from outrider.models.kernels.attention import KERNEL, LARGE, keys_dtype
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.masks import attention_pattern, make_mask
 from outrider.models.packed_linear import bytes_of
 from outrider.models.probe import probe, reads_alternatives
-from outrider.models.recordable import RecordableModel
 from outrider.models.recorded import RecordedPasses, record_passes
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.rounded import Int8Embedding, rounded_by, rounding_of
 from outrider.models.shared_keys import forget_masks
-from outrider.models.slot_cache import Placement, StateLayer
+from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotSequence
+from outrider.models.states_model import StatesModel, no_further_states
 from outrider.models.steady_attention import STEADY
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 
 
-class TransformersModel(RecordableModel):
+class TransformersModel(StatesModel):
     """A loaded `PreTrainedModel` as a `LanguageModel`, with the tokenizer that the text interface uses.
 
     draft_tokens: those that a head has rows for, if it was cut: such a model can only draft. None for others.
 
-    Refuses models that can't roll back, by name and reason. Not safe for concurrent use by several threads.
+    Refuses models that can't roll back, by name and reason. Its own methods are not for several threads at once; generations take turns (`alone`).
     """
 
     has_encoder = False
@@ -163,67 +162,6 @@ class TransformersModel(RecordableModel):
     def open(self, reserve: int = 0) -> SlotSequence:
         return self._enter(SlotSequence(self, slot=len(self._open)), min(reserve, self._max_length or reserve))
 
-    @property
-    def state_size(self) -> int:
-        return int(self.module.config.get_text_config().hidden_size)
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.module.config.get_text_config().num_hidden_layers)
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        return self.dtype
-
-    @in_inference_mode
-    def embed(self, tokens: Tensor) -> Tensor:
-        """See `HandsOutStates`."""
-        out: Tensor = self.module.get_input_embeddings()(tokens)
-        return out
-
-    @in_inference_mode
-    def logits_of(self, states: Tensor) -> Tensor:
-        """See `HandsOutStates`."""
-        return self.over_vocabulary(self.module.get_output_embeddings()(states))
-
-    def keep_states(self, layers: Many[int] = ()) -> None:
-        """See `HandsOutStates`."""
-        self.check_layers(layers)
-        for layer in (LAST, *layers):
-            self._cache.keep_states(layer)
-        if self._recorded is not None and self._recorded.layers != tuple(self._kept_states()):
-            self.record()
-
-    def check_layers(self, layers: Many[int]) -> None:
-        """Raise `ParameterError` unless the states of these layers can be kept."""
-        if not layers:
-            return
-        body = body_layers(self.module)
-        if body is None:
-            raise ParameterError(f"states of single layers can't be read from {self._name}: its layers are in no list")
-        check_layers(layers, len(body), self._name)
-        if self.compiled is not None:
-            raise ParameterError(_no_further_states(layers))
-
-    def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
-        """See `HandsOutStates`."""
-        every = [self._cache.states.get(layer) for layer in (LAST, *layers)]
-        kept = [one for one in every if one is not None]
-        if len(kept) < len(every) or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
-            raise ParameterError(
-                f"states must be of an open sequence of {self._name} that were kept: call keep_states() first"
-            )
-        if not 0 <= start <= stop <= sequence.length:
-            raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
-        found = [
-            self._no_states(stop - start) if one.keys is None else one.keys[sequence.slot, 0, start:stop] for one in kept
-        ]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
-
-    def _no_states(self, count: int) -> Tensor:
-        """What is known of positions if there has been no pass since states are kept."""
-        return torch.zeros(count, self.state_size, dtype=self.dtype, device=self.device)
-
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
         """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""
         self._width = width
@@ -255,7 +193,7 @@ class TransformersModel(RecordableModel):
         """
         further = [layer for layer in self._cache.states if layer != LAST]
         if further:
-            raise ParameterError(_no_further_states(further))
+            raise ParameterError(no_further_states(further))
         self.compiled = compile_passes(self)
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
@@ -343,10 +281,6 @@ class TransformersModel(RecordableModel):
             out = out[:, kept]
         return out
 
-    def _kept_states(self) -> dict[int, StateLayer]:
-        """Where the hidden states of a pass are put, by layer."""
-        return self._cache.states
-
     def source_rows(self) -> list[Tensor]:
         """What a pass over the rows at hand reads of their sources: nothing here."""
         return []
@@ -398,10 +332,3 @@ def _kept(lengths: Many[int], width: int, logits: WhichLogits) -> list[int] | No
     if logits == "all" or width <= NARROW:
         return None
     return sorted({count - 1 for count in lengths})
-
-
-def _no_further_states(layers: Many[int]) -> str:
-    return (
-        f"--compile can't be used with a draft that reads states of layers {', '.join(map(str, layers))}: compiled passes "
-        "hand out the last ones alone; leave out either"
-    )
