@@ -51,7 +51,8 @@ class TransformersModel(StatesModel):
 
     draft_tokens: those that a head has rows for, if it was cut: such a model can only draft. None for others.
 
-    Refuses models that can't roll back, by name and reason. Its own methods are not for several threads at once; generations take turns (`alone`).
+    Refuses models that can't roll back, by name and reason. Its own methods are not for several threads at once; generations
+    take turns (`alone`).
     """
 
     has_encoder = False
