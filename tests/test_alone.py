@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 import outrider
 from outrider.alone import Alone
@@ -99,27 +102,111 @@ def test_a_stream_that_waits_keeps_nobody_waiting(pair: tuple[TextModel, TextMod
     assert "".join([*begun, *pieces]) == whole.text
 
 
-def test_an_interrupt_while_it_waits_leaves_nothing_locked() -> None:
-    class Engine:
+class Engine:
+    """Anything that can be weakly referred to."""
+
+
+INTERRUPTED = """
+import _thread, signal, threading, time
+from outrider.alone import Alone, _here
+
+class Engine: pass
+engines = [Engine(), Engine()]
+both, armed, hits = Alone(engines), False, 0
+
+def handler(*_):
+    global armed, hits
+    if armed:
+        armed, hits = False, hits + 1
+        raise KeyboardInterrupt
+
+def interrupts():
+    while time.time() < end:
+        _thread.interrupt_main()
+        time.sleep(0.0002)
+
+signal.signal(signal.SIGINT, handler)
+end = time.time() + 4
+threading.Thread(target=interrupts, daemon=True).start()
+while time.time() < end:
+    try:
+        armed = True
+        both.run(both.hold, int), both.hold(int), both.finish(int)
+        armed = False
+    except KeyboardInterrupt:
         pass
+assert (_here.rounds, _here.held) == (0, ()), (_here.rounds, _here.held)
+both.run(int)
+assert not _here.later
+other = threading.Thread(target=both.run, args=(int,), daemon=True)
+other.start()
+other.join(20)
+print(hits, "locked" if other.is_alive() else "free")
+"""
 
+
+def test_interrupts_anywhere_leave_nothing_locked() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    hits, state = done.stdout.split()
+    assert int(hits) > 100
+    assert state == "free"
+
+
+def test_what_ends_in_the_middle_of_a_round_ends_after_it() -> None:
+    """As where the collector finds a forgotten stream there: waiting for its engine could be for ever."""
     first, second = Engine(), Engine()
-    alone, both = Alone([second]), Alone([first, second])
-    locks = both._own
+    mine, theirs = Alone([first]), Alone([second])
+    order: list[str] = []
+    inside, done = threading.Event(), threading.Event()
 
-    class Interrupted:
-        """Of a lock: the wait for it is interrupted."""
+    def holds_it() -> None:
+        def wait() -> None:
+            inside.set()
+            assert done.wait(60)
 
-        def acquire(self) -> None:
-            raise KeyboardInterrupt
+        theirs.run(wait)
 
-    both._own = [locks[0], Interrupted()]  # type: ignore[list-item]
-    with pytest.raises(KeyboardInterrupt), both:
-        raise AssertionError
-    both._own = locks
+    def ends_another() -> None:
+        def round_() -> None:
+            assert inside.wait(60)
+            theirs.finish(lambda: order.append("ended"))
+            order.append("made")
+            done.set()
 
-    def enter() -> str:
-        with both, alone, both:
-            return "entered"
+        mine.run(round_)
 
-    assert side_by_side([enter, enter]) == ["entered", "entered"]
+    assert side_by_side([holds_it, ends_another]) == [None, None]
+    assert order == ["made", "ended"]
+
+
+def test_a_generation_inside_of_a_round_of_the_same_engine(pair: tuple[TextModel, TextModel]) -> None:
+    target, _ = pair
+    options: dict[str, Any] = {"draft": None, "max_new_tokens": 12, "ignore_eos": True}
+    wanted = [outrider.generate(target, prompt, **options).tokens for prompt in PROMPTS[:2]]
+    inner: list[list[int]] = []
+
+    def asks(tokens: Tensor, scores: Tensor) -> Tensor:
+        if len(inner) < 3:
+            inner.append(outrider.generate(target, PROMPTS[1], **options).tokens)
+        return scores
+
+    assert outrider.generate(target, PROMPTS[0], processors=[asks], **options).tokens == wanted[0]
+    assert inner == [wanted[1]] * 3
+    assert not target._open  # type: ignore[attr-defined]
+
+
+def test_engines_without_weak_references_or_hashes_are_kept_apart_too() -> None:
+    class Slotted:
+        __slots__ = ()
+
+    class Equal:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    for kind in (Slotted, Equal):
+        one, other = kind(), kind()
+        assert Alone([one, other]).run(lambda: 3) == 3
+        assert len(Alone([one, other, one])._places) == 2

@@ -3,38 +3,117 @@
 An engine has one cache and is told by whoever calls it where a pass writes, so passes of two threads would write into each
 other's sequences. A generation holds the locks of all its engines for a round at a time: those of several threads take
 turns, and one that is not asked for its next round (a stream that nobody reads) keeps nobody waiting.
+
+Python may end a generation anywhere, in the middle of another one's round, where a stream that was forgotten is collected.
+That is put off until its thread holds nothing that others may want.
+
+Locks are taken by `with` alone: between that and an `acquire` of our own an interrupt could leave one locked for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from threading import Lock, RLock
-from types import TracebackType
-from weakref import WeakKeyDictionary
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from threading import RLock, local
+from typing import ParamSpec, TypeVar
+from weakref import finalize
 
-_locks: WeakKeyDictionary[object, RLock] = WeakKeyDictionary()
-_finding = Lock()
+P = ParamSpec("P")
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class _Place:
+    """Where one thread at a time works on an engine."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+
+
+class _Here(local):
+    """Of a thread. held: its places; rounds: how many it is in the middle of; later: what is to be done after them."""
+
+    def __init__(self) -> None:
+        self.held: tuple[_Place, ...] = ()
+        self.rounds = 0
+        self.later: list[tuple[Alone, Callable[[], object]]] = []
+
+
+_here = _Here()
+_places: dict[int, _Place] = {}
+
+
+def _place_of(engine: object) -> _Place:
+    """By its module, if it has one: engines around the same share what its layers hold during a pass."""
+    key = getattr(engine, "module", engine)
+    place = _places.get(id(key))
+    if place is None:
+        place = _places.setdefault(id(key), _Place())
+        with suppress(TypeError):  # it can't be watched: another one at its address will share its place, which harms nobody
+            finalize(key, _places.pop, id(key), None).atexit = False
+    return place
 
 
 class Alone:
-    """A context in which no other thread is in one about any of these engines. May be entered again inside of itself."""
+    """Some engines, on which no other thread works while `run` or `hold` does. Either may be called inside of them."""
 
     def __init__(self, engines: Iterable[object]) -> None:
-        with _finding:
-            found = {id(lock): lock for lock in (_locks.setdefault(engine, RLock()) for engine in engines)}
-        self._own = [found[key] for key in sorted(found)]  # in one order for everybody: no two wait for each other
+        found = {id(place): place for place in map(_place_of, engines)}
+        self._places = tuple(found[key] for key in sorted(found))  # in one order for everybody: no two wait for each other
 
-    def __enter__(self) -> None:
-        held = 0
+    def run(self, work: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
+        """Do what no end of a generation may come between: a round."""
+        before = _here.rounds
         try:
-            for lock in self._own:
-                lock.acquire()
-                held += 1
-        except BaseException:  # an interrupt while it waited
-            for lock in reversed(self._own[:held]):
-                lock.release()
+            _here.rounds = before + 1
+            return self._locked(0, lambda: work(*given, **more))
+        finally:
+            _here.rounds = before
+            _catch_up()
+
+    def hold(self, work: Callable[[], T]) -> T:
+        """Do several rounds."""
+        try:
+            return self._locked(0, work)
+        finally:
+            _catch_up()
+
+    def finish(self, work: Callable[[], object]) -> None:
+        """What ends a generation and may be done twice: now, or later if this thread is at work on something else."""
+        if not self._may_finish:
+            _here.later.append((self, work))
+            return
+        try:
+            self._locked(0, work)
+        except KeyboardInterrupt:
+            _here.later.append((self, work))
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for lock in reversed(self._own):
-            lock.release()
+    @property
+    def _may_finish(self) -> bool:
+        """Whether waiting for the engines can block nobody, and no round of theirs is being made here."""
+        return _here.rounds == 0 and (not _here.held or set(self._places) <= set(_here.held))
+
+    def _locked(self, at: int, work: Callable[[], T]) -> T:
+        if at < len(self._places):
+            with self._places[at].lock:
+                return self._locked(at + 1, work)
+        before = _here.held
+        try:
+            _here.held = (*before, *self._places)
+            return work()
+        finally:
+            _here.held = before
+
+
+def _catch_up() -> None:
+    """Do what was put off, as far as it can be done now."""
+    for one in list(_here.later):
+        alone, work = one
+        if alone._may_finish:
+            try:
+                alone._locked(0, work)
+            except Exception as error:  # another generation's: it is nothing to whoever is at work here
+                _log.warning("a generation could not be ended (%s: %s)", type(error).__name__, error)
+            _here.later.remove(one)

@@ -37,6 +37,14 @@ def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
     raise ParameterError(f"draft must be a loaded model, a drafter, its name, a list of these or None, got {got}")
 
 
+def bound_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
+    """The same, bound to the target."""
+    made = make_drafter(draft, target)
+    if made is not None:
+        made.bind(target)
+    return made
+
+
 Length = int | OptimalLength | DraftLength | None
 
 

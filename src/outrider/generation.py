@@ -10,7 +10,7 @@ from typing import Any, Unpack, overload
 
 from outrider.alone import Alone
 from outrider.audio import Audio
-from outrider.choices import make_drafter, make_length
+from outrider.choices import bound_drafter, make_length
 from outrider.costs import review_costs
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
@@ -139,19 +139,17 @@ class Generation:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.decode for token ids")
         self.target = target
-        with Alone([target]):
-            self.drafter = make_drafter(options.get("draft", "auto"), target)
-            if self.drafter is not None:
-                self.drafter.bind(target)
+        alone = Alone([target])
+        self.drafter = alone.run(bound_drafter, options.get("draft", "auto"), target)
         self.options = parse_options(len(prompts), options)
-        prepared = [prepare(target, prompt) for prompt in prompts]
+        prepared = alone.run(lambda: [prepare(target, prompt) for prompt in prompts])  # some models listen to it
         self.prompts = [one.tokens for one in prepared]
         self._sources = [one.source for one in prepared]
         limit = None if self.options.ignore_eos else self.options.max_new_tokens
         sampling = with_own_rules(target, self.options.sampling, self.prompts, limit)
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
-        with Alone([target, *(self.drafter.engines() if self.drafter is not None else ())]):
-            length = make_length(options.get("num_draft_tokens"), target, self.drafter)
+        alone = Alone([target, *(self.drafter.engines() if self.drafter is not None else ())])
+        length = alone.run(make_length, options.get("num_draft_tokens"), target, self.drafter)
         self._rounds: list[list[Round]] = [[] for _ in prompts]
         stopped, asked = Event(), self.options.cancelled
         self.stop = stopped.set  # no method, which the decoder would hold in a cycle

@@ -12,7 +12,7 @@ from outrider.beam.search import BeamDecoder
 from outrider.beam.settings import BeamSettings, EarlyStopping
 from outrider.beam.state import Finished
 from outrider.beam.task import task_of
-from outrider.choices import Draft, make_drafter
+from outrider.choices import Draft, bound_drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, end_tokens
 from outrider.prompts import Prompt, prepare, source_length
@@ -73,12 +73,11 @@ class BeamGeneration:
     ) -> None:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.beam.BeamDecoder for token ids")
-        with Alone([target]):
-            drafter = make_drafter(draft, target)
-            if drafter is not None:
-                drafter.bind(target)
+        alone = Alone([target])
+        drafter = alone.run(bound_drafter, draft, target)
         self.target, self.settings = target, settings
-        task = task_of(target, prepare(target, prompt), None if ignore_eos else max_new_tokens)
+        begun = alone.run(prepare, target, prompt)
+        task = task_of(target, begun, None if ignore_eos else max_new_tokens)
         self.task = task.with_beams(settings.num_beams)
         self._rounds: list[BeamRound] = []
         self._decoder = BeamDecoder(

@@ -75,19 +75,20 @@ class BeamDecoder:
     def rounds(self) -> Iterator[BeamRound]:
         """One record per pass of the target. Frees all sequences when it ends."""
         with ExitStack() as stack:
-            stack.callback(self._close)
-            with self._alone, self._clock.phase("prefill"):
-                self._rows.begin()
-                if self._draft is not None:
-                    self._draft.begin()
+            stack.callback(self._alone.finish, self._close)
+            self._alone.run(self._begin)
             self.prefill_seconds = self._clock.take()["prefill"]
             while not self.state.done and not self._cancelled():
-                with self._alone:
-                    record = self._round()
-                yield record
+                yield self._alone.run(self._round)
+
+    def _begin(self) -> None:
+        with self._clock.phase("prefill"):
+            self._rows.begin()
+            if self._draft is not None:
+                self._draft.begin()
 
     def _close(self) -> None:
-        with self._alone, ExitStack() as stack:
+        with ExitStack() as stack:
             stack.callback(self._rows.close)
             if self._draft is not None:
                 stack.callback(self._draft.close)

@@ -59,8 +59,7 @@ class Decoder:
         for request in requests:
             check_request(request, target)
         if drafter is not None:
-            with Alone([target]):
-                drafter.bind(target)
+            Alone([target]).run(drafter.bind, target)
         self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
         self.target = target
         self.drafter = drafter
@@ -73,8 +72,7 @@ class Decoder:
         self._was_cancelled = False
         self._clock = PhaseClock(target.device)
         self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
-        with self._alone:
-            beside = check_alternatives(alternatives, target, drafter)
+        beside = self._alone.run(check_alternatives, alternatives, target, drafter)
         self._context = DraftContext(sampling, target, target.vocab_size, self._clock, beside)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
@@ -95,8 +93,7 @@ class Decoder:
         """Let further sequences join, their prompts read together. → their rows, numbered on from those before"""
         for request in requests:
             self.check(request)
-        with self._alone:
-            return self._admit(requests)
+        return self._alone.run(self._admit, requests)
 
     def _admit(self, requests: Many[Request]) -> list[Row]:
         context, joined = self.target.max_length, []
@@ -124,10 +121,7 @@ class Decoder:
     def step(self) -> list[tuple[int, Round]]:
         """One round of all unfinished rows; empty if there are none."""
         active = [row for row in self.rows if row.finish_reason is None]
-        if not active:
-            return []
-        with self._alone:
-            return self._round(active)
+        return self._alone.run(self._round, active) if active else []
 
     def dismiss(self) -> None:
         """Forget the rows that have ended, so that a batch that never ends does not grow."""
@@ -135,7 +129,10 @@ class Decoder:
 
     def close(self) -> None:
         """Free all sequences."""
-        with self._alone, ExitStack() as stack:  # every row is closed, whatever one of them raises
+        self._alone.finish(self._close_all)
+
+    def _close_all(self) -> None:
+        with ExitStack() as stack:  # every row is closed, whatever one of them raises
             for row in self.rows:
                 stack.callback(self._close, row)
 

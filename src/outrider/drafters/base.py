@@ -101,10 +101,13 @@ class Drafter(ABC):
         return [self]
 
     def engines(self) -> list[LanguageModel]:
-        """Those that it scores with, the target apart: no other thread runs passes of theirs while this one drafts."""
-        own: LanguageModel | None = getattr(self, "model", None)
+        """Those that it scores with, the target apart: no other thread runs passes of theirs while this one drafts.
+
+        By default the `model` that it has, if it is one, and those of its parts.
+        """
+        own = getattr(self, "model", None)
         inner = [engine for part in self.parts() if part is not self for engine in part.engines()]
-        return inner if own is None else [own, *inner]
+        return [own, *inner] if isinstance(own, LanguageModel) else inner
 
     @property
     def seconds(self) -> DraftSeconds:

@@ -9,7 +9,7 @@ several. Sampling settings, processors, stopping criteria, the streamer and the 
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -55,33 +55,49 @@ def transformers_generate(
     refuse_settings(generation_config, input_ids, streamer, bool(synced_gpus or _from_caller("synced_gpus")))
     refuse_inputs(model, input_ids, model_kwargs)
     beams = (generation_config.num_beams or 1) > 1
-    with ExitStack() as stack:
-        with OPENING:
-            target = engine_of(model)
-            drafter = None if beams else drafter_of(assistant_model, draft, target)
-            of_beams = beam_draft(assistant_model, draft, target) if beams else None
-        stack.enter_context(held_alone(target, drafter, of_beams))
-        copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+    with OPENING:
+        target = engine_of(model)
+        drafter = None if beams else drafter_of(assistant_model, draft, target)
+        of_beams = beam_draft(assistant_model, draft, target) if beams else None
+    copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+
+    def decode() -> Any:
         inputs = read_inputs(target, input_ids, inputs_tensor, model_kwargs, copies)
         limits = Limits.of(input_ids.shape[1], generation_config, stopping_criteria)
         given = tuple(logits_processor or ())
-        if isinstance(target, EncoderDecoderModel):
-            stack.enter_context(target.encoded(inputs.states))
-        if beams:
-            return search(target, inputs, input_ids, given, limits, generation_config, of_beams, num_draft_tokens)
-        limits.refuse_rows(len(inputs.prompts))
-        check_processors(given, len(inputs.prompts))
-        processors = loop_processors(given, inputs)
-        decoder = _decoder(target, inputs, limits, processors, generation_config, drafter, num_draft_tokens)
-        _run(decoder, streamer)
-        if any(row.finish_reason == "context" for row in decoder.rows):
-            warn_of_context(target)
-        new = [row.tokens[row.draft.prompt_length :] for row in decoder.rows]
-        sequences = padded_sequences(new, input_ids, padding(generation_config))
-        if not generation_config.return_dict_in_generate:
-            return sequences
-        rows = [(row.tokens, row.draft.prompt_length) for row in decoder.rows]
-        return output(target, sequences, scores_along(target, rows, inputs.sources, processors, generation_config))
+        with target.encoded(inputs.states) if isinstance(target, EncoderDecoderModel) else nullcontext():
+            if beams:
+                return search(target, inputs, input_ids, given, limits, generation_config, of_beams, num_draft_tokens)
+            return _sampled(target, inputs, input_ids, given, limits, generation_config, drafter, num_draft_tokens, streamer)
+
+    return held_alone(target, drafter, of_beams, decode)
+
+
+def _sampled(
+    target: TransformersModel,
+    inputs: Inputs,
+    input_ids: Tensor,
+    given: tuple[Any, ...],
+    limits: Limits,
+    config: Any,
+    drafter: Drafter | None,
+    num_draft_tokens: int | None,
+    streamer: Any,
+) -> Any:
+    """Greedy or drawn: one text a row."""
+    limits.refuse_rows(len(inputs.prompts))
+    check_processors(given, len(inputs.prompts))
+    processors = loop_processors(given, inputs)
+    decoder = _decoder(target, inputs, limits, processors, config, drafter, num_draft_tokens)
+    _run(decoder, streamer)
+    if any(row.finish_reason == "context" for row in decoder.rows):
+        warn_of_context(target)
+    new = [row.tokens[row.draft.prompt_length :] for row in decoder.rows]
+    sequences = padded_sequences(new, input_ids, padding(config))
+    if not config.return_dict_in_generate:
+        return sequences
+    rows = [(row.tokens, row.draft.prompt_length) for row in decoder.rows]
+    return output(target, sequences, scores_along(target, rows, inputs.sources, processors, config))
 
 
 def _decoder(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -20,6 +20,7 @@ from outrider.models.compatibility import share_source
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 
+T = TypeVar("T")
 _KEPT_AS = "_outrider_engine"
 OPENING = RLock()
 """Held while engines are opened."""
@@ -57,15 +58,18 @@ class _Kept:
         return _Kept, ()
 
 
-@contextmanager
-def held_alone(target: TransformersModel, drafter: Drafter | None, draft: LanguageModel | None) -> Iterator[None]:
-    """For a call, from its beginning to its end, when the caches are freed."""
+def held_alone(target: TransformersModel, drafter: Drafter | None, draft: LanguageModel | None, work: Callable[[], T]) -> T:
+    """Do a call's work with its engines from its beginning to its end, when the caches are freed."""
     used = [target, *(() if draft is None else (draft,)), *(drafter.engines() if drafter is not None else ())]
     own = [one for one in used if isinstance(one, TransformersModel) and _KEPT_AS in one.module.__dict__]
-    with Alone(used), ExitStack() as stack:
-        for one in own:
-            stack.callback(one.give_back)
-        yield
+
+    def freed() -> T:
+        with ExitStack() as stack:
+            for one in own:
+                stack.callback(one.give_back)
+            return work()
+
+    return Alone(used).hold(freed)
 
 
 def drafter_of(assistant_model: Any, draft: Any, target: TransformersModel) -> Drafter | None:
