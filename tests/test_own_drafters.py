@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,16 @@ from outrider.costs import Costs
 from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, FixedLength
 from outrider.draft_length.base import Prospect
-from outrider.drafters import ChoiceDrafter, DraftContext, Drafter, DraftRow, Plan, PromptLookupDrafter, Proposal
+from outrider.drafters import (
+    ChoiceDrafter,
+    DraftContext,
+    Drafter,
+    DraftRow,
+    Plan,
+    PromptLookupDrafter,
+    Proposal,
+    padded_proposal,
+)
 from outrider.errors import ParameterError
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
@@ -133,6 +143,11 @@ FORMS: dict[str, tuple[Callable[[Proposal], Any], str]] = {
         lambda made: Proposal(any_of(made.tokens.tolist()), made.lengths),
         "tokens as an int64 tensor, got list",
     ),
+    "sparse laws": (
+        lambda made: Proposal(made.tokens, made.lengths, with_laws(made, [0.2] * 5).probs.to_sparse()),
+        "sparse",
+    ),
+    "other tokens than it says": (lambda made: retold(padded_proposal([[1, 2]], made.tokens.device)), "must not change"),
     "halves": (lambda made: Proposal(made.tokens.float(), made.lengths), "int64 tensor, got one of torch.float32"),
     "half a length": (lambda made: Proposal(made.tokens, any_of([1.5])), r"whole numbers, got \[1.5\]"),
     "an array": (lambda made: Proposal(made.tokens, made.lengths, numpy_laws(made)), "floating point, got ndarray"),
@@ -157,6 +172,32 @@ def with_laws(made: Proposal, law: list[float]) -> Proposal:
 
 def numpy_laws(made: Proposal) -> Any:
     return torch.full((*made.tokens.shape, 5), 0.2).numpy()
+
+
+def retold(made: Proposal) -> Proposal:
+    made.tokens.fill_(3)
+    return made
+
+
+def test_types_and_padding_of_other_kinds_are_taken() -> None:
+    """NumPy's lengths, int32 tokens, anything behind a row's own."""
+    rng = RandomStream(0)
+
+    class Loose(PromptLookupDrafter):
+        def propose(self, rows: list[DraftRow], plans: list[Plan], context: DraftContext) -> Any:  # type: ignore[override]
+            made = super().propose(rows, plans, context)
+            tokens = torch.full((len(rows), made.tokens.shape[1] + 2), -1, dtype=torch.int32)
+            for i, length in enumerate(made.lengths):
+                tokens[i, :length] = made.tokens[i, :length]
+            return Proposal(tokens, [np.int64(length) for length in made.lengths])
+
+    requests = [Request([1, 2, 1, 2], 12, rng), Request([3, 1, 4], 12, RandomStream(1))]
+    for sampling in (SamplingSettings(), WARM):
+        wanted, got = (
+            decode(table(1, 5), requests, sampling, ChoiceDrafter([one]), FixedLength(3))[0]
+            for one in (PromptLookupDrafter(), Loose())
+        )
+        assert wanted == got
 
 
 PROSPECTS: dict[str, tuple[Any, str]] = {

@@ -189,11 +189,10 @@ class Decoder:
         return chosen, proposal_from(self.drafter, [row.draft for row in active], plans, self._context)
 
     def _close(self, row: Row) -> None:
-        if row.closed:
-            return
-        row.closed = True
+        """May be called again, as far as an interrupt had let it come."""
         try:
-            if self.drafter is not None:
+            if self.drafter is not None and not row.ended:
+                row.ended = True
                 self.drafter.end(row.draft)
         finally:
             row.sequence.close()

@@ -50,7 +50,7 @@ class Row:
         self.tokens = list(request.prompt)
         self.draft = DraftRow(self.tokens, len(self.tokens), request.stream, sequence, source=request.source)
         self.finish_reason: FinishReason | None = None
-        self.closed = False
+        self.ended = False  # for its drafter
         self._foretold = Foretold()
         self.prefill_seconds = 0.0
         self._limit = len(self.tokens) + request.max_new_tokens

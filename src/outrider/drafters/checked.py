@@ -7,15 +7,19 @@ device: a token that there is none of ends in a model's kernel, and a law that i
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
+from outrider.device_data import pad_rows
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
 from outrider.proposal import DraftRow, Proposal
 
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 OFF = 1e-3  # how far from 1 a law may sum up: more than float32 makes of 150,000 numbers, less than bfloat16 does
 
 
@@ -45,31 +49,39 @@ def proposal_from(drafter: Drafter, rows: Many[DraftRow], plans: Many[Plan], con
     who, limits = f"drafter {drafter.name}", [plan.limit for plan in plans]
     if not isinstance(proposal, Proposal):
         raise ParameterError(f"{who} must propose a Proposal (padded_proposal makes one), got {proposal!r:.60}")
-    ours = _is_ours(drafter)
-    if not ours:
-        _check_types(who, proposal)
+    if _is_ours(drafter):
+        _check_form(who, proposal, limits, context.vocab_size)
+        return proposal
+    proposal = _in_our_types(who, proposal)
     _check_form(who, proposal, limits, context.vocab_size)
-    if not ours and any(proposal.lengths):
-        _check_values(who, proposal, context.vocab_size)
-    return proposal
+    return _with_good_values(who, proposal, context.vocab_size)
 
 
 def _is_ours(drafter: Drafter) -> bool:
     return type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-def _check_types(who: str, proposal: Proposal) -> None:
+def _in_our_types(who: str, proposal: Proposal) -> Proposal:
     tokens, probs, lengths = proposal.tokens, proposal.probs, proposal.lengths
-    if not isinstance(tokens, Tensor) or tokens.dtype is not torch.long:
+    if not _is_dense(tokens) or tokens.dtype not in WHOLE:
         raise ParameterError(f"{who} must propose tokens as an int64 tensor, got {_type(tokens)}")
-    if not isinstance(lengths, list | tuple) or not all(type(length) is int for length in lengths):
+    whole = isinstance(lengths, list | tuple) and all(isinstance(n, Integral) and not isinstance(n, bool) for n in lengths)
+    if not whole:
         raise ParameterError(f"{who} must propose lengths as a list of whole numbers, got {lengths!r:.60}")
-    if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point()):
+    if probs is not None and not (_is_dense(probs) and probs.is_floating_point()):
         raise ParameterError(f"{who} must propose laws as a tensor of floating point, got {_type(probs)}")
+    made = replace(proposal, tokens=tokens.long(), lengths=[int(length) for length in lengths])
+    return made.knowing(proposal.known)
+
+
+def _is_dense(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device.type != "meta"
 
 
 def _type(value: object) -> str:
-    return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"one of {value.dtype}" if _is_dense(value) else f"one without values of its own ({value.layout}, {value.device})"
 
 
 def _check_form(who: str, proposal: Proposal, limits: list[int], vocab_size: int) -> None:
@@ -88,13 +100,26 @@ def _check_form(who: str, proposal: Proposal, limits: list[int], vocab_size: int
         )
 
 
-def _check_values(who: str, proposal: Proposal, vocab_size: int) -> None:
-    for row, drafted in enumerate(proposal.on_host()):
+def _with_good_values(who: str, proposal: Proposal, vocab_size: int) -> Proposal:
+    """The same, where nothing but its rows' own tokens is left."""
+    held = proposal.tokens.tolist()
+    drafts = [row[:length] for row, length in zip(held, proposal.lengths, strict=True)]
+    if proposal.known is not None and [list(row) for row in proposal.known] != drafts:
+        raise ParameterError(
+            f"{who} must not change the tokens of what padded_proposal made, got {drafts} of {proposal.known}"
+        )
+    for row, drafted in enumerate(drafts):
         wrong = [token for token in drafted if not 0 <= token < vocab_size]
         if wrong:
             raise ParameterError(f"{who} must propose tokens in 0 … {vocab_size - 1}, got {wrong[0]}")
         if proposal.probs is not None and drafted:
             _check_laws(who, proposal.probs[row, : len(drafted)], proposal.tokens[row, : len(drafted)])
+    behind = [token for row, length in zip(held, proposal.lengths, strict=True) for token in row[length:]]
+    if all(0 <= token < vocab_size for token in behind):
+        return proposal
+    tokens, _ = pad_rows(drafts, proposal.tokens.device)
+    width = proposal.tokens.shape[1] - tokens.shape[1]
+    return replace(proposal, tokens=torch.nn.functional.pad(tokens, (0, width))).knowing(drafts)
 
 
 def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> None:
@@ -104,8 +129,8 @@ def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> None:
     for place, (total, lowest, drawn) in enumerate(torch.stack([sums, least, own], -1).tolist()):
         if not (abs(total - 1.0) <= OFF and lowest >= 0.0):
             raise ParameterError(
-                f"{who} must propose laws that are 0 or more and sum to 1, got a sum of {total:.6g} and a least probability "
-                f"of {lowest:.3g} for token {place} of its draft"
+                f"{who} must propose laws that are 0 or more and sum to 1 (in float32 or better), got a sum of {total:.6g} and "
+                f"a least probability of {lowest:.3g} for token {place} of its draft"
             )
         if not drawn > 0.0:
             raise ParameterError(

@@ -21,8 +21,10 @@ class AsOpened:
 
     @classmethod
     def of(cls, module: Any) -> AsOpened:
-        table = module.get_input_embeddings()
-        size = tuple(getattr(table, "weight", torch.empty(0)).shape)
+        try:
+            size = tuple(module.get_input_embeddings().weight.shape)
+        except (NotImplementedError, AttributeError):  # it has none, or does not say
+            size = ()
         return cls(module.dtype, module.device, module.config._attn_implementation, size)
 
     def check(self, module: Any, name: str) -> None:

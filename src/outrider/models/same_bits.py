@@ -47,12 +47,12 @@ def _products_alike(module: Any) -> bool:
             large = layer.out_features * layer.in_features > OWN
             if not (_large_alike(layer, *shape, threads) if large else _alike(*shape, threads)):
                 return False
-        elif isinstance(layer, OpaqueLinear) or plain_weight(layer) is not None or _multiplies(layer):
+        elif isinstance(layer, OpaqueLinear) or plain_weight(layer) is not None or multiplies(layer):
             return False  # not laid out: nobody has tried these
     return True
 
 
-def _multiplies(layer: torch.nn.Module) -> bool:
+def multiplies(layer: torch.nn.Module) -> bool:
     """Whether a layer has weights of its own to multiply with: experts have, over as many tokens as are sent to each."""
     own = layer.parameters(recurse=False)
     return not isinstance(layer, torch.nn.Embedding) and any(weight.dim() > 1 for weight in own)

@@ -217,9 +217,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.resize(slots, capacity, used)
 
     def largest(self) -> float:
-        """The largest number that it keeps, by its size."""
-        held = [tensor for layer in self.layers for tensor in (layer.keys, layer.values) if tensor is not None]
-        return max((float(tensor.abs().max()) for tensor in held), default=0.0)
+        """The largest number that it keeps, by its size; NaN if one is none."""
+        held = [tensor.abs().max() for layer in self.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+        return float(torch.stack(held).max()) if held else 0.0
 
     @in_inference_mode
     def keep_in(self, dtype: torch.dtype) -> None:
@@ -241,11 +241,12 @@ class SlotCache(Cache):  # type: ignore[misc]
     @in_inference_mode
     def clear(self, slot: int) -> None:
         """Overwrite what an earlier sequence wrote into a slot: a NaN left there would spread, since 0 × NaN is NaN."""
-        used = self._used.pop(slot, 0)
+        used = self._used.get(slot, 0)
         for layer in self._held if used else ():
             for tensor in (layer.keys, layer.values):
                 if tensor is not None:
                     tensor[slot, :, :used].zero_()
+        self._used.pop(slot, None)
 
     @in_inference_mode
     def copy_column(self, slot: int, source: int, target: int) -> None:

@@ -66,9 +66,9 @@ class SlotModel(ABC, Generic[S]):
     def _enter(self, sequence: S, reserve: int) -> S:
         """Open a sequence that was made for the next free slot."""
         self._look_again()
-        self._open.append(sequence)
-        self._cache.reserve(len(self._open), reserve)
+        self._cache.reserve(len(self._open) + 1, reserve)
         self._cache.clear(sequence.slot)
+        self._open.append(sequence)  # last: of one that an interrupt kept from being opened nobody knows
         return sequence
 
     def _look_again(self) -> None:

@@ -37,6 +37,7 @@ from outrider.models.probe import probe, reads_alternatives
 from outrider.models.recorded import RecordedPasses, record_passes
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.rounded import Int8Embedding, rounded_by, rounding_of
+from outrider.models.same_bits import multiplies
 from outrider.models.shared_keys import forget_masks
 from outrider.models.slot_cache import Placement
 from outrider.models.slots import SlotSequence
@@ -75,6 +76,8 @@ class TransformersModel(StatesModel):
         self._additive = model.dtype if config._attn_implementation == "eager" else None
         self._columns = columns_of(model)
         self._as_opened: AsOpened | None = None
+        # Experts have products of their own, which nobody rounds: of as many tokens as are sent to each, by torch.
+        self._multiplies = self.rounded and any(map(multiplies, model.get_decoder().modules()))
         self._takes = set(inspect.signature(model.forward).parameters)
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = _as_it_is
@@ -131,7 +134,8 @@ class TransformersModel(StatesModel):
     @property
     def same_bits(self) -> bool:
         """Whether a token's logits have the same bits in a pass of any width (`same_bits`, `rounded`)."""
-        return self.module.config._attn_implementation in (KERNEL, BLOCKS, STEADY) and self.compiled is None
+        own_attention = self.module.config._attn_implementation in (KERNEL, BLOCKS, STEADY)
+        return own_attention and self.compiled is None and not self._multiplies
 
     @property
     def end_tokens(self) -> frozenset[int]:
