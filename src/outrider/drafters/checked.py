@@ -65,13 +65,16 @@ def _in_our_types(who: str, proposal: Proposal) -> Proposal:
     tokens, probs, lengths = proposal.tokens, proposal.probs, proposal.lengths
     if not _is_dense(tokens) or tokens.dtype not in WHOLE:
         raise ParameterError(f"{who} must propose tokens as an int64 tensor, got {_type(tokens)}")
-    whole = isinstance(lengths, list | tuple) and all(isinstance(n, Integral) and not isinstance(n, bool) for n in lengths)
-    if not whole:
+    if not isinstance(lengths, list | tuple) or not all(map(_is_whole, lengths)):
         raise ParameterError(f"{who} must propose lengths as a list of whole numbers, got {lengths!r:.60}")
     if probs is not None and not (_is_dense(probs) and probs.is_floating_point()):
         raise ParameterError(f"{who} must propose laws as a tensor of floating point, got {_type(probs)}")
     made = replace(proposal, tokens=tokens.long(), lengths=[int(length) for length in lengths])
     return made.knowing(proposal.known)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_dense(value: object) -> bool:
@@ -105,9 +108,7 @@ def _with_good_values(who: str, proposal: Proposal, vocab_size: int) -> Proposal
     held = proposal.tokens.tolist()
     drafts = [row[:length] for row, length in zip(held, proposal.lengths, strict=True)]
     if proposal.known is not None and [list(row) for row in proposal.known] != drafts:
-        raise ParameterError(
-            f"{who} must not change the tokens of what padded_proposal made, got {drafts} of {proposal.known}"
-        )
+        raise ParameterError(f"{who} must not change the tokens of what padded_proposal made, {proposal.known}, to {drafts}")
     for row, drafted in enumerate(drafts):
         wrong = [token for token in drafted if not 0 <= token < vocab_size]
         if wrong:
@@ -129,8 +130,8 @@ def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> None:
     for place, (total, lowest, drawn) in enumerate(torch.stack([sums, least, own], -1).tolist()):
         if not (abs(total - 1.0) <= OFF and lowest >= 0.0):
             raise ParameterError(
-                f"{who} must propose laws that are 0 or more and sum to 1 (in float32 or better), got a sum of {total:.6g} and "
-                f"a least probability of {lowest:.3g} for token {place} of its draft"
+                f"{who} must propose laws that are 0 or more and sum to 1, in float32 or better, got a sum of {total:.6g} "
+                f"and a least probability of {lowest:.3g} for token {place} of its draft"
             )
         if not drawn > 0.0:
             raise ParameterError(
