@@ -68,14 +68,24 @@ def test_texts_are_saved_resumed_and_audited_again(target_folder: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "[]", "x", '{"prompt": "a", "tokens": [true]}', '{"prompt": "a", "tokens": [99999999]}']
+    ("line", "said"),
+    [
+        ("{}", "no 'prompt'"),
+        ("[1, 2]", "it is list, no object"),
+        ("x", "got 'x'"),
+        ('{"prompt": "a", "tokens": [true]}', "token ids must be a list of whole numbers"),
+        ('{"prompt": "a", "tokens": [99999999]}', "another tokenizer?"),
+        ('{"prompt": "a", "tokens": []}', "has no tokens, so it tells nothing"),
+        (json.dumps({"prompt": "a", "tokens": [5] * 300}), "has 256 positions: leave it out"),
+    ],
 )
-def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_named(line: str, said: str, target_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl"
     path.write_text(line + "\n")
-    code, _, err = run("--outputs", str(path))
+    code, _, err = run("--outputs", str(path), "--target", str(target_folder))
     assert code == 2
     assert "line 1" in err
+    assert said in err
 
 
 def test_the_command_is_listed() -> None:

@@ -49,6 +49,17 @@ def test_the_command(target_folder: Path, tmp_path: Path) -> None:
     assert 0.5 < rows[1]["overlap"] < 1.0
 
 
+def test_a_text_longer_than_the_context_is_cut_or_refused(target_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 60)
+    options = ["bench", "precision", "--target", str(target_folder), "--dtype", "float32", "--text", str(text), "--json"]
+    result = CliRunner().invoke(cli, options)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rows"][0]["tokens"] == 255
+    with pytest.raises(ParameterError, match="max_tokens must be 256 or less, the positions of"):
+        CliRunner().invoke(cli, [*options, "--max-tokens", "300"], catch_exceptions=False, standalone_mode=False)
+
+
 def test_a_text_of_one_token_is_refused() -> None:
     with pytest.raises(ParameterError, match="two tokens"):
         compare_laws("p", TableModel(P), TableModel(P), [0])

@@ -229,6 +229,18 @@ def test_wav_files_of_every_width_and_two_channels(width: int, tmp_path: Path) -
     np.testing.assert_allclose(got.samples, (left + right) / 2, atol=2.0 ** (2 - 8 * width) + 1e-6)
 
 
+def test_a_recording_that_was_cut_is_refused(tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "whole.wav", tone(0.2))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ParameterError, match=r"ends early: it has \d+ of the \d+ bytes that its header names"):
+        read_wav(path)
+    streamed = bytearray(whole)  # what was written to a pipe names no length
+    streamed[4:8] = streamed[40:44] = b"\xff\xff\xff\xff"
+    path.write_bytes(streamed)
+    assert len(read_wav(path).samples) == round(0.2 * RATE)
+
+
 MULTILINGUAL = {
     "lang_to_id": {"<|en|>": 11, "<|de|>": 12, "<|fr|>": 13},
     "task_to_id": {"transcribe": 14, "translate": 15},

@@ -208,6 +208,7 @@ def test_the_target_writes_texts_and_goes_on(
     assert "was made with other settings (prompts:" in capsys.readouterr().err
     assert run(["train", "texts", "--target", str(target_folder), "-o", str(tmp_path / "x")]) == 2
     assert "has no chat template to ask itself questions by: give --prompts FILE" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()  # else the same with --prompts would find a log of other settings
 
 
 @pytest.mark.parametrize(

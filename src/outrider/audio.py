@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Samples = np.ndarray[tuple[int], np.dtype[np.float32]]
 _WIDTHS = (1, 2, 3, 4)  # bytes a sample
+_UNKNOWN = 0x7FFFF000  # bytes from which a header names no length: of what was written to a pipe
 _HOW = "ffmpeg -i FILE -c:a pcm_s16le out.wav"
 
 
@@ -66,7 +67,7 @@ def read_wav(path: Path | str, language: str | None = None, task: str | None = N
     try:
         with wave.open(str(path), "rb") as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            raw = file.readframes(file.getnframes())
+            promised, raw = file.getnframes() * width * channels, file.readframes(file.getnframes())
     except (OSError, ValueError) as error:  # a file system takes no NUL and no halves of characters
         reason = error.strerror if isinstance(error, OSError) else in_one_line(error, 80)
         shown = str(path).encode("utf-8", "backslashreplace").decode()
@@ -76,9 +77,13 @@ def read_wav(path: Path | str, language: str | None = None, task: str | None = N
         raise ParameterError(f"audio {path} is no PCM WAV file ({reason}): convert it, {_HOW}") from None
     if width not in _WIDTHS:
         raise ParameterError(f"audio {path} has {8 * width} bits a sample, 8, 16, 24 or 32 are read: convert it, {_HOW}")
-    raw = raw[: len(raw) // (width * channels) * (width * channels)]
     if not raw:
         raise ParameterError(f"audio {path} holds no samples: record something")
+    if len(raw) < promised < _UNKNOWN:
+        raise ParameterError(
+            f"audio {path} ends early: it has {len(raw)} of the {promised} bytes that its header names; record it again"
+        )
+    raw = raw[: len(raw) // (width * channels) * (width * channels)]
     samples = _decoded(raw, width).reshape(-1, channels).mean(1, dtype=np.float32)
     return Audio(samples, rate, language, task, str(Path(path).absolute()))
 

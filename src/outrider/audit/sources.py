@@ -22,7 +22,7 @@ from outrider.audit.text import Text
 from outrider.choices import Draft, Length
 from outrider.errors import ParameterError, in_one_line, why_unread
 from outrider.generation import generate
-from outrider.models.base import TextModel
+from outrider.models.base import TextModel, has_encoder
 from outrider.prompts import Asked, Prompt, asked, prepare
 from outrider.records import Round
 from outrider.sampling import SamplingSettings
@@ -182,8 +182,12 @@ def drop_torn_line(path: Path) -> None:
 def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], recordings: Recordings) -> Text:
     try:
         entry = json.loads(line)
+        if not isinstance(entry, dict):
+            raise ValueError(f"it is {type(entry).__name__}, no object")
         prompt = recordings.named_by(entry, where) or entry["prompt"]
         new = token_ids(entry["tokens"])
+        if not new:
+            raise ParameterError(f"{where}: has no tokens, so it tells nothing: remove it")
         read = asked(target, prompt) if isinstance(prompt, str | Audio) else token_ids(prompt)
         rounds = read_rounds(entry.get("rounds") or (), new)
         other = next((name for name in wanted if _differs(entry, wanted, name)), None)
@@ -202,6 +206,11 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
     if wrong or not new or not read:
         what = f"token {wrong[0]}" if wrong else "no tokens"
         raise ParameterError(f"{where}: tokens must be in 0 … {target.vocab_size - 1}, got {what}: another tokenizer?")
+    context = None if has_encoder(target) else target.max_length
+    if context is not None and len(ids) + len(new) > context + 1:
+        raise ParameterError(
+            f"{where}: has {len(ids) + len(new)} tokens with its prompt, {target.name} has {context} positions: leave it out"
+        )
     return text_of(target, read, new, rounds)
 
 

@@ -75,10 +75,11 @@ def _figures(path: Path) -> dict[str, Any] | None:
 
 
 def _kind(path: Path, settings: dict[str, Any]) -> str:
-    kind = str(settings.get("bench"))
+    kind = settings.get("bench")
     if kind not in COMMANDS:
-        raise ParameterError(f"log {path} is of bench {kind}: the report is made of {', '.join(COMMANDS)}")
-    return kind
+        what = "no bench" if kind is None else f"bench {kind}"
+        raise ParameterError(f"log {path} is of {what}: the report is made of {', '.join(COMMANDS)}")
+    return str(kind)
 
 
 def finished(measured: Iterable[Measurement], kind: str) -> list[tuple[Measurement, dict[str, Any]]]:

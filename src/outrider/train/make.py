@@ -23,7 +23,7 @@ from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.checkpoints import CHECKPOINTS
-from outrider.train.corpus import Source, stamp, windows
+from outrider.train.corpus import HELD_OUT_EVERY, Source, stamp, windows
 from outrider.train.losses import Loss
 from outrider.train.run import Report, RunSettings, Windows, processes, train
 from outrider.train.start import head_config, start_from_target
@@ -112,8 +112,8 @@ def _kept_apart(target: TransformersModel, settings: DataSettings, bar: Bar) -> 
     kept = [path for source in settings.sources for path in _states(target, Source(source.name, most), True, settings, bar)]
     if not kept:
         raise ParameterError(
-            f"no document could be kept apart: give --held-out NAME=PATH, or data of two documents or more, "
-            f"the last of them with {settings.length} tokens"
+            f"the documents kept apart (every {HELD_OUT_EVERY}th; of fewer the last of two or more) hold less than a window "
+            f"of {settings.length} tokens: give --held-out NAME=PATH, more data, or a smaller --length"
         )
     return {"held_out": StateWindows(kept)}
 

@@ -83,11 +83,16 @@ def _questions(ready: Ready, prompts: list[str] | None, numbers: Many[int], sett
     return [before + [token for token in asked[number] if token not in ends] + after for number in numbers]
 
 
+def check_asks_itself(target: TextModel) -> None:
+    """Raise unless it can write questions to answer."""
+    if not getattr(target.tokenizer, "chat_template", None):
+        raise ParameterError(f"{target.name} has no chat template to ask itself questions by: give --prompts FILE")
+
+
 def _around(target: TextModel) -> tuple[list[int], list[int]]:
     """The chat template's tokens before and after what a user says."""
+    check_asks_itself(target)
     tokenizer: Any = target.tokenizer
-    if not getattr(tokenizer, "chat_template", None):
-        raise ParameterError(f"{target.name} has no chat template to ask itself questions by: give --prompts FILE")
     turns = [{"role": "user", "content": _MARK}]
     whole: str = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     before, _, after = whole.partition(_MARK)

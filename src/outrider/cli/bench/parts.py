@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from outrider.cli.bench.choices import json_line_option
 from outrider.cli.generate import read_prompt
@@ -71,6 +72,12 @@ def precision(
     words = default_text() if text is None else read_prompt(None, text)
     base = ModelChoice(target, dtype=reference).load_target()
     refuse_encoder(base, "bench precision")
+    if base.max_length is not None and max_tokens > base.max_length:
+        if click.get_current_context().get_parameter_source("max_tokens") is ParameterSource.COMMANDLINE:
+            raise ParameterError(
+                f"max_tokens must be {base.max_length} or less, the positions of {base.name}, got {max_tokens}"
+            )
+        max_tokens = base.max_length
     tokens = [int(token) for token in base.tokenizer.encode(words)][:max_tokens]
     found = [compare_laws(base.dtype_name, base, base, tokens)]
     for name in dtype:

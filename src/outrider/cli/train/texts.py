@@ -42,7 +42,7 @@ def texts(
     from outrider.prompt_file import read_texts
     from outrider.run_log import RunLog
     from outrider.train.states import digest
-    from outrider.train.texts import TextSettings, write_texts
+    from outrider.train.texts import TextSettings, check_asks_itself, write_texts
 
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
     asked = read_texts(prompts) if prompts else None
@@ -51,7 +51,9 @@ def texts(
     about = {"texts by": target.name, "dtype": target.dtype_name, "temperatures": list(temperature), "seed": seed}
     about |= {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "prompts": digest(asked) if asked else None}
     output.parent.mkdir(parents=True, exist_ok=True)
-    log = RunLog(output, about)
+    if asked is None:
+        check_asks_itself(target)
+    log = RunLog(output, about, "give another --output, or delete it")
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("Writing texts", total=count, completed=len(log.entries))
         for done in write_texts(target, asked, settings, log):
