@@ -309,4 +309,4 @@ def test_what_can_not_be_held_out_is_said(
     inside = options("head", target_folder, tmp_path, "-o", tmp_path / "head")
     assert "output and cache must lie outside the data" in refusal(capsys, inside)
     data.write_text(json.dumps({"text": LINES[0] * 100}))
-    assert "no document could be kept apart: give --held-out" in refusal(capsys, shared)
+    assert "hold less than a window of 16 tokens: give --held-out" in refusal(capsys, shared)
