@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor
 
 import outrider
+from outrider import alone
 from outrider.alone import Alone
 from outrider.beam import beam_search
 from outrider.models.base import TextModel
@@ -210,3 +211,26 @@ def test_engines_without_weak_references_or_hashes_are_kept_apart_too() -> None:
         one, other = kind(), kind()
         assert Alone([one, other]).run(lambda: 3) == 3
         assert len(Alone([one, other, one])._places) == 2
+
+
+def test_what_was_put_off_is_done_once_and_whatever_puts_it_off() -> None:
+    first, second = Engine(), Engine()
+    mine, theirs = Alone([first]), Alone([second])
+    order: list[str] = []
+
+    def ends() -> None:
+        order.append("first")
+        theirs.finish(lambda: order.append("second"))  # as where the collector finds a stream meanwhile
+
+    mine.finish(ends)
+    assert order == ["first", "second"]
+    mine.run(lambda: theirs.finish(lambda: order.append(str(theirs.run(lambda: len(order))))))  # its end makes a round, too
+    assert order == ["first", "second", "2"]
+
+    def fails() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        mine.finish(fails)
+    assert mine.run(lambda: theirs.finish(fails)) is None  # another's
+    assert not alone._here.later

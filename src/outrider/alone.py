@@ -84,11 +84,8 @@ class Alone:
         if not self._may_finish:
             _here.later.append((self, work))
             return
-        try:
-            self._locked(0, work)
-        except KeyboardInterrupt:
-            _here.later.append((self, work))
-            raise
+        _here.later.append((self, work))
+        _catch_up((self, work))
 
     @property
     def _may_finish(self) -> bool:
@@ -107,13 +104,17 @@ class Alone:
             _here.held = before
 
 
-def _catch_up() -> None:
-    """Do what was put off, as far as it can be done now."""
-    for one in list(_here.later):
-        alone, work = one
-        if alone._may_finish:
-            try:
-                alone._locked(0, work)
-            except Exception as error:  # another generation's: it is nothing to whoever is at work here
-                _log.warning("a generation could not be ended (%s: %s)", type(error).__name__, error)
+def _catch_up(mine: tuple[Alone, Callable[[], object]] | None = None) -> None:
+    """Do what was put off, as far as it can be done now. mine: whose errors are the caller's."""
+    while (one := next((one for one in _here.later if one[0]._may_finish), None)) is not None:
+        try:
             _here.later.remove(one)
+            one[0]._locked(0, one[1])
+        except KeyboardInterrupt:
+            if one not in _here.later:
+                _here.later.append(one)
+            raise
+        except Exception as error:
+            if one == mine:
+                raise
+            _log.warning("a generation could not be ended (%s: %s)", type(error).__name__, error)

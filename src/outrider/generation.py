@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from inspect import GEN_RUNNING, getgeneratorstate
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from numbers import Integral
 from threading import Event
 from typing import Any, Unpack, overload
@@ -105,11 +105,12 @@ class Stream:
     def close(self) -> None:
         """Stop generating; from another thread than the one that reads, after the round that is being made."""
         self._generation.stop()
-        try:
-            self._pieces.close()
-        except ValueError:
-            if getgeneratorstate(self._pieces) != GEN_RUNNING:
-                raise
+        while getgeneratorstate(self._pieces) not in (GEN_RUNNING, GEN_CLOSED):
+            try:
+                self._pieces.close()
+            except ValueError as error:  # its reader was quicker, and may have gone on or come to the end by now
+                if "already executing" not in str(error):
+                    raise
 
     @property
     def result(self) -> Result:

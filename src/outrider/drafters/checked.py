@@ -20,6 +20,7 @@ from outrider.errors import ParameterError
 from outrider.proposal import DraftRow, Proposal
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+LAWS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OFF = 1e-3  # how far from 1 a law may sum up: more than float32 makes of 150,000 numbers, less than bfloat16 does
 
 
@@ -67,7 +68,7 @@ def _in_our_types(who: str, proposal: Proposal) -> Proposal:
         raise ParameterError(f"{who} must propose tokens as an int64 tensor, got {_type(tokens)}")
     if not isinstance(lengths, list | tuple) or not all(map(_is_whole, lengths)):
         raise ParameterError(f"{who} must propose lengths as a list of whole numbers, got {lengths!r:.60}")
-    if probs is not None and not (_is_dense(probs) and probs.is_floating_point()):
+    if probs is not None and not (_is_dense(probs) and probs.dtype in LAWS):
         raise ParameterError(f"{who} must propose laws as a tensor of floating point, got {_type(probs)}")
     made = replace(proposal, tokens=tokens.long(), lengths=[int(length) for length in lengths])
     return made.knowing(proposal.known)
