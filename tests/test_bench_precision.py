@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,27 +38,28 @@ def test_a_model_is_its_own_equal() -> None:
     assert found.overlap == pytest.approx(1.0)
 
 
-def test_the_command(target_folder: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog " * 3)
-    options = ["bench", "precision", "--target", str(target_folder), "--dtype", "bfloat16", "--text", str(text), "--json"]
-    result = CliRunner().invoke(cli, options)
+def command(target: Path, folder: Path, sentences: int, *more: str) -> list[dict[str, Any]]:
+    """The rows that it prints about a text of so many sentences."""
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * sentences)
+    options = ["bench", "precision", "--target", str(target), "--text", str(text), "--json", *more]
+    result = CliRunner().invoke(cli, options, catch_exceptions=False, standalone_mode=False)
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)["rows"]
+    rows: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
+    return rows
+
+
+def test_the_command(target_folder: Path, tmp_path: Path) -> None:
+    rows = command(target_folder, tmp_path, 3, "--dtype", "bfloat16")
     assert [row["name"] for row in rows] == ["float32", "bfloat16"]
     assert rows[0]["agreement"] == 1.0
     assert 0.5 < rows[1]["overlap"] < 1.0
 
 
 def test_a_text_longer_than_the_context_is_cut_or_refused(target_folder: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog " * 60)
-    options = ["bench", "precision", "--target", str(target_folder), "--dtype", "float32", "--text", str(text), "--json"]
-    result = CliRunner().invoke(cli, options)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["rows"][0]["tokens"] == 255
+    assert command(target_folder, tmp_path, 60, "--dtype", "float32")[0]["tokens"] == 255
     with pytest.raises(ParameterError, match="max_tokens must be 256 or less, the positions of"):
-        CliRunner().invoke(cli, [*options, "--max-tokens", "300"], catch_exceptions=False, standalone_mode=False)
+        command(target_folder, tmp_path, 60, "--dtype", "float32", "--max-tokens", "300")
 
 
 def test_a_text_of_one_token_is_refused() -> None:

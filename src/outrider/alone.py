@@ -5,7 +5,7 @@ other's sequences. A generation holds the locks of all its engines for a round a
 turns, and one that is not asked for its next round (a stream that nobody reads) keeps nobody waiting.
 
 Python may end a generation anywhere, in the middle of another one's round, where a stream that was forgotten is collected.
-That is put off until its thread holds nothing that others may want.
+That is put off until its thread holds no engine that others may want.
 
 Locks are taken by `with` alone: between that and an `acquire` of our own an interrupt could leave one locked for good.
 """
@@ -81,9 +81,6 @@ class Alone:
 
     def finish(self, work: Callable[[], object]) -> None:
         """What ends a generation and may be done twice: now, or later if this thread is at work on something else."""
-        if not self._may_finish:
-            _here.later.append((self, work))
-            return
         _here.later.append((self, work))
         _catch_up((self, work))
 

@@ -1,4 +1,4 @@
-// Attention in float32 for passes of any width.
+// Attention in float32 for passes of any width, to keys and values in float32 or float16.
 //
 // A query's result has the same bits whatever queries are beside it, however many columns lie beyond what it sees, and however
 // many threads there are: a product of a query and a key is summed in one order, chunks of columns begin at fixed columns,
