@@ -297,7 +297,7 @@ def test_only_such_operations_become_an_attention_of_new_tokens(change: str, fou
     ("architecture", "several"),
     [("Llama", False), ("Llama", True), ("Qwen2", False), ("Qwen3", True), ("Mistral", False), ("Phi3", True)],
 )
-def test_five_operations_are_left_of_a_layer(architecture: str, several: bool) -> None:
+def test_five_operations_are_left_of_a_layer_and_one_of_a_pass(architecture: str, several: bool) -> None:
     made = module(architecture, dtype=torch.float32)
     round_to_int8(made)
     graph = trace_pass(TransformersModel(made, name="rounded"), None, (), several).graph
@@ -307,10 +307,7 @@ def test_five_operations_are_left_of_a_layer(architecture: str, several: bool) -
     apart = ("add", "silu", "index_copy_", "index_put_", "transpose", "rotate", "attend")
     assert not [name for name in found if name.split(".")[0] in apart]
     fuse(graph)
-    assert calls(graph)["chain.default"] == 1
-    assert not [
-        name for name in calls(graph) if name.split(".")[0] in ("fused_int8", "attend_new", "rms_norm", "linear_int8")
-    ]
+    assert calls(graph) == {"chain_plan.default": 1, "chain.default": 1, "getitem": 1}  # from tokens to logits
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from outrider.costs.measure import measure_settled
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter, PromptLookupDrafter
 from outrider.drafters.early_exit import first_layers
+from outrider.kernels.models import kernels
+from outrider.models import recording
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.packed_linear import pack_linears
+from outrider.models.planned import PlannedGraph
 from outrider.models.recording import Recording
 from outrider.models.rounded import can_round, round_to_int8
 from outrider.models.shared_keys import WIDEST, use_shared_keys
@@ -256,3 +261,65 @@ def test_recorded_heads_draft_what_ordinary_ones_do(kind: Any, cache: Path, tmp_
     assert texts[1] == texts[2] == texts[0]
     assert counts[1] == counts[2] == counts[0]
     assert any(accepted for rounds in counts[0] for _, accepted in rounds)
+
+
+@pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("kind", ["autoregressive", "layered"])
+def test_a_rounded_heads_pass_is_one_chain_from_tokens_and_kept_states(
+    kind: Any, dtype: torch.dtype | None, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside targets in float32, bfloat16 and 8 bits."""
+    texts: list[str] = []
+
+    def planned(text: str) -> PlannedGraph:
+        texts.append(text)
+        return PlannedGraph(text)
+
+    monkeypatch.setattr(recording, "PlannedGraph", planned)
+    target = made("Llama", "int8") if dtype is None else made("Llama", str(dtype).removeprefix("torch."))
+    drafter = HeadDrafter(write_head(tmp_path / "head", kind), step_seconds=0.1, dtype="int8")
+    drafter.bind(target)
+    head: Any = drafter.model
+    assert head.module.table is target.module.get_input_embeddings()
+    assert set(head.recorded._recordings) == {head.states_kind, head.own_kind}
+    for text in texts:
+        assert text.count("::chain(") == 1
+        assert not [name for name in ("::embedding", "::rows_int8", "::cat", "::cos", "::arange") if name in text]
+    asked: list[Sequence[Tensor]] = []
+    passes = head.recorded
+
+    def passes_of(states: Sequence[Tensor]) -> Any:
+        asked.append(states)
+        return passes.of(states)
+
+    head.recorded = SimpleNamespace(fits=lambda: True, of=passes_of)
+    decode(target, [Request(some_tokens(9, 1), 20, RandomStream(1, 1))], WARM, drafter, FixedLength(3))
+    used = len(asked)
+    measure_settled(head, rows=1, attempts=1)
+    assert len(asked) > used + 4 > 10  # what passes cost is measured by these, too
+    assert all(passes.of(states) is not None for states in asked)
+
+
+def test_a_head_follows_when_its_target_gets_another_table(cache: Path, tmp_path: Path) -> None:
+    target = made("Llama")
+    drafter = HeadDrafter(write_head(tmp_path / "head", "layered"), step_seconds=0.1)
+    drafter.bind(target)
+    head: Any = drafter.model
+    before = head.recorded
+    first = target.module.get_input_embeddings()
+    other = torch.nn.Embedding(*first.weight.shape)
+    target.module.set_input_embeddings(other)
+    with torch.inference_mode():
+        sequence = head.open()
+        logits = head.score([sequence], torch.tensor([[3, 4]]), [2], "last")
+        assert head.module.table is other
+        assert head.recorded not in (None, before)
+        wanted, _ = head.module(torch.tensor([[3, 4]]), [torch.zeros(1, 2, 64)], torch.tensor([[0, 1]]), no_past)
+    torch.testing.assert_close(head.over_vocabulary(wanted), logits)
+
+
+def no_past(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of new tokens alone."""
+    out: Tensor = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+    return out

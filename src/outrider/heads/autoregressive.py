@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.device_data import index, places_from
 from outrider.heads.config import HeadConfig
 from outrider.heads.engine import HeadModel, HeadSequence
+from outrider.heads.layers import HeadNetwork
 from outrider.heads.parts import HeadParts
-from outrider.heads.recorded import CapturedHead, NewestToken, record_head
+from outrider.heads.recorded import CapturedHead, Kind, NewestToken, record_head
 from outrider.models.base import HandsOutStates, WhichLogits
 from outrider.models.kernels import attention as kernel_attention
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.recording import Recording
 from outrider.models.shared_keys import together
 from outrider.models.slot_cache import Placement
+from outrider.models.states_model import StatesModel
 
 
 class AutoregressiveModel(HeadModel):
@@ -26,28 +28,60 @@ class AutoregressiveModel(HeadModel):
 
     def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
         super().__init__(target, config, parts)
-        self.module = NewestToken(self.network, self._rows)
+        self._reads_where_kept = isinstance(target, StatesModel) and self.device.type == "cpu"
+        self._apart = self._reads_where_kept and type(self.network).condense is HeadNetwork.condense
+        """Whether it reads states layer by layer."""
+        self.module = self._module()
         self._blind_to_first = config.published is not None
         """Whether position 0, which no state comes before, is seen by itself alone: these heads were trained without it."""
         if self.device.type in ("cpu", "cuda"):
             self.recorded = record_head(self)
 
+    @property
+    def own_kind(self) -> Kind:
+        """Of the state that it predicted itself, as it reads it."""
+        return ((self.config.width, self.dtype),)
+
+    @property
+    def states_kind(self) -> Kind:
+        """Of the target's states, as it reads them."""
+        if not self._apart:
+            return ((self.config.states_width, self.dtype),)
+        return ((self.target.state_size, self.target.state_dtype),) * (1 + len(self.config.layers))
+
+    def _module(self) -> NewestToken:
+        return NewestToken(self.network, self._rows, self.dtype, self._table)
+
+    @property
+    def _table(self) -> nn.Module | None:
+        """What embeds tokens in its passes, None where the target is asked for it."""
+        if not self._reads_where_kept or self._embedding is not None:
+            return self._embedding
+        assert isinstance(self.target, StatesModel)
+        return self.target.token_table
+
     def _look_again(self) -> None:
-        if self.recorded is not None and not self.recorded.fits():
-            self.recorded = None  # making it anew opens sequences
+        if self.module.table is not self._table:
+            self.module = self._module()
+        elif self.recorded is None or self.recorded.fits():
+            return
+        had = self.recorded is not None
+        self.recorded = None  # making it anew opens sequences
+        if had:
             self.recorded = record_head(self)
 
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         width = tokens.shape[1]
         starts = tuple(row.length for row in rows)
-        embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
         positions = places_from(starts, width, self.device)
         own: Tensor | None = None
         if logits == "last" and len(rows) == 1 and lengths[0] == width:
-            recording = None if self.recorded is None else self.recorded.of(width, before.shape[-1])
-            own, last = self.newest(rows[0], embedded, before, positions, recording)
+            states = self._each_before(rows[0], width)
+            recording = None if self.recorded is None else self.recorded.of(states)
+            own, last = self.newest(rows[0], tokens, states, positions, recording)
         else:
             self._place(rows, starts, positions)
+            embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
             predicted = self.network(embedded, before, positions, self._attend)
             last = predicted[torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)]
         for i, (row, count) in enumerate(zip(rows, lengths, strict=True)):
@@ -61,20 +95,35 @@ class AutoregressiveModel(HeadModel):
             return own
         return self._logits(predicted if logits == "all" else last.unsqueeze(1))
 
+    def _each_before(self, row: HeadSequence, count: int) -> list[Tensor]:
+        """The states before the next tokens of a row, [1, count, ·] each, to be read beside each other (`states_kind`)."""
+        start, base = row.length - 1, row.base
+        if self._apart and base is not None and start >= 0 and start + count <= base.length:
+            assert isinstance(self.target, StatesModel)
+            found = self.target.states_by_layer(base, start, start + count, self.config.layers)
+            return [states.unsqueeze(0) for states in found]
+        before = self._before(row, count).unsqueeze(0)
+        if not self._apart or before.shape[-1] < self.config.states_width:
+            return [before]
+        if base is None:  # costs are measured by what is read in use
+            before = before.to(self.target.state_dtype)
+        return list(torch.split(before, self.target.state_size, dim=-1))
+
     def newest(
         self,
         row: HeadSequence,
-        embedded: Tensor,
-        before: Tensor,
+        tokens: Tensor,
+        states: Many[Tensor],
         positions: Tensor,
         recording: Recording | CapturedHead | None,
     ) -> Many[Tensor]:
         """What follows the last of one row's new tokens, by a recording or the network: see `NewestToken`."""
+        given = self._embed(tokens) if self.module.table is None else tokens
         self._place([row], (row.length,), positions)
         if recording is None:
-            return self.module(embedded, before, positions, self._attend)  # type: ignore[no-any-return]
+            return self.module(given, states, positions, self._attend)  # type: ignore[no-any-return]
         longest = self._cache.placement.length
-        return recording.run(slice(row.slot, row.slot + 1), longest, embedded, before, positions)
+        return recording.run(slice(row.slot, row.slot + 1), longest, given, *states, positions)
 
     def _place(self, rows: list[HeadSequence], starts: tuple[int, ...], positions: Tensor) -> None:
         longest = max(starts) + positions.shape[1]

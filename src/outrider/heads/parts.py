@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from outrider.heads.config import StoredHead
 from outrider.heads.layers import HeadNetwork, load_weights, make_network
 from outrider.heads.published.networks import BlockRows, NormedRows, make_published
+from outrider.heads.rotary import use_kernels
 from outrider.heads.stored import files_of, read_head
 from outrider.heads.target_parts import output_rows
+from outrider.kernels.models import kernels
 from outrider.models.base import HandsOutStates
 from outrider.models.packed_linear import pack_linears
 from outrider.models.rounded import round_linears
@@ -69,6 +71,9 @@ def _make(target: HandsOutStates, folder: Path, dtype: torch.dtype, rounded: boo
     rows = nn.Sequential(_rows(target, stored, tokens, dtype, lay_out))
     for part in (network, rows):
         lay_out(part)
+    ours = kernels() if rounded else None
+    if ours is not None:
+        use_kernels(network, ours)
     return HeadParts(network, rows, tokens, dtype, rounded, _embedding(target, stored))
 
 

@@ -1,7 +1,8 @@
 """Recorded or captured passes of an autoregressive head for one row: it is called once a drafted token.
 
-Two of them: after the target's pass a head reads the target's states, and from then on those that it predicted itself, which
-are narrower where it reads states of further layers.
+Two of them: after the target's pass a head reads the target's states, and from then on those that it predicted itself, of
+which there is one where it reads states of further layers, too. Where the target is a model of transformers, states are read
+where it keeps them, and embeddings are looked up in its table in the same pass.
 """
 
 from __future__ import annotations
@@ -33,40 +34,56 @@ TRIED = (8, 1) * 3  # the same of captured ones: each shape is replayed twice
 
 
 class NewestToken(nn.Module):
-    """A head's network and its rows of the target's head, for what follows the last token alone."""
+    """A head's network, its rows of the target's head, for what follows the last token alone, and its table of embeddings,
+    if it has one.
+    """
 
-    def __init__(self, network: nn.Module, rows: nn.Module) -> None:
+    def __init__(self, network: nn.Module, rows: nn.Module, dtype: torch.dtype, table: nn.Module | None) -> None:
         super().__init__()
-        self.network, self.rows = network, rows
+        self.network, self.rows, self.table = network, rows, table
+        self._dtype = dtype
 
-    def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """As the network takes them → logits [R, 1, T], the state predicted at the last token [R, width]"""
-        last = self.network(embeddings, states, positions, attend)[:, -1]
+    def forward(self, tokens: Tensor, states: Sequence[Tensor], positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [R, N], or their embeddings [R, N, width]; states, beside each other, as the network takes them →
+        logits [R, 1, T], the state predicted at the last token [R, width]
+        """
+        embeddings = tokens if self.table is None else self.table(tokens).to(self._dtype)
+        every = [state.to(self._dtype) for state in states]
+        read = every[0] if len(every) == 1 else torch.cat(every, dim=-1)
+        last = self.network(embeddings, read, positions, attend)[:, -1]
         return self.rows(last.unsqueeze(1)), last
 
 
-class RecordedHead:
-    """By the width of the states that are read."""
+Kind = tuple[tuple[int, torch.dtype], ...]
+"""Of the states that are read, each one's width and type."""
 
-    def __init__(self, recordings: dict[int, Recording]) -> None:
+
+def kind_of(states: Sequence[Tensor]) -> Kind:
+    """Of these."""
+    return tuple((state.shape[-1], state.dtype) for state in states)
+
+
+class RecordedHead:
+    """By the kind of the states that are read."""
+
+    def __init__(self, recordings: dict[Kind, Recording]) -> None:
         self._recordings = recordings
 
     def fits(self) -> bool:
         """Whether the head is still the one that was recorded."""
         return all(recording.fits() for recording in self._recordings.values())
 
-    def of(self, tokens: int, states_width: int) -> Recording | None:
-        """That of a pass about embeddings [1, N, width], the states before them [1, N, ·] and positions [1, N]."""
-        return self._recordings.get(states_width) if tokens <= WIDEST else None
+    def of(self, states: Sequence[Tensor]) -> Recording | None:
+        """That of a pass that reads these states, [1, N, ·] each."""
+        return self._recordings.get(kind_of(states)) if states[0].shape[1] <= WIDEST else None
 
 
 class CapturedHead(Captured["AutoregressiveModel"]):
     """The same on a GPU."""
 
-    def of(self, tokens: int, states_width: int) -> CapturedHead | None:
-        """See `RecordedHead`; any width has a graph of its own."""
-        del states_width
-        return self if tokens <= WIDEST and not self.failed else None
+    def of(self, states: Sequence[Tensor]) -> CapturedHead | None:
+        """See `RecordedHead`; any kind has a graph of its own."""
+        return self if states[0].shape[1] <= WIDEST and not self.failed else None
 
 
 class _TriedHead(CapturedHead):
@@ -82,19 +99,19 @@ class _TriedHead(CapturedHead):
 
 def record_head(model: AutoregressiveModel) -> RecordedHead | CapturedHead | None:
     """Of a head, None if it can't be recorded or captured."""
-    widths = {model.config.states_width, model.config.width}
-    _pass(model, None, (1,), model.config.width)  # the cache is made by the first pass, which a recorded one can't be
+    kinds = [*dict.fromkeys((model.states_kind, model.own_kind))]
+    _pass(model, None, (1,), model.own_kind)  # the cache is made by the first pass, which a recorded one can't be
     if model.device.type == "cuda":
-        return _captured(model, widths)
-    each = {width: _recorded(model, width) for width in widths}
-    return RecordedHead({width: one for width, one in each.items() if one is not None}) if any(each.values()) else None
+        return _captured(model, kinds)
+    each = {kind: _recorded(model, kind) for kind in kinds}
+    return RecordedHead({kind: one for kind, one in each.items() if one is not None}) if any(each.values()) else None
 
 
-def _captured(model: AutoregressiveModel, widths: set[int]) -> CapturedHead | None:
+def _captured(model: AutoregressiveModel, kinds: list[Kind]) -> CapturedHead | None:
     """None where its target's passes are not wanted captured, or, with a warning, where they should not be."""
     if not getattr(model.target, "wants_recorded", True):
         return None
-    reason = changed(model.module) or _tried(model, widths)
+    reason = changed(model.module) or _tried(model, kinds)
     if reason:
         say_uncaptured(f"the {model.name}", reason)
         return None
@@ -102,11 +119,11 @@ def _captured(model: AutoregressiveModel, widths: set[int]) -> CapturedHead | No
 
 
 @torch.inference_mode()
-def _tried(model: AutoregressiveModel, widths: set[int]) -> str:
+def _tried(model: AutoregressiveModel, kinds: list[Kind]) -> str:
     """Why a head's passes should not be captured, empty if they may be: see `captured_trial`."""
     tried = _TriedHead(model)
     try:
-        both = [[_pass(model, each, TRIED, width) for each in (None, tried)] for width in sorted(widths)]
+        both = [[_pass(model, each, TRIED, kind) for each in (None, tried)] for kind in kinds]
     except torch.OutOfMemoryError:
         return "the device has no memory left to try them"
     off = max(spread_off(a, b) for wanted, got in both for a, b in zip(wanted, got, strict=True))
@@ -117,46 +134,46 @@ def _tried(model: AutoregressiveModel, widths: set[int]) -> str:
     return f"they give other logits than ordinary passes, off by {off:.2g} of their spread"
 
 
-def _recorded(model: AutoregressiveModel, states_width: int) -> Recording | None:
-    what = (json.dumps(asdict(model.config)), model.dtype_name, states_width, *parts_of(model.module).describe())
-    return record(
-        model, model.name, what, lambda: _traced(model, states_width), lambda found: _agrees(model, found, states_width)
-    )
+def _recorded(model: AutoregressiveModel, kind: Kind) -> Recording | None:
+    what = (json.dumps(asdict(model.config)), model.dtype_name, str(kind), *parts_of(model.module).describe())
+    return record(model, model.name, what, lambda: _traced(model, kind), lambda found: _agrees(model, found, kind))
 
 
-def _traced(model: AutoregressiveModel, states_width: int) -> Traced:
+def _traced(model: AutoregressiveModel, kind: Kind) -> Traced:
 
     def about(of: Sizes) -> list[Tensor]:
-        widths = (model.config.width, states_width)
-        given = [torch.empty((of.rows, of.tokens, width), dtype=model.dtype) for width in widths]
-        return [*given, torch.empty((of.rows, of.tokens), dtype=torch.long)]
+        shape = (of.rows, of.tokens)
+        table, width = model.module.table, model.config.width
+        tokens = torch.empty((*shape, width), dtype=model.dtype) if table is None else torch.empty(shape, dtype=torch.long)
+        states = [torch.empty((*shape, wide), dtype=dtype) for wide, dtype in kind]
+        return [tokens, *states, torch.empty(shape, dtype=torch.long)]
 
     return trace(partial(_run, model), about, model, None)
 
 
 def _run(model: AutoregressiveModel, given: Inputs) -> tuple[Tensor, ...]:
     """The pass that is traced, or captured."""
-    embeddings, states, at = given.about
+    tokens, *states, at = given.about
     (layer,) = given.layers(at)
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys, values = layer.update(keys, values)
         return model.attention(queries, keys, values, model.mask(at, given.columns))
 
-    out: tuple[Tensor, Tensor] = torch.func.functional_call(model.module, given.tensors, (embeddings, states, at, attend))
+    out: tuple[Tensor, Tensor] = torch.func.functional_call(model.module, given.tensors, (tokens, states, at, attend))
     return out
 
 
 @torch.inference_mode()
-def _agrees(model: AutoregressiveModel, recording: Recording, states_width: int) -> bool:
+def _agrees(model: AutoregressiveModel, recording: Recording, kind: Kind) -> bool:
     """Whether passes of several tokens and of one, one after the other, agree to the bit."""
-    wanted, got = (_pass(model, each, CHECKED, states_width) for each in (None, recording))
+    wanted, got = (_pass(model, each, CHECKED, kind) for each in (None, recording))
     return all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
 
 
 @torch.inference_mode()
 def _pass(
-    model: AutoregressiveModel, recording: Recording | CapturedHead | None, widths: Sequence[int], states_width: int
+    model: AutoregressiveModel, recording: Recording | CapturedHead | None, widths: Sequence[int], kind: Kind
 ) -> list[Tensor]:
     """What passes of so many tokens after each other give, by the recording or as ever."""
     generator = torch.Generator().manual_seed(0)
@@ -164,11 +181,11 @@ def _pass(
     out: list[Tensor] = []
     try:
         for width in widths:
-            sizes = ((1, width, model.config.width), (1, width, states_width))
-            embeddings, states = (torch.randn(size, generator=generator).to(model.device, model.dtype) for size in sizes)
+            ids = torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
+            states = [torch.randn((1, width, wide), generator=generator).to(model.device, dtype) for wide, dtype in kind]
             at = sequence.length
             positions = torch.arange(at, at + width, device=model.device).unsqueeze(0)
-            out += model.newest(sequence, embeddings, states, positions, recording)
+            out += model.newest(sequence, ids, states, positions, recording)
             sequence.advance(width)
     finally:
         sequence.close()

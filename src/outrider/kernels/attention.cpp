@@ -217,13 +217,15 @@ Tensor attend_new_tokens(Tensor packed, int64_t heads, std::optional<Tensor> que
                          int64_t columns, double scale) {
   const KeptAttention kept = kept_attention(heads, query_norm, key_norm, eps, more, keys, values, scale);
   const std::optional<Tensor> mask = mask_in_one_piece(seen);
-  const NewTokens tokens = new_tokens(cos, sin, at, mask, columns);
+  NewTokens tokens = new_tokens(numbers_of(at), columns);
+  turn_by(tokens, cos, sin);
+  if (mask.has_value()) see(tokens, *mask);
   check_fit(kept, tokens);
-  STD_TORCH_CHECK(is_float(packed) && packed.dim() == 3 && packed.size(0) == tokens.batch && packed.size(1) == tokens.tokens &&
+  STD_TORCH_CHECK(is_float(packed) && packed.dim() == 3 && packed.size(0) == tokens.at.batch && packed.size(1) == tokens.at.tokens &&
                       packed.size(2) == kept.given(),
                   "attention is of float32, [B, N, queries, keys and values]");
   const Tensor x = whole(packed);
-  const int64_t flat[] = {tokens.batch, tokens.tokens, heads * kept.size};
+  const int64_t flat[] = {tokens.at.batch, tokens.at.tokens, heads * kept.size};
   Tensor out = torch::stable::new_empty(packed, {flat, 3});
   attend_new(kept, tokens, floats(x), static_cast<float*>(out.data_ptr()));
   return out;
@@ -248,28 +250,34 @@ KeptAttention OUTRIDER_NAMESPACE::kept_attention(int64_t heads, const std::optio
   return kept;
 }
 
-NewTokens OUTRIDER_NAMESPACE::new_tokens(const Tensor& cos, const Tensor& sin, const Tensor& at, const std::optional<Tensor>& seen,
-                                         int64_t columns) {
-  STD_TORCH_CHECK(at.dim() == 2 && cos.dim() == 4, "attention is of other dimensions");
-  STD_TORCH_CHECK(at.scalar_type() == torch::headeronly::ScalarType::Long, "columns are int64");
-  const int64_t batch = at.size(0), tokens = at.size(1), turned = cos.size(3);
-  STD_TORCH_CHECK(turned % 2 == 0, "an odd number is rotated");
-  const int64_t* column = static_cast<const int64_t*>(at.data_ptr());
+NewTokens OUTRIDER_NAMESPACE::new_tokens(const Numbers& at, int64_t columns) {
   int64_t last = -1;
-  for (int64_t b = 0; b < batch; b++) {
-    for (int64_t n = 0; n < tokens; n++) {
-      const int64_t to = column[b * at.stride(0) + n * at.stride(1)];
-      STD_TORCH_CHECK(0 <= to, "a column lies outside of what is kept");
-      last = std::max(last, to);
+  for (int64_t b = 0; b < at.batch; b++) {
+    for (int64_t n = 0; n < at.tokens; n++) {
+      STD_TORCH_CHECK(0 <= at.of(b, n), "a column lies outside of what is kept");
+      last = std::max(last, at.of(b, n));
     }
   }
-  const Seen sees(seen, batch, tokens, columns);
-  return {angles_of(cos, batch, tokens, turned), angles_of(sin, batch, tokens, turned), turned, column, at.stride(0), at.stride(1),
-          sees.at, sees.row, sees.token, batch, tokens, columns, last};
+  return {at, last, columns};
+}
+
+void OUTRIDER_NAMESPACE::turn_by(NewTokens& tokens, const Tensor& cos, const Tensor& sin) {
+  STD_TORCH_CHECK(cos.dim() == 4, "attention is of other dimensions");
+  tokens.turned = cos.size(3);
+  STD_TORCH_CHECK(tokens.turned % 2 == 0, "an odd number is rotated");
+  tokens.cosines = angles_of(cos, tokens.at.batch, tokens.at.tokens, tokens.turned);
+  tokens.sines = angles_of(sin, tokens.at.batch, tokens.at.tokens, tokens.turned);
+}
+
+void OUTRIDER_NAMESPACE::see(NewTokens& tokens, const Tensor& seen) {
+  const Seen sees(seen, tokens.at.batch, tokens.at.tokens, tokens.columns);
+  tokens.seen = sees.at;
+  tokens.seen_row = sees.row;
+  tokens.seen_token = sees.token;
 }
 
 void OUTRIDER_NAMESPACE::check_fit(const KeptAttention& kept, const NewTokens& tokens) {
-  STD_TORCH_CHECK(kept.batch == tokens.batch && 0 <= tokens.columns && tokens.columns <= kept.capacity,
+  STD_TORCH_CHECK(kept.batch == tokens.at.batch && 0 <= tokens.columns && tokens.columns <= kept.capacity,
                   "keys and values are kept in other sizes");
   STD_TORCH_CHECK(tokens.last < kept.capacity, "a column lies outside of what is kept");
   STD_TORCH_CHECK(tokens.turned <= kept.size, "more is rotated than there is");
@@ -277,16 +285,16 @@ void OUTRIDER_NAMESPACE::check_fit(const KeptAttention& kept, const NewTokens& t
 
 void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& tokens, const float* packed, float* out) {
   static thread_local Room for_queries, for_one, for_keys;
-  const int64_t size = kept.size;
+  const int64_t size = kept.size, batch = tokens.at.batch, length = tokens.at.tokens;
   const Turn query{kept.of_queries, size, tokens.turned}, key{kept.of_keys, size, tokens.turned};
-  float *queries = for_queries.of(tokens.batch * kept.heads * tokens.tokens * size), *room = for_one.of(size), *turned = for_keys.of(size);
-  for (int64_t b = 0; b < tokens.batch; b++) {
-    for (int64_t n = 0; n < tokens.tokens; n++) {
-      const float* row = packed + (b * tokens.tokens + n) * kept.given();
+  float *queries = for_queries.of(batch * kept.heads * length * size), *room = for_one.of(size), *turned = for_keys.of(size);
+  for (int64_t b = 0; b < batch; b++) {
+    for (int64_t n = 0; n < length; n++) {
+      const float* row = packed + (b * length + n) * kept.given();
       const float *c = tokens.cosines.of(b, n), *s = tokens.sines.of(b, n);
-      const int64_t to = tokens.at[b * tokens.at_row + n * tokens.at_token];
+      const int64_t to = tokens.at.of(b, n);
       for (int64_t h = 0; h < kept.heads; h++, row += size) {
-        query(row, c, s, room, queries + ((b * kept.heads + h) * tokens.tokens + n) * size);
+        query(row, c, s, room, queries + ((b * kept.heads + h) * length + n) * size);
       }
       for (int64_t g = 0; g < kept.groups; g++, row += size) {
         key(row, c, s, room, turned);
@@ -295,9 +303,9 @@ void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& 
       for (int64_t g = 0; g < kept.groups; g++, row += size) kept.values.put(row, size, b, g, to);
     }
   }
-  const Pass all{Part(queries, kept.heads, tokens.tokens, size), kept.keys, kept.values, tokens.seen, tokens.seen_row,
-                 tokens.seen_token, kept.groups, kept.heads / kept.groups, tokens.tokens, tokens.columns, size, kept.scale};
-  attend_all(all, tokens.batch, out);
+  const Pass all{Part(queries, kept.heads, length, size), kept.keys, kept.values, tokens.seen, tokens.seen_row,
+                 tokens.seen_token, kept.groups, kept.heads / kept.groups, length, tokens.columns, size, kept.scale};
+  attend_all(all, batch, out);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "rows.h"
+#include "tokens.h"
 
 namespace OUTRIDER_NAMESPACE {
 
@@ -60,14 +61,13 @@ struct KeptAttention {
 
 // What all layers are told of the tokens of a pass; the same holds for its tensors.
 struct NewTokens {
-  Angles cosines, sines;
-  int64_t turned;
-  const int64_t* at;  // columns, of a row and a token
-  int64_t at_row, at_token;
-  const bool* seen;  // or none for all
-  int64_t seen_row, seen_token;
-  int64_t batch, tokens, columns;
-  int64_t last;  // the largest of `at`
+  Numbers at;  // their columns
+  int64_t last;  // the largest of these
+  int64_t columns;  // that are read
+  Angles cosines{}, sines{};
+  int64_t turned = 0;
+  const bool* seen = nullptr;  // or none for all
+  int64_t seen_row = 0, seen_token = 0;
 };
 
 // What is seen, as attention wants it: its last dimension in one piece.
@@ -79,9 +79,14 @@ inline std::optional<Tensor> mask_in_one_piece(const std::optional<Tensor>& mask
 KeptAttention kept_attention(int64_t heads, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,
                              double more, const Tensor& keys, const Tensor& values, double scale);
 
-// cos and sin [B or 1, 1, N, up to size]; at int64 [B, N]: in which columns the tokens are kept; seen bool [B or 1, 1, N, columns]
-// or none, of the first `columns`, which are read.
-NewTokens new_tokens(const Tensor& cos, const Tensor& sin, const Tensor& at, const std::optional<Tensor>& seen, int64_t columns);
+// at: in which columns the tokens are kept; columns: how many are read. They are not turned, and see all of these.
+NewTokens new_tokens(const Numbers& at, int64_t columns);
+
+// cos and sin [B or 1, 1, N, up to size]
+void turn_by(NewTokens& tokens, const Tensor& cos, const Tensor& sin);
+
+// seen bool [B or 1, 1, N, columns]
+void see(NewTokens& tokens, const Tensor& seen);
 
 // Throws unless these tokens can be kept there.
 void check_fit(const KeptAttention& kept, const NewTokens& tokens);

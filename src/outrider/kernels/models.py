@@ -14,16 +14,18 @@ from outrider.kernels.build import Library, UnbuiltError, built, level_here
 
 LIBRARY = Library(
     "kernels",
-    ("rounded_linear", "packing", "rows", "attention", "chain"),
+    ("rounded_linear", "packing", "rows", "attention", "chain_plan", "chain"),
     (
         "rows.h",
         "linear.h",
         "activations.h",
         "blocks.h",
+        "tokens.h",
         "attention.h",
         "attention_pass.h",
         "attention_avx512.h",
         "attention_avx2.h",
+        "chain_plan.h",
     ),
     "outrider",
     "kernels",
@@ -33,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 class Kernels:
     """Operations of torch: `linear_int8`, `linear_grouped`, `pack_int8`, `pack_int4`, `pack_k`, `unpack_k`, `rms_norm`,
-    `silu`, `rotate`, `rows_int8`, `attend`; `fused_int8`, `fused_grouped` and `attend_new` are several of these in one,
-    `chain` is any number of them (`fusing`).
+    `silu`, `rotate`, `angles`, `seen`, `rows_int8`, `attend`; `join`, `fused_int8`, `fused_grouped` and `attend_new` are
+    several of these in one, `chain` is any number of them (`fusing`).
 
     What they are given and return: see their sources.
 
@@ -54,6 +56,7 @@ class Kernels:
                 torch.library.register_fake(f"{LIBRARY.within(level)}::{name}", _same)
             torch.library.register_fake(f"{LIBRARY.within(level)}::attend", _attended)
             torch.library.register_fake(f"{LIBRARY.within(level)}::rows_int8", _looked_up)
+            torch.library.register_fake(f"{LIBRARY.within(level)}::angles", _turned)
         self._try()
 
     def _try(self) -> None:
@@ -94,6 +97,14 @@ class Kernels:
         near: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
         if not torch.allclose(normed.double(), want, **near) or not torch.equal(turned, want_turned):
             raise UnbuiltError("norms or rotations are wrong")
+        places = torch.tensor([[0, 3, 1000]], device="cpu")
+        frequencies = torch.tensor([1.0, 0.125], **float32)
+        angles = (places.double().unsqueeze(-1) * frequencies.double()).repeat(1, 1, 2)
+        if not all(
+            torch.allclose(a.double(), b, rtol=0.0, atol=1e-6)
+            for a, b in zip(self.ops.angles(places, frequencies, 2.0), (2 * angles.cos(), 2 * angles.sin()), strict=True)
+        ):
+            raise UnbuiltError("angles are wrong")
         rounded = self.ops.attend(rows, rows[:, :1].half().float(), rows[:, 1:2].half().float(), None, 1.0)
         if not torch.allclose(found.double(), attended, **near) or not torch.equal(halves, rounded):
             raise UnbuiltError("attention is wrong")
@@ -112,6 +123,12 @@ def _same(x: Tensor, *others: Any) -> Tensor:
 
 def _looked_up(table: Tensor, scales: Tensor, ids: Tensor) -> Tensor:
     return scales.new_empty((*ids.shape, table.shape[1]))
+
+
+def _turned(positions: Tensor, frequencies: Tensor, times: float) -> tuple[Tensor, Tensor]:
+    del times
+    shape = (*positions.shape, 2 * frequencies.shape[0])
+    return frequencies.new_empty(shape), frequencies.new_empty(shape)
 
 
 def _attended(query: Tensor, *others: Any) -> Tensor:

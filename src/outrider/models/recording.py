@@ -29,7 +29,7 @@ from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.planned import Bound, PlannedGraph
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 11  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 12  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _modules: Any = torch.nn.modules.module

@@ -15,6 +15,7 @@ from outrider.models.base import LAST, Sequence, check_layers
 from outrider.models.compiled import CompiledPasses
 from outrider.models.hidden_states import body_layers
 from outrider.models.recordable import RecordableModel
+from outrider.models.rounded import Int8Embedding
 from outrider.models.slot_cache import StateLayer
 from outrider.models.slots import SlotSequence
 
@@ -40,6 +41,13 @@ class StatesModel(RecordableModel):
     @property
     def state_dtype(self) -> torch.dtype:
         return self.dtype
+
+    @property
+    def token_table(self) -> torch.nn.Module | None:
+        """What embeds tokens, int64 [..] → [.., W], if that is no more than a table."""
+        table = self.module.get_input_embeddings()
+        plain = type(table) is torch.nn.Embedding and table.max_norm is None
+        return table if plain or type(table) is Int8Embedding else None
 
     @in_inference_mode
     def embed(self, tokens: Tensor) -> Tensor:
@@ -73,6 +81,11 @@ class StatesModel(RecordableModel):
 
     def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
         """See `HandsOutStates`."""
+        found = self.states_by_layer(sequence, start, stop, layers)
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    def states_by_layer(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> list[Tensor]:
+        """The same, of each layer apart, where they are kept. → [stop - start, W] each"""
         every = [self._cache.states.get(layer) for layer in (LAST, *layers)]
         kept = [one for one in every if one is not None]
         if len(kept) < len(every) or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
@@ -81,10 +94,9 @@ class StatesModel(RecordableModel):
             )
         if not 0 <= start <= stop <= sequence.length:
             raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
-        found = [
+        return [
             self._no_states(stop - start) if one.keys is None else one.keys[sequence.slot, 0, start:stop] for one in kept
         ]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     def _no_states(self, count: int) -> Tensor:
         """What is known of positions if there has been no pass since states are kept."""

@@ -1,6 +1,7 @@
 """What a model does to each token between its linear layers, by one call of ours in place of several of torch.
 
-Norms and SiLU are replaced as modules, so that every pass has the same ones; `fusing` finds them in recorded passes.
+Norms, SiLU and rotary angles are replaced as modules, so that every pass has the same ones; `fusing` finds them in recorded
+passes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from outrider.kernels.models import Kernels
 
-NEAR = 1e-5  # relative, of a norm by ours and as it was
+NEAR = 1e-5  # relative, of a norm or an angle by ours and as it was
+STEADY = ("default", "linear", "llama3", "yarn")  # kinds of rotary positions whose frequencies do not depend on the context
 
 
 class RmsNorm(nn.Module):
@@ -46,13 +48,31 @@ class Silu(nn.Module):
         return out
 
 
+class RotaryAngles(nn.Module):
+    """Rotary positions of a model: int64 [R, N] → cosines and sines [R, N, size], in x's type; ours in float32 on a CPU."""
+
+    def __init__(self, own: Any, ours: Kernels) -> None:
+        super().__init__()
+        self.own = own
+        self.times = float(getattr(own, "attention_scaling", 1.0))
+        self._angles: Any = ours.ops.angles
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if x.dtype is not torch.float32 or x.device.type != "cpu" or position_ids.dim() != 2:
+            return self.own(x, position_ids)  # type: ignore[no-any-return]
+        cos, sin = self._angles(position_ids, self.own.inv_freq, self.times)
+        return cos, sin
+
+
 @torch.inference_mode()
 def replace_rows(module: nn.Module, ours: Kernels) -> int:
-    """Replace the SiLUs of a module, and of float32 on a CPU the norms that turn out to be of this kind; → how many."""
+    """Replace the SiLUs of a module, and of float32 on a CPU the norms and rotary positions that turn out to be of these
+    kinds; → how many.
+    """
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            found = Silu(ours) if _is_silu(child) else _like(child, ours)
+            found = Silu(ours) if _is_silu(child) else _like(child, ours) or _turning_like(child, ours)
             if found is not None:
                 setattr(parent, name, found)
                 count += 1
@@ -87,3 +107,28 @@ def _like(norm: nn.Module, ours: Kernels) -> RmsNorm | None:
         if want.shape == x.shape and float((found(x) - want).abs().max()) <= NEAR * float(want.abs().max()):
             return found
     return None
+
+
+def _turning_like(child: Any, ours: Kernels) -> RotaryAngles | None:
+    """Rotary positions that give what this module gives; None if it is something else."""
+    frequencies = getattr(child, "inv_freq", None)
+    if not type(child).__name__.endswith("RotaryEmbedding") or getattr(child, "rope_type", "default") not in STEADY:
+        return None
+    if not isinstance(frequencies, Tensor) or frequencies.dim() != 1 or frequencies.dtype is not torch.float32:
+        return None
+    if frequencies.device.type != "cpu":
+        return None
+    x = torch.zeros(2, 3, 8, dtype=torch.float32, device="cpu")
+    at = torch.tensor([[0, 7, 1001], [3, 250, 5]], device="cpu")
+    found = RotaryAngles(child, ours)
+    try:
+        want = child(x, at)
+        fits = all(_near(a, b) for a, b in zip(want, found(x, at), strict=True))
+    except Exception:  # it is called in another way, or gives something else
+        return None
+    return found if fits else None
+
+
+def _near(want: Any, found: Tensor) -> bool:
+    same = isinstance(want, Tensor) and (want.shape, want.dtype) == (found.shape, found.dtype)
+    return same and float((found - want).abs().max()) <= NEAR * float(want.abs().max())

@@ -6,7 +6,9 @@ caches ten times as long. Each of these gives the bits of those it replaces, so 
 
     attend_new                   rotations of queries and keys, keeping keys and values, attention
     fused_int8, fused_grouped    a norm, or a gate silu(x) · y, then the linear layer, then adding what goes past it
-    chain                        any number of these that follow each other, norms and sums between them
+    chain                        any number of these that follow each other, norms and sums between them, and before them
+                                 tokens looked up in a table, the angles of their positions and what these see
+    seen, join                   a mask; norms beside each other
 
 Only passes that have our operations already are changed; what is not found in this very shape stays as it is. One operation
 reads where the last of several did, so a pass that writes into what is read elsewhere is left alone: by then it may be
@@ -23,6 +25,7 @@ from torch.fx import Node
 
 from outrider.kernels.models import LIBRARY
 from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
+from outrider.models.kernels.fusing.before import fuse_expanded, fuse_joins, fuse_masks, split_again
 from outrider.models.kernels.fusing.chains import fuse_chains
 from outrider.models.kernels.fusing.layers import fuse_layers
 from outrider.models.kernels.fusing.parts import END, alone, aten, given_to, replace, schema_of
@@ -38,6 +41,7 @@ def fuse(graph: GraphModule) -> None:
     ops = fuse_operations(graph)
     if ops is not None:
         fuse_chains(graph, ops)
+        graph.graph.eliminate_dead_code()
 
 
 def fuse_operations(graph: GraphModule) -> Any:
@@ -45,7 +49,8 @@ def fuse_operations(graph: GraphModule) -> Any:
     ops = _ops(graph)
     if ops is None or any(_writes(node) for node in graph.graph.nodes):
         return None
-    for change in (_simplify, _share_views, fuse_rotations, fuse_attention, fuse_layers):
+    before = (fuse_masks, fuse_expanded, fuse_joins)
+    for change in (_simplify, _share_views, *before, fuse_rotations, fuse_attention, fuse_layers, split_again):
         change(graph, ops)
         graph.graph.eliminate_dead_code()
     return ops

@@ -20,8 +20,10 @@ from outrider.models.kernels.fusing.parts import alone, aten, given_to, same_siz
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-LAYER, ATTENTION, NORM, ADD = range(4)  # of a step, as `chain.cpp` reads them
+LAYER, ATTENTION, NORM, ADD, EMBED, JOIN, PLACED = range(7)  # of a step, as `chain_plan.h` has them
+UNLIMITED = 2**63 - 1  # the largest position, where none is
 NONE = -1
+_INPUTS = ("placeholder", "get_attr")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class _Kept:
 
 @dataclass
 class _Step:
-    """kind, activations that are read, what follows the first of them in the order of `chain.cpp` (`rest`), numbers;
+    """kind, activations that are read, what follows the first of them in the order of `chain_plan.h` (`rest`), numbers;
     columns: that attention reads.
     """
 
@@ -51,7 +53,7 @@ class _Step:
     @property
     def plannable(self) -> bool:
         """Whether all that should not differ from pass to pass is an input of the graph, and widths are numbers."""
-        kept = all(each.node.op in ("placeholder", "get_attr") for each in self.rest if isinstance(each, _Kept))
+        kept = all(each.node.op in _INPUTS for each in self.rest if isinstance(each, _Kept))
         return kept and all(isinstance(_width(each), int) for each in self.reads)
 
 
@@ -88,7 +90,7 @@ def _chains(graph: GraphModule, ops: Any) -> Iterator[dict[Node, _Step]]:
 
 def _step(node: Node, ops: Any) -> _Step | None:
     """What a chain is told of this operation; None if it knows none of its kind."""
-    if node.op != "call_function" or node.kwargs:
+    if node.op != "call_function" or (node.kwargs and node.target is not aten._to_copy.default):
         return None
     args: Any = node.args
     layers = {ops.fused_int8.default, ops.fused_grouped.default}
@@ -101,15 +103,70 @@ def _step(node: Node, ops: Any) -> _Step | None:
         rest = (*_kept(norm), int(gated), added, *_kept(weight, *(scales or [None]), bias), outputs)
         found = _Step(LAYER, (x,) if added is None else (x, added), rest, (eps, more))
     elif node.target is ops.attend_new.default:
-        packed, heads, query_norm, key_norm, eps, more, cos, sin, keys, values, at, seen, columns, scale = args
-        rest = (heads, *_kept(query_norm, key_norm, keys, values), cos, sin, at, seen)
-        found = _Step(ATTENTION, (packed,), rest, (eps, more, scale), (columns,))
+        found = _attention(args, ops)
     elif node.target is ops.rms_norm.default:
         x, weight, eps, more = args
         found = _Step(NORM, (x,), _kept(weight), (eps, more))
+    elif node.target is ops.join.default:
+        parts, weights, eps, more, width = args
+        pairs = [each for pair in zip(parts, _kept(*weights), strict=True) for each in pair]
+        found = _Step(JOIN, tuple(parts), (len(parts), width, *pairs), (eps, more))
+    elif (table := _looked_up(node, ops)) is not None:
+        found = _Step(EMBED, (), table)
     elif _is_sum(node):
         found = _Step(ADD, (args[0], args[1]), (args[1],))
     return found if found is not None and found.plannable else None
+
+
+def _attention(args: Any, ops: Any) -> _Step:
+    packed, heads, query_norm, key_norm, eps, more, cos, sin, keys, values, at, seen, columns, scale = args
+    rest = (heads, *_kept(query_norm, key_norm, keys, values))
+    places = _places_of(cos, sin, at, seen, columns, ops)
+    if places is None:
+        return _Step(ATTENTION, (packed,), (*rest, cos, sin, at, seen), (eps, more, scale), (columns,))
+    frequencies, positions, limit, window, apart, times = places
+    about = (*_kept(frequencies), positions, limit, int(apart), window, at)
+    return _Step(PLACED, (packed,), (*rest, *about), (eps, more, scale, times), (columns,))
+
+
+def _places_of(
+    cos: Node, sin: Node, at: Node, seen: Any, columns: object, ops: Any
+) -> tuple[Node, Node, int, int, bool, float] | None:
+    """Frequencies, positions, the largest of these, window, whether tokens are not at their positions, times; None where
+    angles and what is seen do not follow from positions.
+    """
+    angles, which = _of_angles(cos)
+    others, other = _of_angles(sin)
+    positions, frequencies, times = given_to(angles, ops.angles.default, 3)
+    seers, own, read, window = given_to(seen, ops.seen.default, 4)
+    if positions is None or angles is not others or (which, other) != (0, 1) or seers is not positions or read != columns:
+        return None
+    if (own is not None and own is not at) or frequencies.op not in _INPUTS:
+        return None
+    wide, least, most = given_to(positions, aten.clamp.default, 3)
+    limited = wide is not None and least is None and isinstance(most, int)
+    x = (wide, most) if limited else (positions, UNLIMITED)
+    return frequencies, *x, window, own is not None, times
+
+
+def _of_angles(node: Any) -> tuple[Any, Any]:
+    """What angles these are, and which of the two."""
+    inner, dim = given_to(node, aten.unsqueeze.default)
+    return given_to(inner, operator.getitem) if dim == 1 else (None, None)
+
+
+def _looked_up(node: Node, ops: Any) -> tuple[Any, ...] | None:
+    """Tokens [R, N], and the table and its scales, of rows in float32."""
+    table, scales, tokens = given_to(node, ops.rows_int8.default, 3)
+    if table is None:
+        cast = node.target is aten._to_copy.default and node.kwargs == {"dtype": torch.float32}
+        inner: Any = node.args[0] if cast and alone(node.args[0]) else node
+        if getattr(inner, "target", None) is not aten.embedding.default or inner.kwargs:
+            return None
+        table, tokens, *_ = inner.args
+        if table.meta["val"].dtype is not (torch.bfloat16 if cast else torch.float32):
+            return None
+    return (tokens, *_kept(table, scales)) if tokens.meta["val"].dim() == 2 else None
 
 
 def _kept(*nodes: Node | None) -> tuple[_Kept | None, ...]:
@@ -171,18 +228,28 @@ class _Written:
             return int(one)
         if one in self.places:
             return -2 - self.places[one]
+        width = _width(one)
+        one = _before_cast(one) if activations else one
         if one not in self.given:
             self.given[one] = len(self.given)
             self.widths.append(0)
         if activations:
-            self.widths[self.given[one]] = _width(one)
+            self.widths[self.given[one]] = width
         return self.given[one]
 
     def add(self, node: Node, step: _Step) -> None:
         columns = [self.counts.setdefault(each, len(self.counts)) for each in step.columns]
-        names = [self.name(each, each in step.reads) for each in (step.reads[0], *step.rest)]
+        first = () if step.kind in (EMBED, JOIN) else step.reads[:1]
+        names = [self.name(each, each in step.reads) for each in (*first, *step.rest)]
         self.steps += [step.kind, -2 - self.places[node], *names, *columns]
         self.numbers += [float(each) for each in step.numbers]
+
+
+def _before_cast(node: Node) -> Node:
+    """Activations in bfloat16 of what is the same in float32: a chain reads them as they are."""
+    wide = node.target is aten._to_copy.default and node.kwargs == {"dtype": torch.float32}
+    inner: Any = node.args[0] if wide else node
+    return inner if isinstance(inner, Node) and inner.meta["val"].dtype is torch.bfloat16 else node
 
 
 def _put_together(graph: GraphModule, ops: Any, members: dict[Node, _Step]) -> None:
@@ -193,7 +260,7 @@ def _put_together(graph: GraphModule, ops: Any, members: dict[Node, _Step]) -> N
         written.add(node, step)
     first, last = next(iter(members)), next(reversed(members))
     _move_behind(graph, last, members)
-    like = members[first].reads[0]
+    like: Any = (*members[first].reads, *members[first].rest)[0]
     lists = (list(written.kept), written.steps, written.numbers, written.widths)
     with graph.graph.inserting_after(last):
         plan = graph.graph.call_function(ops.chain_plan.default, (*lists, 1 + max(places.values()), len(returned)))
