@@ -248,6 +248,24 @@ def test_a_pass_right_after_another_of_the_same_model_has_none_of_its_leaders_be
         assert not timer.follows
 
 
+def test_what_comes_after_a_leader_is_measured_by_pairs_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By medians: a pass that finds its weights in the caches by chance does not count for all."""
+    leader = _Counted(torch.eye(5, dtype=torch.float64) * 0.8 + 0.04)
+    asked: list[tuple[int, bool]] = []
+    first = iter([90.0, 80.0, 5.0, 3.0, 6.0, 5.0])
+
+    def timed(timer: PassTimer, size: int, again: bool = False) -> float:
+        asked.append((size, again))
+        return 2.0 if again else next(first) if size == 1 else 5.5
+
+    monkeypatch.setattr(PassTimer, "time", timed)
+    costs, _, _ = measure_settled(_Follower(leader), 1, attempts=1)
+    assert asked[:12] == [(1, False), (1, True)] * 6
+    assert {size for size, _ in asked} == {1, 2, 5}
+    assert [costs.verify(n) for n in (1, 2, 5)] == [5.0, 5.5, 5.5]
+    assert costs.warm == 3.0
+
+
 def test_what_a_draft_saves_by_warm_caches_is_paid_by_its_first_token() -> None:
     drafter = ModelDrafter(_Counted(torch.eye(5, dtype=torch.float64) * 0.8 + 0.04))
     drafter._costs = Costs({1: 3.0, 2: 3.5}, warm=1.0)  # as measured for a head

@@ -119,13 +119,14 @@ class PassTimer:
     def _follow(self) -> None:
         """Let the other model score a token, as it does in every round."""
         if self._leader is not None and self._lead is not None:
-            self._leader.score([self._lead], *pad_rows([[0]], self._leader.device), "last")
+            self._leader.score([self._lead], *pad_rows([[0]], self._leader.device), "all")
             self._lead.truncate(0)
 
     def _pass(self, new: Tensor, count: list[int]) -> None:
-        # As a draft is asked: for a lone token, and over its own tokens alone if it has few.
+        # As a draft is asked: over its own tokens alone if it has few; and what drafts only, for what follows all of them.
         score = self.model.score_few if has_few_tokens(self.model) else self.model.score
-        logits = score(self._sequences, new, count, "last" if new.shape[1] == 1 else "all")
+        last = new.shape[1] == 1 or self._leader is not None
+        logits = score(self._sequences, new, count, "last" if last else "all")
         assert logits is not None
         greedy_tokens(logits, SamplingSettings()).tolist()  # waits for the device, too
 

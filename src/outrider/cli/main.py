@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
@@ -24,10 +23,10 @@ from outrider.cli.train_ngram import train_ngram
 from outrider.cli.tune import tune
 from outrider.errors import OutriderError
 from outrider.garbage import collector
+from outrider.memory import ask_for_huge_pages, keep_freed_memory
 
 INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -46,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _say("outrider: the output can't be written (standard output is closed): redirect it to /dev/null to drop it")
         sys.exit(1)
     keep_freed_memory()
+    ask_for_huge_pages()
     collector.start()
     code = run(arguments)
     collector.end()
@@ -87,16 +87,3 @@ def _say(message: str) -> None:
     """One line on standard error, from one process of a job of torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0":
         click.echo(message, err=True)
-
-
-def keep_freed_memory() -> bool:
-    """Let glibc reuse freed memory instead of returning it to the system; → whether it could be asked.
-
-    Temporaries of a vocabulary's size are freed in every round; given back, their pages are faulted in anew each time,
-    which was a third of all sampling time at 152,000 tokens. Asked here and not in the library: a process has one allocator.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False  # not glibc
-    return bool(mallopt(_M_TRIM_THRESHOLD, 1 << 30) and mallopt(_M_MMAP_THRESHOLD, 32 << 20))

@@ -12,14 +12,16 @@ import torch
 
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.models.base import LanguageModel
-from outrider.pass_timer import PassTimer, can_pretend
+from outrider.pass_timer import Follows, PassTimer, can_pretend
 
 SIZES = (1, 2, 4, 6, 8, 12, 17)
 PADDED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 17)  # four tokens may be quicker than three: each has to be seen
 BATCH_SIZES = (1, 2, 3, 5, 9)  # of each of several rows: fewer, since the passes are wide
 LONG_SIZES = (1, 2, 8, 17)
+SIZES_BEHIND = (1, 2, 5)  # of what is never asked for many: a draft that reads another model's states
 LONG_CONTEXT = 2048
 REPEATS = 4
+SETTLING = 2  # passes of a size that are not counted, of what comes behind another model
 LONG_REPEATS = 3  # what a context adds is small beside a pass
 ATTEMPTS = 3
 UNSETTLED = 1.4  # median / least of the same pass: beyond this something else is using the machine
@@ -28,6 +30,8 @@ PREEMPTED = 40.0  # times a second that a thread has to give way: 12 to 18 on a 
 
 def sizes_of(model: LanguageModel) -> tuple[int, ...]:
     """New tokens of the passes that are timed after a short context."""
+    if isinstance(model, Follows):
+        return SIZES_BEHIND
     return PADDED_SIZES if isinstance(model, PadsWidths) else SIZES
 
 
@@ -66,7 +70,8 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
     if far <= 2 * short or not can_pretend(model):
         return Costs(near, context=short, change=change * noise, warm=warm), noise
-    distant = _table(_times(model, LONG_SIZES, far, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
+    sizes = sizes_of(model) if isinstance(model, Follows) else LONG_SIZES
+    distant = _table(_times(model, sizes, far, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
     both = [n for n in sorted(distant) if n in near]
     rises = [max(0.0, distant[n] - near[n]) / (far - short) for n in both]
     if monotone:  # else a wider pass would seem quicker after a context longer than these
@@ -118,18 +123,34 @@ def _times(
     just before.
     """
     with PassTimer(model, sizes, context, rows) as timer:
+        if timer.follows:
+            return _times_behind(timer, repeats)
         seconds: dict[int, list[float]] = {n: [] for n in timer.sizes}
-        again: list[float] = []
         for _ in range(0 if warm else 1):
             for n in timer.sizes:
                 timer.time(n)
         for _ in range(repeats):
-            if not timer.follows:
-                timer.time(timer.sizes[0])  # after the widest it would be slower than in plain decoding, after itself
+            timer.time(timer.sizes[0])  # after the widest it would be slower than in plain decoding, after itself
             for n in timer.sizes:
                 seconds[n].append(timer.time(n))
-                if n == 1 and timer.follows:
-                    again.append(timer.time(n, again=True))
         added = [min(taken) - min(seconds[n]) for n, taken in timer.changed.items()]
-    less = median(seconds[1]) - median(again) if again else 0.0
-    return seconds, max(0.0, float(f"{median(added):.3g}")) if added else 0.0, max(0.0, float(f"{less:.3g}"))
+    return seconds, max(0.0, float(f"{median(added):.3g}")) if added else 0.0, 0.0
+
+
+def _times_behind(timer: PassTimer, repeats: int) -> tuple[dict[int, list[float]], float, float]:
+    """The same of what comes after another model's passes, each size for itself, as rounds with it follow each other: what
+    comes seldom is slower, and whether its weights were still in the caches, single passes do not tell.
+    """
+    seconds: dict[int, list[float]] = {}
+    less: list[float] = []
+    for n in timer.sizes:
+        taken = []
+        for turn in range(SETTLING + repeats):
+            took = timer.time(n)
+            again = timer.time(n, again=True) if n == 1 else took
+            if turn >= SETTLING:
+                taken.append(took)
+                less.append(took - again)
+        seconds[n] = [median(taken)]
+    warm = median(less[:repeats]) if timer.sizes[0] == 1 else 0.0
+    return seconds, 0.0, max(0.0, float(f"{warm:.3g}"))
