@@ -157,25 +157,6 @@ def test_what_cannot_be_kept_is_loaded_all_the_same(
     assert trouble == "no folder" or not list((cache / kept.FOLDER).glob("*"))
 
 
-@pytest.mark.parametrize("huge", [False, True])
-def test_a_small_model_is_read_where_memory_comes_in_huge_pages(
-    huge: bool, tmp_path: Path, cache: Path, rounds: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "in_huge_pages", lambda: huge)
-    folder = save_model(tmp_path / "model", 0)
-    want = logits(load_transformers(folder, dtype="int8"))
-    model = load_transformers(folder, dtype="int8")
-    if sys.platform == "linux":
-        assert (str(cache / kept.FOLDER) in Path("/proc/self/maps").read_text()) is not huge
-    assert torch.equal(logits(model), want)
-    monkeypatch.setattr(kept, "MOST_READ", 10)
-    large = load_transformers(folder, dtype="int8")
-    if sys.platform == "linux":
-        assert str(cache / kept.FOLDER) in Path("/proc/self/maps").read_text()
-    assert torch.equal(logits(large), want)
-    assert len(rounds) == 1
-
-
 def test_what_is_written_into_a_model_stays_in_its_process(tmp_path: Path, cache: Path, rounds: list[str]) -> None:
     folder = save_model(tmp_path / "model", 0)
     load_transformers(folder, dtype="int8")

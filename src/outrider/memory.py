@@ -43,16 +43,6 @@ def ask_for_huge_pages() -> bool:
     return heap is not None and libc.madvise(heap.start, len(heap), _MADV_HUGEPAGE) == 0
 
 
-def in_huge_pages() -> bool:
-    """Whether what is allocated comes in huge pages, as far as is known; also if that was asked by `GLIBC_TUNABLES`."""
-    try:
-        about = Path("/proc/self/smaps").read_text().split(_HEAP)[1]
-    except (OSError, IndexError):
-        return False
-    flags = next((line.split() for line in about.splitlines() if line.startswith("VmFlags:")), [])
-    return "hg" in flags
-
-
 def _glibc() -> ctypes.CDLL | None:
     try:
         libc = ctypes.CDLL(None)

@@ -31,10 +31,6 @@ from outrider.proposal import DraftRow
 
 SHIPPED = "heads/shipped"  # in the package: a folder a target
 
-# Acceptance to begin with, and the decisions that it weighs: a head's is poor on many texts, and hopeless on few
-# (EXPERIMENTS.md, by replays of the shipped head on 52 texts).
-FIRST, LATER, TESTS = 0.6, 0.55, 8.0
-
 
 class HeadDrafter(ModelDrafter):
     """path: the folder of a head (`outrider train head`, `train blocks`), or of an EAGLE, EAGLE-3 or Medusa checkpoint, or
@@ -48,6 +44,8 @@ class HeadDrafter(ModelDrafter):
     """
 
     model: HeadModel
+    # Poor on many texts, and hopeless on few (EXPERIMENTS.md, by replays of the shipped head on 52 texts).
+    first, later, tests = 0.6, 0.55, 8.0
 
     def __init__(self, path: str | Path | None = None, step_seconds: float | None = None, dtype: str = "auto") -> None:
         check_dtype(dtype)
@@ -98,17 +96,14 @@ class HeadDrafter(ModelDrafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         (prospect,) = super().prospects(row)
-        prospect = replace(prospect, first=FIRST, later=LATER, tests=TESTS)
+        return [replace(prospect, gated=False)] if self._in_one_pass else [prospect]
+
+    def _seconds(self, pending: int, held: int) -> tuple[float, float]:
+        """See `ModelDrafter`; the first token pays for all of them where they come in one pass."""
         if self._given is not None:
-            return [
-                replace(
-                    prospect, step_seconds=self._given, start_seconds=0.0, gated=prospect.gated and not self._in_one_pass
-                )
-            ]
-        if self._in_one_pass:
-            first = prospect.start_seconds + prospect.step_seconds
-            return [replace(prospect, start_seconds=first, step_seconds=0.0, gated=False)]
-        return [prospect]
+            return self._given, 0.0
+        step, start = super()._seconds(pending, held)
+        return (0.0, start + step) if self._in_one_pass else (step, start)
 
     def _room(self, row: DraftRow) -> int:
         """Nothing while the target has not scored all but the newest token: the state before it is not there yet."""

@@ -35,6 +35,7 @@ class ModelDrafter(Drafter):
     """
 
     names_others = True
+    first, later, tests = Prospect.first, Prospect.later, Prospect.tests  # acceptance to assume at first
 
     def __init__(
         self, model: LanguageModel, sampling: SamplingSettings | None = None, step_seconds: float | None = None
@@ -79,18 +80,27 @@ class ModelDrafter(Drafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         held = len(self._read(row))
-        pending = held - row.state.length
-        step = self._costs.verify(1, held) - self._costs.warm if self._costs else 0.0
-        start = self._costs.verify(pending, held) - step if self._costs else 0.0
+        step, start = self._seconds(held - row.state.length, held)
         return [
             Prospect(
                 self.name,
+                first=self.first,
+                later=self.later,
+                tests=self.tests,
                 step_seconds=step,
-                start_seconds=max(0.0, start),
+                start_seconds=start,
                 longest=self._room(row),
                 gated=self.model.device.type == "cpu",  # elsewhere the signals would cost a synchronisation each
             )
         ]
+
+    def _seconds(self, pending: int, held: int) -> tuple[float, float]:
+        """Of a drafted token, and before the first, where so many of the tokens held are yet to be read."""
+        costs = self._costs
+        if costs is None:
+            return 0.0, 0.0
+        step = costs.about(1, held) - costs.warm
+        return step, max(0.0, costs.about(pending, held) - step)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         limits = [min(plan.limit, self._room(row)) for row, plan in zip(rows, plans, strict=True)]

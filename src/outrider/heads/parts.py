@@ -23,6 +23,7 @@ from outrider.heads.stored import files_of, read_head
 from outrider.heads.target_parts import output_rows
 from outrider.kernels.models import kernels
 from outrider.models.base import HandsOutStates
+from outrider.models.one_piece import put_in_one_piece
 from outrider.models.packed_linear import pack_linears
 from outrider.models.rounded import round_linears
 
@@ -74,6 +75,7 @@ def _make(target: HandsOutStates, folder: Path, dtype: torch.dtype, rounded: boo
     ours = kernels() if rounded else None
     if ours is not None:
         use_kernels(network, ours)
+        put_in_one_piece(network, rows)
     return HeadParts(network, rows, tokens, dtype, rounded, _embedding(target, stored))
 
 

@@ -25,7 +25,6 @@ from outrider.cache_folder import build_once, cache_folder, file_name
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.garbage import uncollected
 from outrider.kernels.models import kernels
-from outrider.memory import in_huge_pages
 from outrider.models.block_attention import BLOCKS
 from outrider.models.kernels.attention import register_kernel_attention
 from outrider.models.kernels.linear import GroupedKernel, Int8Kernel
@@ -36,7 +35,6 @@ from outrider.models.tracing import versions
 
 FOLDER, FILE = "rounded", "module.pt"
 LEAST = 32 * 10**6  # bytes of a model that is worth a file: smaller ones are rounded in no time
-MOST_READ = 640 * 10**6  # bytes of a file that is read into memory: of a larger model huge pages gain a hundredth
 ROOM = 2 * 10**9  # bytes that stay free on the disk, at least
 _log = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class KeptModel:
         self._possible = ours is not None
 
     def read(self) -> Any:
-        """The module, its tensors mapped, or read where that gives them huge pages; None if there is none."""
+        """The module, its tensors mapped; None if there is none."""
         if not self._possible:
             return None
         try:
@@ -65,9 +63,8 @@ class KeptModel:
             if not path.is_file():
                 return None
             _read_ahead(path)
-            mapped = path.stat().st_size > MOST_READ or not in_huge_pages()
             with uncollected():
-                module = torch.load(path, mmap=mapped, weights_only=False, map_location="cpu")
+                module = torch.load(path, mmap=True, weights_only=False, map_location="cpu")
             register_kernel_attention()
             register_steady_attention()
             _introduce(module)

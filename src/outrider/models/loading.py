@@ -19,6 +19,7 @@ from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
 from outrider.models.k_quants import KQuants
 from outrider.models.kept import KeptModel
+from outrider.models.one_piece import put_in_one_piece
 from outrider.models.packed_linear import pack_linears
 from outrider.models.rounded import can_round, round_to_int4, round_to_int8
 from outrider.models.same_bits import use_same_bits
@@ -154,6 +155,7 @@ def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num
         else:
             round_to_int8(module)
         kept.keep(module)
+    put_in_one_piece(module)
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
