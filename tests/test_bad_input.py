@@ -16,6 +16,7 @@ import torch
 import transformers
 
 import outrider
+from outrider.cli import main as entry
 from outrider.cli.main import run
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.loading import default_model
@@ -260,3 +261,22 @@ def test_an_error_is_cut_where_a_sentence_ends() -> None:
     assert in_one_line(ValueError()) == "ValueError"
     assert in_one_line("It can't be read. " + "See https://somewhere.example/very/long " * 9, 45) == "It can't be read."
     assert in_one_line("word " * 30, 21) == "word word word word …"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to …")]
+)
+def test_too_little_memory_is_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(entry.cli, "main", refuse)
+    assert run(["generate", "hi"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("outrider: there is not enough memory")
+    assert said.count("\n") == 1
+    error = RuntimeError("another")
+    with pytest.raises(RuntimeError, match="another"):
+        run(["generate", "hi"])

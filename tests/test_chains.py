@@ -272,7 +272,7 @@ def before_cases() -> list[tuple[str, Callable[..., Tensor], dict[str, int]]]:
     draw = torch.Generator().manual_seed(8)
     rows = torch.randint(-127, 128, (9, WIDTH), generator=draw, dtype=torch.int8)
     scales, table = torch.rand(9, 1, generator=draw), torch.randn(9, WIDTH, generator=draw)
-    small = table.bfloat16()
+    small, turned_table = table.bfloat16(), torch.randn(WIDTH, 9, generator=draw).T
     wide = Int8Kernel(torch.randn(WIDTH, 3 * WIDTH, generator=draw), None, ours)
     chain = {"chain_plan.default": 1, "chain.default": 1, "getitem": 1}
 
@@ -294,6 +294,9 @@ def before_cases() -> list[tuple[str, Callable[..., Tensor], dict[str, int]]]:
         ("zeros before", lambda t, x: wide(pad(joined(embedded(t), x), (WIDTH, 0))), {}),
         ("something else behind", lambda t, x: wide(pad(joined(embedded(t), x), (0, WIDTH), value=1.0)), {}),
         ("parts of what was beside each other", partial(_split, joined, wide, embedded), chain),
+        ("parts of other types", partial(_promoted, joined, wide, embedded), {}),
+        ("ids of another type", lambda t, x: one(torch.nn.functional.embedding(t.int(), table)), {}),
+        ("a table that is turned", lambda t, x: one(torch.nn.functional.embedding(t, turned_table)), {}),
         ("one is no norm", lambda t, x: wide(torch.cat([normed(x), x, normed(embedded(t))], -1)), {}),
         (
             "given in bfloat16",
@@ -301,6 +304,12 @@ def before_cases() -> list[tuple[str, Callable[..., Tensor], dict[str, int]]]:
             chain | {"_to_copy.default": 1},
         ),
     ]
+
+
+def _promoted(joined: Any, wide: Any, embedded: Any, t: Tensor, x: Tensor) -> Tensor:
+    first, second = torch.split(torch.cat([x.bfloat16(), x], -1), WIDTH, -1)
+    out: Tensor = wide(joined(first * first, embedded(t), second))
+    return out
 
 
 def _split(joined: Any, wide: Any, embedded: Any, t: Tensor, x: Tensor) -> Tensor:
@@ -339,6 +348,7 @@ def test_a_chain_begins_with_tokens(case: int, shape: tuple[int, int]) -> None:
         ("other positions are seen", False),
         ("fewer columns are seen", False),
         ("another column", False),
+        ("one column for all", False),
         ("cosines for sines", False),
         ("the first is blind", False),
         ("a mask is given", False),
@@ -354,11 +364,15 @@ def test_attention_is_told_positions_where_angles_and_masks_follow_from_them(cha
         positions = positions.clamp(max=7) if change == "clamped" else positions
         others = positions + 1 if change == "other positions are seen" else positions
         columns = torch.arange(11 if change == "fewer columns are seen" else 12)
-        seen = columns < others[:, None, :, None] if "apart" in change else columns <= others[:, None, :, None]
+        seen = (
+            columns < others[:, None, :, None]
+            if "apart" in change or change == "one column for all"
+            else columns <= others[:, None, :, None]
+        )
         if "a window" in change:
             seen = seen & (columns > others[:, None, :, None] - 3)
-        if "apart" in change or change == "another column":
-            own = at + 1 if change == "another column" else at
+        if "apart" in change or change in ("another column", "one column for all"):
+            own = at + 1 if change == "another column" else at[:, :1] if change == "one column for all" else at
             seen = seen | (columns == own[:, None, :, None])
         if change == "the first is blind":
             seen = seen & ~((columns == 0) & (positions > 0)[:, None, :, None])
@@ -418,7 +432,8 @@ def test_positions_of_other_tokens_are_refused(built: Kernels) -> None:
         (at[:1], 3, "other tokens"),
         (at.int(), 3, "int64"),
         (at, 4, "other sizes"),
-        (at, -1, "no less than no columns"),
+        (at, -1, "other sizes"),
+        (at, 2**61, "other sizes"),
     ):
         with pytest.raises(RuntimeError, match=said):
             built.ops.chain(x, plan, [x, positions, at], [columns])

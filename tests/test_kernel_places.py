@@ -46,6 +46,9 @@ def test_what_is_seen_is_what_a_mask_says(built: Kernels, window: int | None, co
     for own in (None, at):
         want = make_mask(positions, columns, AttentionPattern({"full_attention": window}, False), at=own)
         assert torch.equal(built.ops.seen(positions, own, columns, window or 0), want)
+    nowhere = torch.full_like(positions, -1)
+    want = make_mask(positions, columns, AttentionPattern({"full_attention": window}, False), at=nowhere)
+    assert torch.equal(built.ops.seen(positions, nowhere, columns, window or 0), want)
     for wrong in ((positions, at[:1], columns, 0), (positions, None, -1, 0), (positions, None, columns, -1)):
         with pytest.raises(RuntimeError):
             built.ops.seen(*wrong)
@@ -101,6 +104,8 @@ def test_rotary_positions_that_do_not_depend_on_the_context_are_replaced(scaling
     for want, got in zip(own(x, at), found(x, at), strict=True):
         torch.testing.assert_close(got, want, rtol=0.0, atol=1e-6)
     assert found(x.bfloat16(), at)[0].dtype is torch.bfloat16
+    assert found.config is own.config  # and whatever else a model reads of it
+    assert not hasattr(found, "nothing")
 
 
 def test_what_only_looks_like_rotary_positions_stays() -> None:
@@ -115,10 +120,31 @@ def test_what_only_looks_like_rotary_positions_stays() -> None:
             angles = (position_ids[..., None].float() * self.inv_freq).repeat_interleave(2, -1)
             return angles.cos(), angles.sin()
 
+    class FarRotaryEmbedding(InterleavedRotaryEmbedding):
+        """Others from some context on, as old models made them: a scale of its own, and frequencies that stay."""
+
+        last, changes = 100_000, "scale"
+
+        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            far = int(position_ids.max()) > self.last
+            if far and self.changes == "frequencies":
+                self.inv_freq *= 0.9
+            angles = (position_ids[..., None].float() * self.inv_freq).repeat(1, 1, 2)
+            times = 1.2 if far and self.changes == "scale" else 1.0
+            return times * angles.cos(), times * angles.sin()
+
+    class NearRotaryEmbedding(FarRotaryEmbedding):
+        last = 1000
+
+    class ChangingRotaryEmbedding(FarRotaryEmbedding):
+        changes = "frequencies"
+
     class AskedForMoreRotaryEmbedding(InterleavedRotaryEmbedding):
         def forward(self, x: Tensor, position_ids: Tensor, more: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
             return super().forward(x, position_ids)
 
     ours = kernels()
     assert ours is not None
-    assert replace_rows(nn.Sequential(InterleavedRotaryEmbedding(), AskedForMoreRotaryEmbedding()), ours) == 0
+    odd = (FarRotaryEmbedding(), NearRotaryEmbedding(), ChangingRotaryEmbedding(), AskedForMoreRotaryEmbedding())
+    assert replace_rows(nn.Sequential(InterleavedRotaryEmbedding(), *odd), ours) == 0
+    assert all(torch.equal(one.inv_freq, torch.tensor([1.0, 0.5])) for one in odd)  # trying them changes nothing

@@ -30,6 +30,13 @@ def test_what_is_allocated_comes_in_huge_pages_once_they_were_asked_for() -> Non
     assert int(out[0]) >= 32 << 10 or "[never]" in _MODE.read_text()  # of 64 MB
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the C library of Linux")
+def test_where_addresses_are_limited_the_heap_does_not_grow_ahead() -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, resource.RLIM_INFINITY))\n"
+    ask = "from outrider import memory; assert not memory.ask_for_huge_pages()"
+    subprocess.run([sys.executable, "-c", limit + ask], check=True)
+
+
 def test_where_there_is_no_such_allocator_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_glibc", lambda: None)
     assert not memory.keep_freed_memory()

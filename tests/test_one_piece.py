@@ -56,10 +56,13 @@ def test_what_shares_memory_or_has_another_layout_stays_where_it_is() -> None:
     part.empty = nn.Parameter(torch.empty(0))
     part.register_buffer("numbers", torch.arange(7))
     part.tied = part.own
+    part.first = nn.Parameter(torch.randn(3, 3))
+    part.same = nn.Parameter(part.first.data)  # another parameter in the same memory
     values = {name: value.detach().clone() for name, value in [*part.named_parameters(), *part.named_buffers()]}
     where = {name: getattr(part, name).data_ptr() for name in ("view", "turned")}
     assert put_in_one_piece(part)
     assert part.tied is part.own
+    assert part.same.data_ptr() == part.first.data_ptr()
     assert part.own.untyped_storage().data_ptr() == part.numbers.untyped_storage().data_ptr()
     assert {name: getattr(part, name).data_ptr() for name in where} == where
     for name, value in values.items():

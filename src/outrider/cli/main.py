@@ -74,13 +74,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone (`| head`): nothing to say, and nothing more may be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
+    except (OSError, MemoryError, RuntimeError) as error:
+        return _without_room(error)
+    return code if isinstance(code, int) else 0
+
+
+def _without_room(error: Exception) -> int:
+    """Said where the disk is full, or memory lacks, by Python or by torch."""
+    said = str(error).lower()
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the end
         _say(f"outrider: the output can't be written ({error.strerror}): free some space, or write it elsewhere")
-        return 1
-    return code if isinstance(code, int) else 0
+    elif isinstance(error, MemoryError) or "can't allocate memory" in said or "cannot allocate memory" in said:
+        _say(
+            "outrider: there is not enough memory: take a smaller model or --dtype int4, or raise the limit (ulimit -v, -d)"
+        )
+    else:
+        raise error
+    return 1
 
 
 def _say(message: str) -> None:

@@ -65,19 +65,45 @@ def _measure(model: LanguageModel) -> tuple[Costs, float]:
     limit = model.max_length or LONG_CONTEXT + max(SIZES)
     short = max(1, min(CONTEXT, limit - max(SIZES)))
     times, change, warm = _times(model, sizes_of(model), short)
-    noise, monotone = _noise(times), not isinstance(model, PadsWidths)
+    monotone = not isinstance(model, PadsWidths)
+    if isinstance(model, Follows):
+        return _measure_behind(model, times, warm, short, limit)
+    noise = _noise(times)
     near = _table(times, noise, monotone)
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
     if far <= 2 * short or not can_pretend(model):
         return Costs(near, context=short, change=change * noise, warm=warm), noise
-    sizes = sizes_of(model) if isinstance(model, Follows) else LONG_SIZES
-    distant = _table(_times(model, sizes, far, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
+    distant = _table(_times(model, LONG_SIZES, far, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
+    slopes = _slopes(near, distant, far - short, monotone)
+    return Costs(near, slopes, short, change=change * noise, warm=warm), noise
+
+
+def _measure_behind(
+    model: LanguageModel, times: dict[int, list[float]], warm: float, short: int, limit: int
+) -> tuple[Costs, float]:
+    """The same of what comes after another model's passes, by medians: whether its weights were still in the caches is
+    chance, and a table of the least would be one of a chance that never lasts.
+    """
+
+    def typical(times: dict[int, list[float]]) -> dict[int, float]:
+        seconds = _rising([median(times[n]) for n in sorted(times)])
+        return {n: float(f"{each:.3g}") for n, each in zip(sorted(times), seconds, strict=True)}
+
+    noise = median(median(taken) / sorted(taken)[len(taken) // 4] for taken in times.values())
+    near, far = typical(times), min(LONG_CONTEXT, limit - max(SIZES_BEHIND))
+    if far <= 2 * short or not can_pretend(model):
+        return Costs(near, context=short, warm=warm), noise
+    distant = typical(_times(model, SIZES_BEHIND, far, repeats=LONG_REPEATS, warm=True)[0])
+    return Costs(near, _slopes(near, distant, far - short, monotone=True), short, warm=warm), noise
+
+
+def _slopes(near: dict[int, float], distant: dict[int, float], between: int, monotone: bool) -> dict[int, float]:
+    """Seconds by size that each of so many tokens of context adds."""
     both = [n for n in sorted(distant) if n in near]
-    rises = [max(0.0, distant[n] - near[n]) / (far - short) for n in both]
+    rises = [max(0.0, distant[n] - near[n]) / between for n in both]
     if monotone:  # else a wider pass would seem quicker after a context longer than these
         rises = _rising(rises)
-    slopes = {n: float(f"{rise:.3g}") for n, rise in zip(both, rises, strict=True)}
-    return Costs(near, slopes, short, change=change * noise, warm=warm), noise
+    return {n: float(f"{rise:.3g}") for n, rise in zip(both, rises, strict=True)}
 
 
 def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
@@ -151,6 +177,6 @@ def _times_behind(timer: PassTimer, repeats: int) -> tuple[dict[int, list[float]
             if turn >= SETTLING:
                 taken.append(took)
                 less.append(took - again)
-        seconds[n] = [median(taken)]
+        seconds[n] = taken
     warm = median(less[:repeats]) if timer.sizes[0] == 1 else 0.0
     return seconds, 0.0, max(0.0, float(f"{warm:.3g}"))

@@ -44,6 +44,9 @@ class Given {
     for (int64_t i = 0; i < plan.head->given; i++) {
       at_.push_back(plan.given[i] == 0 ? nullptr : activations(tensors[i], plan.given[i], for_given[i]));
     }
+    for (int64_t i = 0; i < plan.head->steps; i++) {  // before anything is as large as these say
+      if (plan.steps[i].attention.has_value()) check_columns(plan.told[plan.steps[i].told], *plan.steps[i].attention, counts);
+    }
     for_angles.make(plan.head->told);
     for_seen.make(plan.head->told);
     for (int64_t i = 0; i < plan.head->told; i++) told_.push_back(told(plan.told[i], tensors, counts, for_angles[i], for_seen[i]));
@@ -103,9 +106,13 @@ class Given {
     return to;
   }
 
+  static void check_columns(const Told& told, const KeptAttention& kept, const std::vector<int64_t>& counts) {
+    STD_TORCH_CHECK(0 <= told.count && told.count < static_cast<int64_t>(counts.size()), "a chain has no such count");
+    STD_TORCH_CHECK(0 <= counts[told.count] && counts[told.count] <= kept.capacity, "keys and values are kept in other sizes");
+  }
+
   // room: for angles, and for what is seen.
   NewTokens told(const Told& which, const std::vector<Tensor>& tensors, const std::vector<int64_t>& counts, Room& angles, Room& seen) {
-    STD_TORCH_CHECK(0 <= which.count && which.count < static_cast<int64_t>(counts.size()), "a chain has no such count");
     NewTokens found = new_tokens(numbers_of(tensors[which.at]), counts[which.count]);
     STD_TORCH_CHECK(found.at.batch == batch_ && found.at.tokens == tokens_, "these are other tokens");
     if (which.places.has_value()) {
@@ -119,14 +126,13 @@ class Given {
 
   void place(NewTokens& found, const Places& places, const Numbers& positions, Room& angles, Room& seen) {
     STD_TORCH_CHECK(positions.batch == batch_ && positions.tokens == tokens_, "these are positions of other tokens");
-    STD_TORCH_CHECK(found.columns >= 0, "a pass reads no less than no columns");
     const int64_t turned = places.turned, all = rows() * turned;
     float* cosines = angles.of(2 * all);
     bool* sees = reinterpret_cast<bool*>(seen.of((rows() * found.columns + sizeof(float) - 1) / sizeof(float)));
     for_rows(rows(), turned + found.columns, [=](int64_t m) {
       const int64_t b = m / tokens_, n = m % tokens_, position = std::min(positions.of(b, n), places.limit);
       angles_at(position, places.frequencies, turned / 2, places.times, cosines + m * turned, cosines + all + m * turned);
-      seen_at(position, places.apart ? found.at.of(b, n) : -1, places.window, found.columns, sees + m * found.columns);
+      seen_at(position, places.apart, found.at.of(b, n), places.window, found.columns, sees + m * found.columns);
     });
     found.cosines = {cosines, tokens_ * turned, turned};
     found.sines = {cosines + all, tokens_ * turned, turned};

@@ -108,7 +108,7 @@ Tensor seen(Tensor positions, std::optional<Tensor> at, int64_t columns, int64_t
   const bool apart = at.has_value();
   for_rows(from.batch * from.tokens, columns, [=](int64_t m) {
     const int64_t b = m / from.tokens, n = m % from.tokens;
-    seen_at(from.of(b, n), apart ? own.of(b, n) : -1, window, columns, to + m * columns);
+    seen_at(from.of(b, n), apart, own.of(b, n), window, columns, to + m * columns);
   });
   return out;
 }

@@ -81,14 +81,14 @@ inline void angles_at(int64_t position, const float* frequencies, int64_t count,
   }
 }
 
-// What a token sees, of so many columns: those of earlier positions, `window` with its own if that is not 0, and its own column.
-// `own` is that if it is not at its position, else -1.
-inline void seen_at(int64_t position, int64_t own, int64_t window, int64_t columns, bool* seen) {
-  const int64_t end = std::min(own < 0 ? position + 1 : position, columns);
+// What a token sees, of so many columns: those up to its position, `window` of them if that is not 0; or, `apart` from its
+// position, those before it and its `own`.
+inline void seen_at(int64_t position, bool apart, int64_t own, int64_t window, int64_t columns, bool* seen) {
+  const int64_t end = std::min(apart ? position : position + 1, columns);
   const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, position - window + 1);
   std::fill(seen, seen + columns, false);
   if (begin < end) std::fill(seen + begin, seen + end, true);
-  if (0 <= own && own < columns) seen[own] = true;
+  if (apart && 0 <= own && own < columns) seen[own] = true;
 }
 
 }  // namespace OUTRIDER_NAMESPACE

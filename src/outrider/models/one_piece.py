@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -57,16 +58,15 @@ class _Held(NamedTuple):
 
 def _held(modules: tuple[nn.Module, ...]) -> Iterator[_Held]:
     """Those that share their memory with nothing, each once."""
-    seen: set[int] = set()
+    found: dict[int, _Held] = {}
     for part in (part for module in modules for part in module.modules()):
         own = [*part._parameters.values(), *part._buffers.values()]
         held = [_Held(tensor, "data", tensor) for tensor in own if tensor is not None]
         if isinstance(part, OpaqueLinear):
             held.append(_Held(part, "_packed", part._packed))
-        for one in held:
-            if id(one.tensor) not in seen and _plain(one.tensor):
-                seen.add(id(one.tensor))
-                yield one
+        found |= {id(one.tensor): one for one in held if _plain(one.tensor)}
+    shared = Counter(one.tensor.untyped_storage()._cdata for one in found.values())
+    return (one for one in found.values() if shared[one.tensor.untyped_storage()._cdata] == 1)
 
 
 def _plain(tensor: Any) -> bool:

@@ -6,6 +6,7 @@ passes.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from outrider.kernels.models import Kernels
 
 NEAR = 1e-5  # relative, of a norm or an angle by ours and as it was
+FAR = ((1, 1001, 2100), (5, 4200, 9000), (3, 33_000, 140_000))  # positions, one pass each: some modules look at the largest
 STEADY = ("default", "linear", "llama3", "yarn")  # kinds of rotary positions whose frequencies do not depend on the context
 
 
@@ -63,6 +65,15 @@ class RotaryAngles(nn.Module):
         cos, sin = self._angles(position_ids, self.own.inv_freq, self.times)
         return cos, sin
 
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a model reads of it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "own":
+                raise
+            return getattr(self.own, name)
+
 
 @torch.inference_mode()
 def replace_rows(module: nn.Module, ours: Kernels) -> int:
@@ -110,7 +121,7 @@ def _like(norm: nn.Module, ours: Kernels) -> RmsNorm | None:
 
 
 def _turning_like(child: Any, ours: Kernels) -> RotaryAngles | None:
-    """Rotary positions that give what this module gives; None if it is something else."""
+    """Rotary positions that give what this module gives at near and far positions; None if it is something else."""
     frequencies = getattr(child, "inv_freq", None)
     if not type(child).__name__.endswith("RotaryEmbedding") or getattr(child, "rope_type", "default") not in STEADY:
         return None
@@ -119,14 +130,16 @@ def _turning_like(child: Any, ours: Kernels) -> RotaryAngles | None:
     if frequencies.device.type != "cpu":
         return None
     x = torch.zeros(2, 3, 8, dtype=torch.float32, device="cpu")
-    at = torch.tensor([[0, 7, 1001], [3, 250, 5]], device="cpu")
     found = RotaryAngles(child, ours)
     try:
-        want = child(x, at)
-        fits = all(_near(a, b) for a, b in zip(want, found(x, at), strict=True))
+        tried = deepcopy(child)  # what depends on the context may change by being called
+        for places in ((0, 7, 250), *FAR, (0, 7, 250)):
+            at = torch.tensor([places, places[::-1]], device="cpu")
+            if not all(_near(a, b) for a, b in zip(tried(x, at), found(x, at), strict=True)):
+                return None
     except Exception:  # it is called in another way, or gives something else
         return None
-    return found if fits else None
+    return found
 
 
 def _near(want: Any, found: Tensor) -> bool:

@@ -51,7 +51,8 @@ def _own(node: Any) -> _Mask | None:
         found = _in_window(rest)
         if found is not None and found.before and _columns(keys) == found.columns:
             own = _each(at)
-            return None if own is None else found._replace(at=own)
+            alike = own is not None and _alike(own, found.positions)
+            return found._replace(at=own) if alike else None
     return None
 
 
@@ -74,11 +75,16 @@ def _causal(node: Any) -> _Mask | None:
     return None
 
 
+def _alike(one: Node, two: Node) -> bool:
+    return all(same_size(a, b) for a, b in zip(one.meta["val"].shape, two.meta["val"].shape, strict=True))
+
+
 def _columns(node: Any) -> Any:
     """How many: of `arange(columns)`."""
     if not isinstance(node, Node) or node.target is not aten.arange.default or len(node.args) != 1:
         return None
-    return node.args[0] if node.meta["val"].dtype is torch.int64 else None
+    whole = isinstance(_size(node.args[0]), int | torch.SymInt) and node.meta["val"].dtype is torch.int64
+    return node.args[0] if whole else None
 
 
 def _each(node: Any) -> Node | None:
@@ -142,6 +148,8 @@ def split_again(graph: GraphModule, ops: Any) -> None:
         whole, dim, begin, end = given_to(node, aten.slice.Tensor, 4)
         parts, last = given_to(whole, aten.cat.default)
         if not isinstance(parts, list | tuple) or (dim, last) not in ((2, -1), (2, 2)) or whole.meta["val"].dim() != 3:
+            continue
+        if any(part.meta["val"].dtype is not whole.meta["val"].dtype for part in parts):
             continue
         at = 0
         for part in parts:

@@ -166,7 +166,8 @@ def _looked_up(node: Node, ops: Any) -> tuple[Any, ...] | None:
         table, tokens, *_ = inner.args
         if table.meta["val"].dtype is not (torch.bfloat16 if cast else torch.float32):
             return None
-    return (tokens, *_kept(table, scales)) if tokens.meta["val"].dim() == 2 else None
+    fits = tokens.meta["val"].dim() == 2 and tokens.meta["val"].dtype is torch.int64 and table.meta["val"].is_contiguous()
+    return (tokens, *_kept(table, scales)) if fits else None
 
 
 def _kept(*nodes: Node | None) -> tuple[_Kept | None, ...]:
