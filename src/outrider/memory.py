@@ -32,12 +32,12 @@ def keep_freed_memory() -> bool:
 def ask_for_huge_pages() -> bool:
     """Have the heap in huge pages from now on, where the system gives them to who asks; → whether it could be asked.
 
-    Weights are read once a pass, and a processor looks up the address of each page: with 4 KB a page that is 2 to 6 % of
+    Weights are read once a pass, and a processor looks up the address of each page: with 4 KB a page that is 2 to 5 % of
     SmolLM2's pass. The heap grows by more than a gigabyte at once, so that it can be asked for all of that before it is
-    touched; not where a process may only have so many addresses.
+    touched; not where a process may only have so many addresses. After `keep_freed_memory`, or it would shrink again.
     """
     libc = _glibc()
-    if libc is None or _limited() or not keep_freed_memory() or not libc.mallopt(_M_TOP_PAD, _AHEAD):
+    if libc is None or _limited() or not libc.mallopt(_M_TOP_PAD, _AHEAD):
         return False
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]

@@ -168,15 +168,11 @@ def _times_behind(timer: PassTimer, repeats: int) -> tuple[dict[int, list[float]
     comes seldom is slower, and whether its weights were still in the caches, single passes do not tell.
     """
     seconds: dict[int, list[float]] = {}
-    less: list[float] = []
+    warm = 0.0
     for n in timer.sizes:
-        taken = []
-        for turn in range(SETTLING + repeats):
-            took = timer.time(n)
-            again = timer.time(n, again=True) if n == 1 else took
-            if turn >= SETTLING:
-                taken.append(took)
-                less.append(took - again)
-        seconds[n] = taken
-    warm = median(less[:repeats]) if timer.sizes[0] == 1 else 0.0
+        turns = range(SETTLING + repeats)
+        pairs = [(timer.time(n), timer.time(n, again=True) if n == 1 else 0.0) for _ in turns][SETTLING:]
+        seconds[n] = [took for took, _ in pairs]
+        if n == 1:
+            warm = median(took - again for took, again in pairs)
     return seconds, 0.0, max(0.0, float(f"{warm:.3g}"))

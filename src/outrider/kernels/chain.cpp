@@ -181,8 +181,8 @@ void run(const Step& step, const Given& given) {
   }
 }
 
-// like [B, N] or [B, N, any]: how many rows and tokens there are. given: what differs from pass to pass; counts: of columns that attention
-// reads. -> [B, N, width] each
+// like [B, N] or [B, N, any]: how many rows and tokens there are. given: what differs from pass to pass; counts: of columns that
+// attention reads. -> [B, N, width] each
 std::vector<Tensor> chain(Tensor like, Tensor plan, std::vector<Tensor> given, std::vector<int64_t> counts) {
   STD_TORCH_CHECK(like.dim() == 2 || like.dim() == 3, "a chain is of tokens [B, N] or activations [B, N, width]");
   const Plan planned(plan);

@@ -73,6 +73,7 @@ struct Join {
   int64_t first, count;
 };
 
+// One of them.
 struct Joined {
   Activations x;
   Norm norm;

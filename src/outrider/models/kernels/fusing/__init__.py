@@ -25,10 +25,10 @@ from torch.fx import Node
 
 from outrider.kernels.models import LIBRARY
 from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
-from outrider.models.kernels.fusing.before import fuse_expanded, fuse_joins, fuse_masks, split_again
 from outrider.models.kernels.fusing.chains import fuse_chains
 from outrider.models.kernels.fusing.layers import fuse_layers
 from outrider.models.kernels.fusing.parts import END, alone, aten, given_to, replace, schema_of
+from outrider.models.kernels.fusing.tokens import fuse_expanded, fuse_joins, fuse_masks, split_again
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
