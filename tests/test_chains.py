@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from outrider.kernels.models import Kernels, build, kernels
 from outrider.models.kernels.fusing import fuse
-from outrider.models.kernels.fusing.chains import ADD, ATTENTION, EMBED, JOIN, LAYER, NORM, PLACED
+from outrider.models.kernels.fusing.chains import ADD, ATTENTION, EMBED, JOIN, LAST, LAYER, NORM, PLACED
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from tests.test_fused_passes import calls
 from tests.test_kernels import HERE
@@ -68,6 +68,13 @@ def pass_cases() -> list[tuple[str, Callable[[Tensor, Tensor], Any], int, int]]:
         ("a bias that is a result", partial(_biased, made), 1, -1),
         ("what is read is written later", partial(_written_later, made), 0, -1),
         ("a part of what is written is read before", partial(_read_before, made), 0, -1),
+        ("of the last tokens alone", lambda x, y: two(normed(one(x)[:, -1:])), 1, 0),
+        ("with what is added to them", lambda x, y: two((z := one(x))[:, -1:]) + z[:, -1:], 1, 0),
+        ("besides all of them", lambda x, y: (z := one(x), two(z)[:, -1:], two(z + y)), 1, 0),
+        ("the last of the last", lambda x, y: two(one(x)[:, -1:])[:, -1:], 1, 0),
+        ("the last and all together", lambda x, y: one(x)[:, -1:] + y, 1, 1),
+        ("the last of what is given, another shape", lambda x, y: one(x[:, -1:]) + two(y)[:, -1:], 1, 2),
+        ("the first tokens, another shape", lambda x, y: one(two(x)[:, :1]), 0, 3),
         ("two chains", lambda x, y: one(two((one(two(x)) * y).relu())), 2, 2),
     ]
 
@@ -150,7 +157,10 @@ def refused() -> list[tuple[list[int], list[float], int, int, str]]:
     return [
         ([], [], 0, 1, "more than it computes"),
         ([], [], 1, 1, "has not computed"),
-        ([7, -2, 0, 0], [0.0] * 3, 1, 1, "no such step"),
+        ([8, -2, 0, 0], [0.0] * 3, 1, 1, "no such step"),
+        ([LAST, -3, 0, ADD, -2, -3, 0], [], 2, 1, "of other tokens"),
+        ([LAST, -3, 0, JOIN, -2, 2, 2 * WIDTH, -3, 0, 0, 0], [0.0, 0.0], 2, 1, "of other tokens"),
+        ([LAST, -3, 0, ATTENTION, -2, -3, 1, -1, -1, 4, 4, 2, 2, 3, -1, 0], [0.0] * 3, 2, 1, "of all tokens"),
         (norm[:3], [1e-5, 0.0], 1, 1, "within a step"),
         (norm, [1e-5], 1, 1, "lacks numbers"),
         ([NORM, -2, 99, 0], [1e-5, 0.0], 1, 1, "not given"),

@@ -265,7 +265,7 @@ def test_a_graph_without_plans_is_given_what_it_reads() -> None:
     graph = PlannedGraph(text)
     assert not graph.has_plans
     for read, about in (([torch.ones(2), None], 2), ([torch.ones(2), torch.ones(2), None], 1)):
-        bound = graph.bind(read)
+        bound = graph.bind([], read)
         given = [torch.full((2,), 3.0), torch.ones(2)][:about]
         assert torch.equal(graph.run(bound, 1, 2, given)[0], torch.full((2,), 4.0))
         assert (bound.leading, len(bound.rest)) == ((2,), 1)

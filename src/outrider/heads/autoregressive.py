@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Many
 
 import torch
@@ -14,6 +15,7 @@ from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.layers import HeadNetwork
 from outrider.heads.parts import HeadParts
 from outrider.heads.recorded import CapturedHead, Kind, NewestToken, record_head
+from outrider.kernels.chain_calls import numbers, piece_of
 from outrider.models.base import HandsOutStates, WhichLogits
 from outrider.models.kernels import attention as kernel_attention
 from outrider.models.masks import AttentionPattern, make_mask
@@ -72,18 +74,19 @@ class AutoregressiveModel(HeadModel):
 
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         width = tokens.shape[1]
-        starts = tuple(row.length for row in rows)
-        positions = places_from(starts, width, self.device)
         own: Tensor | None = None
         if logits == "last" and len(rows) == 1 and lengths[0] == width:
             states = self._each_before(rows[0], width)
             recording = None if self.recorded is None else self.recorded.of(states)
-            own, last = self.newest(rows[0], tokens, states, positions, recording)
+            own, last = self.newest(rows[0], tokens, states, recording)
         else:
+            starts = tuple(row.length for row in rows)
+            positions = places_from(starts, width, self.device)
             self._place(rows, starts, positions)
             embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
             predicted = self.network(embedded, before, positions, self._attend)
-            last = predicted[torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)]
+            at = torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)
+            last = predicted[at].unsqueeze(1)
         for i, (row, count) in enumerate(zip(rows, lengths, strict=True)):
             sure = row.base is None or row.length + count - 1 <= row.base.length
             row.advance(count)
@@ -93,15 +96,14 @@ class AutoregressiveModel(HeadModel):
             return None
         if own is not None:
             return own
-        return self._logits(predicted if logits == "all" else last.unsqueeze(1))
+        return self._logits(predicted if logits == "all" else last)
 
     def _each_before(self, row: HeadSequence, count: int) -> list[Tensor]:
         """The states before the next tokens of a row, [1, count, ·] each, to be read beside each other (`states_kind`)."""
         start, base = row.length - 1, row.base
         if self._apart and base is not None and start >= 0 and start + count <= base.length:
             assert isinstance(self.target, StatesModel)
-            found = self.target.states_by_layer(base, start, start + count, self.config.layers)
-            return [states.unsqueeze(0) for states in found]
+            return self.target.states_by_layer(base, start, start + count, self.config.layers)
         before = self._before(row, count).unsqueeze(0)
         if not self._apart or before.shape[-1] < self.config.states_width:
             return [before]
@@ -110,20 +112,22 @@ class AutoregressiveModel(HeadModel):
         return list(torch.split(before, self.target.state_size, dim=-1))
 
     def newest(
-        self,
-        row: HeadSequence,
-        tokens: Tensor,
-        states: Many[Tensor],
-        positions: Tensor,
-        recording: Recording | CapturedHead | None,
+        self, row: HeadSequence, tokens: Tensor, states: Many[Tensor], recording: Recording | CapturedHead | None
     ) -> Many[Tensor]:
         """What follows the last of one row's new tokens, by a recording or the network: see `NewestToken`."""
         given = self._embed(tokens) if self.module.table is None else tokens
-        self._place([row], (row.length,), positions)
+        at, count = row.length, tokens.shape[1]
+        if isinstance(recording, Recording) and recording.in_one_call:
+            self._cache.reserve(len(self._open), at + count)
+            self._cache.reach(row.slot, at + count)
+            columns = array("q", range(at, at + count))
+            held = [each.contiguous() for each in (given, *states)]
+            return recording.call(row.slot, at + count, count, (*map(piece_of, held), numbers(columns)))
+        positions = places_from((at,), count, self.device)
+        self._place([row], (at,), positions)
         if recording is None:
             return self.module(given, states, positions, self._attend)  # type: ignore[no-any-return]
-        longest = self._cache.placement.length
-        return recording.run(slice(row.slot, row.slot + 1), longest, given, *states, positions)
+        return recording.run(slice(row.slot, row.slot + 1), at + count, given, *states, positions)
 
     def _place(self, rows: list[HeadSequence], starts: tuple[int, ...], positions: Tensor) -> None:
         longest = max(starts) + positions.shape[1]

@@ -30,7 +30,7 @@ from outrider.models.slots import SlotModel, SlotSequence
 class HeadSequence(SlotSequence):
     """What a head holds of a sequence. base: the target's own, None to measure costs without one.
 
-    sure: leading positions that were scored with the target's states. last: the state predicted at the last position.
+    sure: leading positions that were scored with the target's states. last: the state predicted at the last one, [1, W].
     """
 
     def __init__(self, model: Any, slot: int, base: Sequence | None) -> None:
@@ -131,7 +131,7 @@ class HeadModel(SlotModel[HeadSequence]):
             parts.append(self.network.condense(held.to(self.dtype)))
         missing = count - known - len(parts[:1] if start < 0 else ())
         if missing and not known and start >= 0 and row.last is not None:
-            own = row.last.unsqueeze(0)
+            own = row.last
             if not parts and missing == 1:
                 return own  # the common case: what further layers would say is zeros, and need not be said
             parts.append(F.pad(own, (0, self.config.states_width - self.config.width)))

@@ -45,13 +45,13 @@ class NewestToken(nn.Module):
 
     def forward(self, tokens: Tensor, states: Sequence[Tensor], positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """Tokens int64 [R, N], or their embeddings [R, N, width]; states, beside each other, as the network takes them →
-        logits [R, 1, T], the state predicted at the last token [R, width]
+        logits [R, 1, T], the state predicted at the last token [R, 1, width]
         """
         embeddings = tokens if self.table is None else self.table(tokens).to(self._dtype)
         every = [state.to(self._dtype) for state in states]
         read = every[0] if len(every) == 1 else torch.cat(every, dim=-1)
-        last = self.network(embeddings, read, positions, attend)[:, -1]
-        return self.rows(last.unsqueeze(1)), last
+        last = self.network(embeddings, read, positions, attend)[:, -1:]
+        return self.rows(last), last
 
 
 Kind = tuple[tuple[int, torch.dtype], ...]
@@ -183,9 +183,7 @@ def _pass(
         for width in widths:
             ids = torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
             states = [torch.randn((1, width, wide), generator=generator).to(model.device, dtype) for wide, dtype in kind]
-            at = sequence.length
-            positions = torch.arange(at, at + width, device=model.device).unsqueeze(0)
-            out += model.newest(sequence, ids, states, positions, recording)
+            out += model.newest(sequence, ids, states, recording)
             sequence.advance(width)
     finally:
         sequence.close()

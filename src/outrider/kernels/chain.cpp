@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
@@ -33,40 +35,80 @@ class Rooms {
   std::vector<Room> rooms_;
 };
 
+// One of what differs, as plain memory: numbers of some type, [B, N] or [B, N, width].
+struct Piece {
+  enum Type : int64_t { FLOAT, BFLOAT, LONG, OTHER };
+
+  const void* at = nullptr;
+  Type type = OTHER;
+  int64_t batch = 0, tokens = 0, width = 0;  // width: 0 of what has none
+  int64_t row = 0, token = 0;                // strides
+
+  bool is_activations(int64_t rows, int64_t each, int64_t wide) const {
+    return (type == FLOAT || type == BFLOAT) && batch == rows && tokens == each && width == wide;
+  }
+  Numbers numbers() const {
+    STD_TORCH_CHECK(type == LONG && width == 0, "tokens and positions are int64 [B, N]");
+    return {static_cast<const int64_t*>(at), batch, tokens, row, token};
+  }
+};
+
+Piece::Type type_of(const Tensor& x) {
+  using torch::headeronly::ScalarType;
+  if (is_float(x)) return Piece::FLOAT;
+  if (is_bfloat(x)) return Piece::BFLOAT;
+  return x.scalar_type() == ScalarType::Long ? Piece::LONG : Piece::OTHER;
+}
+
+// Activations of another layout are copied to where `copies` keeps them. What is neither activations nor whole numbers has no
+// piece.
+Piece piece_of(const Tensor& x, bool activations, std::deque<Tensor>& copies) {
+  if (x.dim() != (activations ? 3 : 2)) return {};
+  const Tensor& whole = x.is_contiguous() || !activations ? x : copies.emplace_back(torch::stable::contiguous(x));
+  return {whole.data_ptr(), type_of(x), x.size(0), x.size(1), activations ? x.size(2) : 0, whole.stride(0), whole.stride(1)};
+}
+
 // What differs, as the steps read it.
 class Given {
  public:
-  Given(const Plan& plan, const Tensor& like, const std::vector<Tensor>& tensors, const std::vector<int64_t>& counts)
-      : batch_(like.size(0)), tokens_(like.size(1)), parts_(plan.parts), ids_(plan.head->given) {
-    STD_TORCH_CHECK(static_cast<int64_t>(tensors.size()) == plan.head->given, "a chain is given other tensors than was planned");
+  // results: where those are written that are returned; nullptr: in new tensors. tensors: what is given, where cosines, sines and
+  // masks are among it.
+  Given(const Plan& plan, int64_t batch, int64_t tokens, const std::vector<Piece>& pieces, const std::vector<int64_t>& counts,
+        float* const* results, const std::vector<Tensor>* tensors = nullptr)
+      : batch_(batch), tokens_(tokens), parts_(plan.parts), ids_(plan.head->given), tensors_(tensors) {
+    STD_TORCH_CHECK(static_cast<int64_t>(pieces.size()) == plan.head->given, "a chain is given other tensors than was planned");
     static thread_local Rooms for_given, for_angles, for_seen, for_results;
     for_given.make(plan.head->given);
     for (int64_t i = 0; i < plan.head->given; i++) {
-      at_.push_back(plan.given[i] == 0 ? nullptr : activations(tensors[i], plan.given[i], for_given[i]));
+      at_.push_back(plan.given[i] == 0 ? nullptr : activations(pieces[i], plan.given[i], for_given[i]));
     }
     for (int64_t i = 0; i < plan.head->steps; i++) {  // before anything is as large as these say
       if (plan.steps[i].attention.has_value()) check_columns(plan.told[plan.steps[i].told], *plan.steps[i].attention, counts);
     }
     for_angles.make(plan.head->told);
     for_seen.make(plan.head->told);
-    for (int64_t i = 0; i < plan.head->told; i++) told_.push_back(told(plan.told[i], tensors, counts, for_angles[i], for_seen[i]));
-    for (int64_t i = 0; i < plan.head->steps; i++) look_up(plan.steps[i], tensors);
+    for (int64_t i = 0; i < plan.head->told; i++) told_.push_back(told(plan.told[i], pieces, counts, for_angles[i], for_seen[i]));
+    for (int64_t i = 0; i < plan.head->steps; i++) look_up(plan.steps[i], pieces);
     for (int64_t i = 0; i < plan.head->steps; i++) {  // no key is written by a chain that is refused
       if (plan.steps[i].attention.has_value()) check_fit(*plan.steps[i].attention, told_[plan.steps[i].told]);
     }
     for_results.make(plan.head->places);
     for (int64_t i = 0; i < plan.head->places; i++) {
       if (i >= plan.head->returned) {
-        results_.push_back(for_results[i].of(rows() * plan.widths[i]));
-        continue;
+        results_.push_back(for_results[i].of(batch_ * tokens_ * plan.widths[i]));
+      } else if (results != nullptr) {
+        results_.push_back(results[i]);
+      } else {
+        const int64_t shape[] = {batch_, plan.single[i] != 0 ? 1 : tokens_, plan.widths[i]};
+        returned_.push_back(torch::stable::empty({shape, 3}, torch::headeronly::ScalarType::Float));
+        results_.push_back(static_cast<float*>(returned_.back().data_ptr()));
       }
-      const int64_t shape[] = {batch_, tokens_, plan.widths[i]};
-      returned_.push_back(torch::stable::empty({shape, 3}, torch::headeronly::ScalarType::Float));
-      results_.push_back(static_cast<float*>(returned_.back().data_ptr()));
     }
   }
 
-  int64_t rows() const { return batch_ * tokens_; }
+  int64_t batch() const { return batch_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t rows(const Activations& x) const { return x.single ? batch_ : batch_ * tokens_; }
   const float* read(const Activations& x) const { return x.is_result() ? results_[x.place()] : at_[x.which]; }
   float* write(const Activations& x) const { return results_[x.place()]; }
   const NewTokens& told(int64_t which) const { return told_[which]; }
@@ -78,15 +120,16 @@ class Given {
   const int64_t batch_, tokens_;
   const Joined* parts_;
   std::vector<Numbers> ids_;  // of each tensor that is given, if it is looked up
+  const std::vector<Tensor>* tensors_;
   std::vector<const float*> at_;
   std::vector<float*> results_;
   std::vector<NewTokens> told_;
   std::vector<Tensor> returned_;
-  std::deque<Tensor> copies_;  // of what was not in one piece, and masks
+  std::deque<Tensor> copies_;  // of masks
 
-  void look_up(const Step& step, const std::vector<Tensor>& tensors) {
+  void look_up(const Step& step, const std::vector<Piece>& pieces) {
     if (!step.lookup.has_value()) return;
-    const Numbers ids = ids_[step.lookup->tokens] = numbers_of(tensors[step.lookup->tokens]);
+    const Numbers ids = ids_[step.lookup->tokens] = pieces[step.lookup->tokens].numbers();
     STD_TORCH_CHECK(ids.batch == batch_ && ids.tokens == tokens_, "these are other tokens");
     for (int64_t b = 0; b < batch_; b++) {
       for (int64_t n = 0; n < tokens_; n++) {
@@ -95,14 +138,13 @@ class Given {
     }
   }
 
-  // Float32 in one piece.
-  const float* activations(const Tensor& x, int64_t width, Room& room) {
-    STD_TORCH_CHECK((is_float(x) || is_bfloat(x)) && x.dim() == 3 && x.size(0) == batch_ && x.size(1) == tokens_ && x.size(2) == width,
-                    "activations must be float32 or bfloat16 [B, N, width]");
-    const Tensor& piece = x.is_contiguous() ? x : copies_.emplace_back(torch::stable::contiguous(x));
-    if (is_float(piece)) return floats(piece);
-    float* to = room.of(rows() * width);
-    from_bfloats(static_cast<const uint16_t*>(piece.data_ptr()), rows() * width, to);
+  // Float32.
+  const float* activations(const Piece& x, int64_t width, Room& room) {
+    STD_TORCH_CHECK(x.is_activations(batch_, tokens_, width), "activations must be float32 or bfloat16 [B, N, width]");
+    if (x.type == Piece::FLOAT) return static_cast<const float*>(x.at);
+    const int64_t all = batch_ * tokens_ * width;
+    float* to = room.of(all);
+    from_bfloats(static_cast<const uint16_t*>(x.at), all, to);
     return to;
   }
 
@@ -112,24 +154,25 @@ class Given {
   }
 
   // room: for angles, and for what is seen.
-  NewTokens told(const Told& which, const std::vector<Tensor>& tensors, const std::vector<int64_t>& counts, Room& angles, Room& seen) {
-    NewTokens found = new_tokens(numbers_of(tensors[which.at]), counts[which.count]);
+  NewTokens told(const Told& which, const std::vector<Piece>& pieces, const std::vector<int64_t>& counts, Room& angles, Room& seen) {
+    NewTokens found = new_tokens(pieces[which.at].numbers(), counts[which.count]);
     STD_TORCH_CHECK(found.at.batch == batch_ && found.at.tokens == tokens_, "these are other tokens");
     if (which.places.has_value()) {
-      place(found, *which.places, numbers_of(tensors[which.places->positions]), angles, seen);
+      place(found, *which.places, pieces[which.places->positions].numbers(), angles, seen);
     } else {
-      turn_by(found, tensors[which.cos], tensors[which.sin]);
-      if (which.seen != NONE) see(found, copies_.emplace_back(*mask_in_one_piece(tensors[which.seen])));
+      STD_TORCH_CHECK(tensors_ != nullptr, "a chain is given cosines and masks as tensors alone");
+      turn_by(found, (*tensors_)[which.cos], (*tensors_)[which.sin]);
+      if (which.seen != NONE) see(found, copies_.emplace_back(*mask_in_one_piece((*tensors_)[which.seen])));
     }
     return found;
   }
 
   void place(NewTokens& found, const Places& places, const Numbers& positions, Room& angles, Room& seen) {
     STD_TORCH_CHECK(positions.batch == batch_ && positions.tokens == tokens_, "these are positions of other tokens");
-    const int64_t turned = places.turned, all = rows() * turned;
+    const int64_t turned = places.turned, rows = batch_ * tokens_, all = rows * turned;
     float* cosines = angles.of(2 * all);
-    bool* sees = reinterpret_cast<bool*>(seen.of((rows() * found.columns + sizeof(float) - 1) / sizeof(float)));
-    for_rows(rows(), turned + found.columns, [=](int64_t m) {
+    bool* sees = reinterpret_cast<bool*>(seen.of((rows * found.columns + sizeof(float) - 1) / sizeof(float)));
+    for_rows(rows, turned + found.columns, [=](int64_t m) {
       const int64_t b = m / tokens_, n = m % tokens_, position = std::min(positions.of(b, n), places.limit);
       angles_at(position, places.frequencies, turned / 2, places.times, cosines + m * turned, cosines + all + m * turned);
       seen_at(position, places.apart, found.at.of(b, n), places.window, found.columns, sees + m * found.columns);
@@ -144,7 +187,7 @@ class Given {
 };
 
 void join(const Joined* parts, int64_t count, const Given& given, int64_t width, float* out) {
-  for_rows(given.rows(), width, [=, &given](int64_t m) {
+  for_rows(given.rows(parts->x), width, [=, &given](int64_t m) {
     float* to = out + m * width;
     for (int64_t i = 0; i < count; i++) {
       const int64_t size = parts[i].x.width;
@@ -156,7 +199,7 @@ void join(const Joined* parts, int64_t count, const Given& given, int64_t width,
 }
 
 void run(const Step& step, const Given& given) {
-  const int64_t rows = given.rows(), width = step.x.width;
+  const int64_t rows = given.rows(step.out), width = step.x.width;
   float* out = given.write(step.out);
   if (step.lookup.has_value()) {
     const Table table = step.lookup->table;
@@ -166,7 +209,13 @@ void run(const Step& step, const Given& given) {
   }
   if (step.join.has_value()) return join(given.parts(*step.join), step.join->count, given, step.out.width, out);
   const float* x = given.read(step.x);
-  if (step.layer.has_value()) {
+  if (step.last) {
+    const int64_t each = step.x.single ? 1 : given.tokens();
+    for (int64_t b = 0; b < given.batch(); b++) {
+      const float* row = x + ((b + 1) * each - 1) * width;
+      std::copy(row, row + width, out + b * width);
+    }
+  } else if (step.layer.has_value()) {
     multiply(*step.layer, x, rows, step.y.which == NONE ? nullptr : given.read(step.y), out);
   } else if (step.attention.has_value()) {
     attend_new(*step.attention, given.told(step.told), x, out);
@@ -186,12 +235,55 @@ void run(const Step& step, const Given& given) {
 std::vector<Tensor> chain(Tensor like, Tensor plan, std::vector<Tensor> given, std::vector<int64_t> counts) {
   STD_TORCH_CHECK(like.dim() == 2 || like.dim() == 3, "a chain is of tokens [B, N] or activations [B, N, width]");
   const Plan planned(plan);
-  const Given now(planned, like, given, counts);
+  std::deque<Tensor> copies;
+  std::vector<Piece> pieces;
+  STD_TORCH_CHECK(static_cast<int64_t>(given.size()) == planned.head->given, "a chain is given other tensors than was planned");
+  for (size_t i = 0; i < given.size(); i++) pieces.push_back(piece_of(given[i], planned.given[i] != 0, copies));
+  const Given now(planned, like.size(0), like.size(1), pieces, counts, nullptr, &given);
   for (int64_t i = 0; i < planned.head->steps; i++) run(planned.steps[i], now);
   return now.returned();
 }
 
 }  // namespace
+
+// The same of one row, from and to plain memory (`chain_calls.py`). given: of each an address, a type as `Piece` has them, and its
+// width, 0 of tokens and positions; all in one piece. results: addresses of float32, of as many as are returned.
+// -> nullptr, or what is wrong with it
+extern "C" const char* outrider_chain(const char* plan, int64_t size, int64_t tokens, int64_t count, const int64_t* given,
+                                      int64_t numbers, const int64_t* counts, int64_t returned, float* const* results) {
+  static thread_local std::string wrong;
+  try {
+    const Plan planned(plan, size);
+    STD_TORCH_CHECK(tokens > 0 && returned == planned.head->returned, "a chain returns other results than are asked for");
+    std::vector<Piece> pieces;
+    for (const int64_t* one = given; one < given + 3 * count; one += 3) {
+      const int64_t width = one[2], stride = std::max<int64_t>(width, 1);
+      pieces.push_back({reinterpret_cast<const void*>(one[0]), static_cast<Piece::Type>(one[1]), 1, tokens, width, tokens * stride, stride});
+    }
+    const Given now(planned, 1, tokens, pieces, std::vector<int64_t>(counts, counts + numbers), results);
+    for (int64_t i = 0; i < planned.head->steps; i++) run(planned.steps[i], now);
+    return nullptr;
+  } catch (const std::exception& error) {
+    wrong = error.what();
+    return wrong.c_str();
+  }
+}
+
+// -> how many results are returned, -1 if this is no plan. found, if it has room for so many: how wide each is, then whether each
+// is of the last token alone.
+extern "C" int64_t outrider_chain_results(const char* plan, int64_t size, int64_t room, int64_t* found) {
+  try {
+    const Plan planned(plan, size);
+    const int64_t count = planned.head->returned;
+    if (room >= count) {
+      std::copy(planned.widths, planned.widths + count, found);
+      std::copy(planned.single, planned.single + count, found + count);
+    }
+    return count;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   // It writes keys and values by their addresses, which nothing but this annotation tells.

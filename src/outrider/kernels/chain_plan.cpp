@@ -17,7 +17,8 @@ class Planner {
  public:
   Planner(const std::vector<Tensor>& kept, const std::vector<int64_t>& steps, const std::vector<double>& numbers,
           const std::vector<int64_t>& given, int64_t places, int64_t returned)
-      : kept_(kept), numbers_in_(steps), reals_in_(numbers), given_(given), results_(places), widths_(places), returned_(returned) {}
+      : kept_(kept), numbers_in_(steps), reals_in_(numbers), given_(given), results_(places), widths_(places), single_(places),
+        returned_(returned) {}
 
   Tensor plan() {
     while (at_ < numbers_in_.size()) steps_.push_back(read());
@@ -37,6 +38,7 @@ class Planner {
     to = put(to, told_.data(), told_.size());
     to = put(to, parts_.data(), parts_.size());
     to = put(to, widths_.data(), widths_.size());
+    to = put(to, single_.data(), static_cast<size_t>(returned_));
     put(to, given_.data(), given_.size());
     return out;
   }
@@ -48,6 +50,7 @@ class Planner {
   const std::vector<int64_t>& given_;
   std::vector<int64_t> results_;  // widths, of each place, as it is at this step
   std::vector<int64_t> widths_;   // the widest that a place is to hold
+  std::vector<int64_t> single_;   // whether it is of the last tokens alone, as it is at this step
   const int64_t returned_;
   std::vector<Step> steps_;
   std::vector<Told> told_;
@@ -64,6 +67,7 @@ class Planner {
     const int64_t kind = next(), to = next();
     Step step;
     int64_t width = 0;
+    bool single = false;
     if (kind == EMBED) {
       const int64_t tokens = given(next());
       const Tensor& rows = tensor(next());
@@ -72,12 +76,14 @@ class Planner {
     } else if (kind == JOIN) {
       step.join = Join{static_cast<int64_t>(parts_.size()), next()};
       width = next();
-      join(*step.join, width);
+      single = join(*step.join, width);
     } else {
       step.x = activations(next());
       width = of_activations(kind, step);
+      STD_TORCH_CHECK(step.y.which == NONE || step.y.single == step.x.single, "what is added is of other tokens");
+      single = step.x.single || step.last;
     }
-    step.out = place(to, width);
+    step.out = place(to, width, single);
     return step;
   }
 
@@ -86,7 +92,9 @@ class Planner {
     const int64_t width = step.x.width;
     if (kind == LAYER) return layer(step);
     if (kind == ATTENTION || kind == PLACED) return attention(step, kind == PLACED);
-    if (kind == NORM) {
+    if (kind == LAST) {
+      step.last = true;
+    } else if (kind == NORM) {
       const Tensor& weight = tensor(next());
       const double eps = number(), more = number();
       step.norm = norm_of(weight, width, eps, more);
@@ -133,6 +141,7 @@ class Planner {
     step.told = told(found);
     step.attention = kept_attention(heads, query_norm, key_norm, eps, more, keys, values, scale);
     STD_TORCH_CHECK(step.attention->given() == step.x.width, "heads can't share these keys");
+    STD_TORCH_CHECK(!step.x.single, "attention is of all tokens");
     return heads * step.attention->size;
   }
 
@@ -147,16 +156,21 @@ class Planner {
     return found;
   }
 
-  void join(const Join& about, int64_t width) {
+  // -> whether it is of the last tokens alone
+  bool join(const Join& about, int64_t width) {
     const double eps = number(), more = number();
     int64_t together = 0;
+    size_t single = 0;
     for (int64_t i = 0; i < about.count; i++) {
       const Activations x = activations(next());
       const Tensor& weight = tensor(next());
       parts_.push_back({x, norm_of(weight, x.width, eps, more)});
       together += x.width;
+      single += x.single;
     }
     STD_TORCH_CHECK(about.count > 0 && together <= width, "what is joined is wider than its result");
+    STD_TORCH_CHECK(single == 0 || static_cast<int64_t>(single) == about.count, "what is joined is of other tokens");
+    return single > 0;
   }
 
   int64_t next() {
@@ -181,15 +195,15 @@ class Planner {
   }
 
   Activations activations(int64_t which) const {
-    const Activations found{which, 0};
+    const Activations found{which, 0, false};
     if (!found.is_result()) {
       const int64_t width = given_[given(which)];
       STD_TORCH_CHECK(width > 0, "activations have a width");
-      return {which, width};
+      return {which, width, false};
     }
     const size_t i = static_cast<size_t>(found.place());
     STD_TORCH_CHECK(i < results_.size() && results_[i] > 0, "a chain reads what it has not computed");
-    return {which, results_[i]};
+    return {which, results_[i], single_[i] != 0};
   }
 
   int64_t told(const Told& one) {
@@ -200,13 +214,14 @@ class Planner {
   }
 
   // Where a step's result goes.
-  Activations place(int64_t which, int64_t width) {
-    const Activations to{which, width};
+  Activations place(int64_t which, int64_t width, bool single) {
+    const Activations to{which, width, single};
     const size_t i = static_cast<size_t>(to.place());
     STD_TORCH_CHECK(to.is_result() && i < results_.size(), "a chain has no such result");
     STD_TORCH_CHECK(static_cast<int64_t>(i) >= returned_ || results_[i] == 0, "a chain returns a result that is overwritten");
     widths_[i] = std::max(widths_[i], width);
     results_[i] = width;
+    single_[i] = single;
     return to;
   }
 };

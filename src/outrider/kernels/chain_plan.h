@@ -23,14 +23,16 @@ enum Kind : int64_t {
   // The same attention, of tokens that are turned by where they stand, and see what is before them; `apart`: not at their columns.
   PLACED,  // result, packed, heads, query norm, key norm, keys, values, frequencies, positions, limit, apart, window, at, count;
            // eps, more, scale, times
+  LAST,  // result, x: of each row's last token alone; what is computed of these is, too
 };
 // Activations, tokens, positions, cosines, sines, columns and masks are given to `chain`, and named from 0 on; other tensors are
 // given to `chain_plan`, and named from 0 on. From -2 down: a result, the first one -2.
 constexpr int64_t NONE = -1;
 
-// What steps hand to each other, [batch, tokens, width] in float32.
+// What steps hand to each other, [batch, tokens, width] in float32; [batch, 1, width] if it is `single`.
 struct Activations {
   int64_t which = NONE, width = 0;
+  bool single = false;
 
   bool is_result() const { return which < NONE; }
   int64_t place() const { return -2 - which; }
@@ -79,9 +81,10 @@ struct Joined {
   Norm norm;
 };
 
-// One of the kinds: a layer, attention, a norm, a lookup, a join, or else a sum.
+// One of the kinds: a layer, attention, a norm, a lookup, a join, the last tokens, or else a sum.
 struct Step {
   Activations x, y, out;  // y: what is added, or nothing
+  bool last = false;
   std::optional<Layer> layer;
   std::optional<KeptAttention> attention;
   int64_t told = 0;  // which of the plan's
@@ -90,8 +93,8 @@ struct Step {
   std::optional<Join> join;
 };
 
-// A plan is this, then its steps, what attention is told, parts that are joined, how wide each place's results are, and of each
-// tensor that is given how wide it is, 0 if it is no activation.
+// A plan is this, then its steps, what attention is told, parts that are joined, how wide each place's results are, of each that
+// is returned whether it is `single`, and of each tensor that is given how wide it is, 0 if it is no activation.
 struct Head {
   int64_t mark, steps, told, parts, places, returned, given;
 };
@@ -106,24 +109,31 @@ struct Plan {
   const Step* steps;
   const Told* told;
   const Joined* parts;
-  const int64_t *widths, *given;
+  const int64_t *widths, *single, *given;
 
   static int64_t bytes_of(const Head& head) {
     return sizeof(Head) + head.steps * sizeof(Step) + head.told * sizeof(Told) + head.parts * sizeof(Joined) +
-           (head.places + head.given) * sizeof(int64_t);
+           (head.places + head.returned + head.given) * sizeof(int64_t);
   }
 
-  explicit Plan(const Tensor& plan) {
-    STD_TORCH_CHECK(is(plan, torch::headeronly::ScalarType::Byte) && plan.numel() >= static_cast<int64_t>(sizeof(Head)),
-                    "a plan is of bytes");
-    const char* at = static_cast<const char*>(plan.data_ptr());
+  explicit Plan(const Tensor& plan) : Plan(bytes_at(plan), plan.numel()) {}
+
+  Plan(const char* at, int64_t size) {
+    STD_TORCH_CHECK(size >= static_cast<int64_t>(sizeof(Head)), "a plan is of bytes");
     head = reinterpret_cast<const Head*>(at);
-    STD_TORCH_CHECK(head->mark == MARK && plan.numel() == bytes_of(*head), "this is not a plan");
+    STD_TORCH_CHECK(head->mark == MARK && size == bytes_of(*head), "this is not a plan");
     steps = reinterpret_cast<const Step*>(at += sizeof(Head));
     told = reinterpret_cast<const Told*>(at += head->steps * sizeof(Step));
     parts = reinterpret_cast<const Joined*>(at += head->told * sizeof(Told));
     widths = reinterpret_cast<const int64_t*>(at += head->parts * sizeof(Joined));
-    given = widths + head->places;
+    single = widths + head->places;
+    given = single + head->returned;
+  }
+
+ private:
+  static const char* bytes_at(const Tensor& plan) {
+    STD_TORCH_CHECK(is(plan, torch::headeronly::ScalarType::Byte), "a plan is of bytes");
+    return static_cast<const char*>(plan.data_ptr());
   }
 };
 

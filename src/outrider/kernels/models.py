@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.build import Library, UnbuiltError, built, level_here
+from outrider.kernels.chain_calls import ChainCalls
 
 LIBRARY = Library(
     "kernels",
@@ -30,6 +31,8 @@ LIBRARY = Library(
     "outrider",
     "kernels",
 )
+chain_calls: dict[str, ChainCalls] = {}
+"""Of the libraries that are open, by the namespace of their operations."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +53,7 @@ class Kernels:
         self.ops: Any = getattr(torch.ops, LIBRARY.within(level))
         if not hasattr(self.ops, "linear_grouped"):  # torch ends the process if an operation is defined twice
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+            chain_calls[LIBRARY.within(level)] = ChainCalls(library)  # a second file would define them again, too
             for name in ("linear_int8", "linear_grouped"):
                 torch.library.register_fake(f"{LIBRARY.within(level)}::{name}", _shape)
             for name in ("rms_norm", "silu"):

@@ -39,7 +39,8 @@ def score_beside(
     recording = model._recording(ordered, width)
     if recording is not None:
         width = model._recorded_width(recording, ordered, width)
-    at, longest = model._place(ordered, width)
+    longest = model._reserve(ordered, width)
+    at = model._place(ordered, width, longest)
     positions, packed = at.clone(), tokens.new_zeros(len(rows), width)
     for k, i in enumerate(by_slot):
         count, own = lengths[i], places[i]

@@ -2,7 +2,8 @@
 
 A model has hundreds of weights, and handing them to the interpreter, which hands them on, takes a tenth of the time of a
 small model's pass. Where operations of ours read them, they read them when a plan is made (`kernels/chain.cpp`), for the
-memory where keys and values lie, and a pass is given that plan.
+memory where keys and values lie, and a pass is given that plan. A graph that is one such operation, of one row, needs no
+interpreter at all (`PlannedGraph.call`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-_PLAN = "::chain_plan"
+from outrider.kernels.chain_calls import ChainPlan, Piece, Place
+from outrider.kernels.models import chain_calls
+
+_CHAIN, _PLAN = "::chain", "::chain_plan"
+_LISTS = ("prim::Constant", "prim::ListConstruct", "aten::__getitem__")
 _jit: Any = torch._C  # parts of which have no types
 
 
@@ -27,22 +33,39 @@ class _Plan:
 
 
 @dataclass(frozen=True)
+class _Whole:
+    """Of a graph that is one chain.
+
+    space: the namespace of its operation. given, counts: which of columns, capacity and what the pass is about it is given;
+    outputs: which of the graph's each of its results is.
+    """
+
+    space: str
+    given: tuple[int, ...]
+    counts: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Bound:
     """What a pass reads in one place of memory.
 
     leading: which of columns, capacity and what the pass is about are given; then come rest. held: what plans have addresses
-    of, which would be somebody else's memory if a weight were replaced in the middle of a sequence; at: where it lay.
+    of, which would be somebody else's memory if a weight were replaced in the middle of a sequence; watched: of these the
+    weights; at: where they lay. whole: the plan of a graph that is one chain.
     """
 
     leading: tuple[int, ...]
     rest: tuple[Any, ...]
     held: tuple[Any, ...]
+    watched: tuple[Any, ...]
     at: list[int]
+    whole: ChainPlan | None
 
     @property
     def in_place(self) -> bool:
         """Whether all lies where it lay: `share_memory` and its like move what a storage holds. 12 µs for 300 storages."""
-        return [storage.data_ptr() for storage in self.held] == self.at
+        return [storage.data_ptr() for storage in self.watched] == self.at
 
 
 class PlannedGraph:
@@ -52,6 +75,7 @@ class PlannedGraph:
         graph = _jit.parse_ir(text)
         self._count = len(list(graph.inputs()))
         self._plans = _take_plans(graph)
+        self._whole = _whole(graph) if len(self._plans) == 1 else None
         self._inputs = _take_unused(graph)[: -len(self._plans) or None]
         self._call = _jit._create_function_from_graph("recorded_pass", graph)
 
@@ -59,8 +83,16 @@ class PlannedGraph:
     def has_plans(self) -> bool:
         return bool(self._plans)
 
-    def bind(self, read: Sequence[Any]) -> Bound:
-        """read: the last of the graph's inputs: keys and values, and parts of the model, as they lie in memory now."""
+    @property
+    def in_one_call(self) -> bool:
+        """Whether `call` gives a row's results."""
+        return self._whole is not None
+
+    def bind(self, rows: Sequence[Tensor], parts: Sequence[Any]) -> Bound:
+        """The last of the graph's inputs, as they lie in memory now: keys and values, which nobody else moves, and parts of
+        the model.
+        """
+        read = [*rows, *parts]
         before = self._count - len(read)
         if any(i < before for plan in self._plans for i in plan.tensors):
             raise RuntimeError("a plan reads what differs from pass to pass")
@@ -71,7 +103,11 @@ class PlannedGraph:
             tensors = [read[i - before] for i in plan.tensors]
             rest.append(plan.operation(tensors, *plan.others))
             held.update((storage._cdata, storage) for storage in (tensor.untyped_storage() for tensor in tensors))
-        return Bound(leading, tuple(rest), tuple(held.values()), [storage.data_ptr() for storage in held.values()])
+        own = {row.untyped_storage()._cdata for row in rows}
+        watched = tuple(storage for key, storage in held.items() if key not in own)
+        at = [storage.data_ptr() for storage in watched]
+        whole = None if self._whole is None else ChainPlan(chain_calls[self._whole.space], rest[-1])
+        return Bound(leading, tuple(rest), tuple(held.values()), watched, at, whole)
 
     def run(self, bound: Bound, columns: int, capacity: int, about: Sequence[Any]) -> list[Any]:
         leading = (columns, capacity, *about)
@@ -81,6 +117,51 @@ class PlannedGraph:
             return self._call(*[leading[i] for i in bound.leading], *bound.rest)  # type: ignore[no-any-return]
         finally:
             _jit._set_graph_executor_optimize(optimizes)
+
+    def call(
+        self, bound: Bound, columns: int, capacity: int, tokens: int, about: Sequence[Piece], into: Sequence[Place] = ()
+    ) -> list[Tensor]:
+        """The same of one row without the interpreter, if it is `in_one_call`.
+
+        into: where the last of the results are kept. → the others, float32 [1, N or 1, width]
+        """
+        whole, plan = self._whole, bound.whole
+        assert whole is not None
+        assert plan is not None
+        made = len(whole.outputs) - len(into)
+        out: list[Tensor] = [torch.empty(0)] * made
+        results = []
+        for output, width, single in zip(whole.outputs, plan.widths, plan.single, strict=True):
+            if output < made:
+                out[output] = torch.empty(1, 1 if single else tokens, width, dtype=torch.float32, device="cpu")
+                results.append(out[output].data_ptr())
+            else:
+                at, kept = into[output - made]
+                assert kept == width
+                results.append(at)
+        counts = (columns, capacity)
+        plan.run(tokens, [about[i - 2] for i in whole.given], [counts[i] for i in whole.counts], results)
+        return out
+
+
+def _whole(graph: Any) -> _Whole | None:
+    """If it is one chain, whose results are what it returns."""
+    (made,) = [node for node in graph.nodes() if node.kind().endswith(_CHAIN)]
+    others = {node.kind() for node in graph.nodes()} - {made.kind(), *_LISTS}
+    at = {value.unique(): i for i, value in enumerate(graph.inputs())}
+    _, _, given, counts = made.inputs()
+    which, of_counts = ([at.get(value.unique(), -1) for value in each.node().inputs()] for each in (given, counts))
+    (returned,) = graph.outputs()
+    found = [list(value.node().inputs()) for value in returned.node().inputs()]
+    if others or min(which, default=0) < 2 or not set(of_counts) <= {0, 1}:
+        return None
+    if any(len(each) != 2 or each[0].unique() != made.output().unique() for each in found):
+        return None
+    order = [each[1].toIValue() for each in found]
+    if sorted(order) != list(range(len(order))):
+        return None
+    space = made.kind().removesuffix(_CHAIN)
+    return _Whole(space, tuple(which), tuple(of_counts), tuple(order.index(i) for i in range(len(order))))
 
 
 def _take_plans(graph: Any) -> list[_Plan]:

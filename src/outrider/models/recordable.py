@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Mapping
 from copy import copy
 from typing import Self
@@ -10,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from outrider.kernels.chain_calls import numbers, piece_of
 from outrider.models.captured import CapturedPasses, width_captured
 from outrider.models.recorded import RecordedPasses
 from outrider.models.recording import Recording, kernels_allowed
@@ -102,6 +104,23 @@ class RecordableModel(SlotModel[SlotSequence]):
             return width
         wide = width_captured(width)
         return wide if self.max_length is None or max(row.length for row in rows) + wide <= self.max_length else width
+
+    def _forward_in_one_call(
+        self, recording: Recording | CapturedPasses | None, row: SlotSequence, tokens: Tensor, longest: int
+    ) -> Tensor | None:
+        """All logits of one row's next tokens, int64 [1, N]; None where that takes more than one call."""
+        if not isinstance(recording, Recording) or not recording.in_one_call or not tokens.is_contiguous():
+            return None
+        at, count = row.length, tokens.shape[1]
+        into = [layer.place(row.slot, at) for layer in self._kept_states().values()]
+        placed = [place for place in into if place is not None]
+        if len(placed) < len(into):
+            return None
+        columns = array("q", range(at, at + count))
+        where = numbers(columns)
+        self._cache.reach(row.slot, at + count)
+        (out,) = recording.call(row.slot, longest, count, (piece_of(tokens), where, where), placed)
+        return out
 
     def _forward_recorded(
         self, recording: Recording | CapturedPasses, tokens: Tensor, positions: Tensor, longest: int, at: Tensor

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, in_one_line
+from outrider.kernels.chain_calls import Piece, Place
 from outrider.models.graph_text import UnwritableError, graph_text
 from outrider.models.kernels.fusing import fuse, fuse_operations
 from outrider.models.model_code import ReachedCode
@@ -29,7 +30,7 @@ from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.planned import Bound, PlannedGraph
 from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
 
-_FORMAT = 12  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 13  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _modules: Any = torch.nn.modules.module
@@ -108,11 +109,24 @@ class Recording:
 
     def run(self, slots: slice, longest: int, *about: Tensor) -> list[Tensor]:
         """What the traced function returns for these slots' rows. longest: the last position of any row + 1."""
+        return self._graph.run(*self._bound(slots, longest), about)
+
+    @property
+    def in_one_call(self) -> bool:
+        """Whether `call` can be used."""
+        return self._graph.in_one_call
+
+    def call(self, slot: int, longest: int, tokens: int, about: Sequence[Piece], into: Sequence[Place] = ()) -> list[Tensor]:
+        """The same of one row: see `PlannedGraph.call`."""
+        bound, columns, capacity = self._bound(slice(slot, slot + 1), longest)
+        return self._graph.call(bound, columns, capacity, tokens, about, into)
+
+    def _bound(self, slots: slice, longest: int) -> tuple[Bound, int, int]:
         capacity, view = self._inputs.view(slots, longest)
         bound: Bound | None = view.made.get(self)
         if bound is None or not bound.in_place:
-            bound = view.made[self] = self._graph.bind([*view.rows, *self._inputs.parts])
-        return self._graph.run(bound, longest, capacity, about)
+            bound = view.made[self] = self._graph.bind(view.rows, self._inputs.parts)
+        return bound, longest, capacity
 
 
 def record(

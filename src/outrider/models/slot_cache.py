@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.device_data import index
 from outrider.inference import in_inference_mode
+from outrider.kernels.chain_calls import Place
 
 MIN_CAPACITY = 256
 
@@ -122,6 +123,24 @@ class StateLayer(SlotLayer):
         assert self.keys is not None
         _write(self.keys, states.unsqueeze(1), self._owner.placement)
 
+    def place(self, slot: int, position: int) -> Place | None:
+        """Where that position's state lies, and behind it those of the next ones; None as long as there are none, or none in
+        float32.
+        """
+        kept = self.keys
+        if kept is None or kept.dtype is not torch.float32:
+            return None
+        width = kept.shape[3]
+        return kept.data_ptr() + 4 * width * (slot * kept.shape[2] + position), width
+
+    def between(self, slot: int, start: int, stop: int) -> Tensor:
+        """The states of some positions, [1, N, width], as a view."""
+        kept = self.keys
+        assert kept is not None
+        width = kept.shape[3]
+        at = kept.storage_offset() + width * (slot * kept.shape[2] + start)
+        return kept.as_strided((1, stop - start, width), (width * (stop - start), width, 1), at)
+
     def resize(self, slots: int, capacity: int, used: int) -> None:
         if self.is_initialized and self.keys is not None:
             self.keys = _grown(self.keys, slots, capacity, used)
@@ -181,7 +200,11 @@ class SlotCache(Cache):  # type: ignore[misc]
     def placement(self, value: Placement) -> None:
         self._placement = value
         for slot, start in zip(value.slots, value.starts, strict=True):
-            self._used[slot] = max(self._used.get(slot, 0), start + value.positions.shape[1])
+            self.reach(slot, start + value.positions.shape[1])
+
+    def reach(self, slot: int, stop: int) -> None:
+        """Note that positions before this one are written."""
+        self._used[slot] = max(self._used.get(slot, 0), stop)
 
     def keep_states(self, layer: int) -> None:
         """Hold the hidden states after that layer, too, from now on."""

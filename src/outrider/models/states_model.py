@@ -82,10 +82,10 @@ class StatesModel(RecordableModel):
     def states(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> Tensor:
         """See `HandsOutStates`."""
         found = self.states_by_layer(sequence, start, stop, layers)
-        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+        return (found[0] if len(found) == 1 else torch.cat(found, dim=-1))[0]
 
     def states_by_layer(self, sequence: Sequence, start: int, stop: int, layers: Many[int] = ()) -> list[Tensor]:
-        """The same, of each layer apart, where they are kept. → [stop - start, W] each"""
+        """The same, of each layer apart, where they are kept. → [1, stop - start, W] each"""
         every = [self._cache.states.get(layer) for layer in (LAST, *layers)]
         kept = [one for one in every if one is not None]
         if len(kept) < len(every) or not isinstance(sequence, SlotSequence) or not self._is_open(sequence):
@@ -94,13 +94,12 @@ class StatesModel(RecordableModel):
             )
         if not 0 <= start <= stop <= sequence.length:
             raise ParameterError(f"states must be of positions in 0 … {sequence.length}, got {start} … {stop}")
-        return [
-            self._no_states(stop - start) if one.keys is None else one.keys[sequence.slot, 0, start:stop] for one in kept
-        ]
+        slot = sequence.slot
+        return [self._no_states(stop - start) if one.keys is None else one.between(slot, start, stop) for one in kept]
 
     def _no_states(self, count: int) -> Tensor:
         """What is known of positions if there has been no pass since states are kept."""
-        return torch.zeros(count, self.state_size, dtype=self.dtype, device=self.device)
+        return torch.zeros(1, count, self.state_size, dtype=self.dtype, device=self.device)
 
     def _kept_states(self) -> dict[int, StateLayer]:
         """Where the hidden states of a pass are put, by layer."""

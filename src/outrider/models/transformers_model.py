@@ -213,13 +213,17 @@ class TransformersModel(StatesModel):
             width = self._recorded_width(recording, rows, width)
         if width > wanted:
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
-        positions, longest = self._place(rows, width)
-        if quick is not None and compiled_width is not None:
-            out = self._forward_compiled(quick, tokens, positions, longest)
-        elif recording is not None:
-            out = self._forward_recorded(recording, tokens, positions, longest, positions)
-        else:
-            out = self._forward(tokens, positions, longest, kept)
+        longest = self._reserve(rows, width)
+        alone = rows[0] if recording is not None and len(rows) == 1 else None
+        out = None if alone is None else self._forward_in_one_call(recording, alone, tokens, longest)
+        if out is None:
+            positions = self._place(rows, width, longest)
+            if quick is not None and compiled_width is not None:
+                out = self._forward_compiled(quick, tokens, positions, longest)
+            elif recording is not None:
+                out = self._forward_recorded(recording, tokens, positions, longest, positions)
+            else:
+                out = self._forward(tokens, positions, longest, kept)
         for row, count in zip(rows, lengths, strict=True):
             row.advance(count)
         if logits == "none":
@@ -233,14 +237,18 @@ class TransformersModel(StatesModel):
         pick = index_of([kept.index(count - 1) for count in lengths], out.device)
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
 
-    def _place(self, rows: list[SlotSequence], width: int) -> tuple[Tensor, int]:
-        """Get the cache ready for so many columns more of these rows. → the columns int64 [R, N], how many are read"""
+    def _reserve(self, rows: list[SlotSequence], width: int) -> int:
+        """Get the cache ready for so many columns more of these rows. → how many are read"""
+        longest = self._columns(max(row.length for row in rows) + width)
+        self._cache.reserve(len(self._open), longest)
+        return longest
+
+    def _place(self, rows: list[SlotSequence], width: int, longest: int) -> Tensor:
+        """Tell the cache where they are. → the columns int64 [R, N]"""
         starts = tuple(row.length for row in rows)
         columns = places_from(starts, width, self.device)
-        longest = self._columns(max(starts) + width)
-        self._cache.reserve(len(self._open), longest)
         self._cache.placement = Placement(tuple(row.slot for row in rows), starts, columns, longest)
-        return columns, longest
+        return columns
 
     @property
     def scores_alternatives(self) -> bool:

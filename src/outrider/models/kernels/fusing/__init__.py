@@ -94,7 +94,7 @@ def _simplify(graph: GraphModule, ops: Any) -> None:
         whole, *part = given_to(node, aten.slice.Tensor, 4)
         if same is not None:
             node.replace_all_uses_with(same)
-        elif part[1:] == [0, END]:
+        elif whole is not None and _is_all(whole, *part):
             node.replace_all_uses_with(whole)
         elif before is not None and there == back:
             node.replace_all_uses_with(before)
@@ -103,6 +103,12 @@ def _simplify(graph: GraphModule, ops: Any) -> None:
         elif isinstance(size, int):
             dim %= x.meta["val"].dim()
             replace(graph, node, aten.slice.Tensor, (x, dim, which * size, (which + 1) * size))
+
+
+def _is_all(x: Node, dim: int, begin: object, end: int) -> bool:
+    """Whether a slice is all of what it is of."""
+    size = x.meta["val"].shape[dim]
+    return begin == 0 and (end == END or (isinstance(size, int) and end == size))
 
 
 def _share_views(graph: GraphModule, ops: Any) -> None:

@@ -20,7 +20,7 @@ from outrider.models.kernels.fusing.parts import alone, aten, given_to, same_siz
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-LAYER, ATTENTION, NORM, ADD, EMBED, JOIN, PLACED = range(7)  # of a step, as `chain_plan.h` has them
+LAYER, ATTENTION, NORM, ADD, EMBED, JOIN, PLACED, LAST = range(8)  # of a step, as `chain_plan.h` has them
 UNLIMITED = 2**63 - 1  # the largest position, where none is
 NONE = -1
 _INPUTS = ("placeholder", "get_attr")
@@ -69,20 +69,22 @@ def _chains(graph: GraphModule, ops: Any) -> Iterator[dict[Node, _Step]]:
     """Steps that can be one call, in order: what stands between them does not depend on them."""
     members: dict[Node, _Step] = {}
     after: set[Node] = set()
+    last: set[Node] = set()  # of them, those that are of the last tokens alone
     for node in graph.graph.nodes:
         step = _step(node, ops)
         depends = not after.isdisjoint(node.all_input_nodes) or (
             step is not None and not members.keys().isdisjoint(step.given)
         )
-        like = next(iter(members), node)
-        if step is not None and not depends and _alike([like, node, *step.reads]):
+        if step is not None and not depends and _fits(node, step, members, last):
             members[node] = step
-        elif step is not None and _alike([node, *step.reads]):
+            if step.kind == LAST or not last.isdisjoint(step.reads):
+                last.add(node)
+        elif step is not None and _fits(node, step, {}, set()):
             yield members
-            members, after = {node: step}, set()
+            members, after, last = {node: step}, set(), {node} if step.kind == LAST else set()
         elif _writes_into_what_is_read(node):  # nothing that reads it may move past it
             yield members
-            members, after = {}, set()
+            members, after, last = {}, set(), set()
         elif depends or not members.keys().isdisjoint(node.all_input_nodes):
             after.add(node)
     yield members
@@ -113,6 +115,8 @@ def _step(node: Node, ops: Any) -> _Step | None:
         found = _Step(JOIN, tuple(parts), (len(parts), width, *pairs), (eps, more))
     elif (table := _looked_up(node, ops)) is not None:
         found = _Step(EMBED, (), table)
+    elif _is_last(node):
+        found = _Step(LAST, (args[0],), ())
     elif _is_sum(node):
         found = _Step(ADD, (args[0], args[1]), (args[1],))
     return found if found is not None and found.plannable else None
@@ -179,6 +183,12 @@ def _width(node: Node) -> Any:
     return value.shape[-1] if isinstance(value, torch.Tensor) and value.dim() else None
 
 
+def _is_last(node: Node) -> bool:
+    """Whether it is the last token of each row, [R, N, W] → [R, 1, W]."""
+    x, dim, begin, end = given_to(node, aten.slice.Tensor, 4)
+    return x is not None and (dim, begin) == (1, -1) and end >= UNLIMITED
+
+
 def _is_sum(node: Node) -> bool:
     """Of two that are as wide."""
     given = given_to(node, aten.add.Tensor)
@@ -195,6 +205,15 @@ def _writes_into_what_is_read(node: Node) -> bool:
         return False
     pairs = zip(schema.arguments, node.args, strict=False)
     return not all(alone(into) for each, into in pairs if each.alias_info is not None and each.alias_info.is_write)
+
+
+def _fits(node: Node, step: _Step, members: dict[Node, _Step], last: set[Node]) -> bool:
+    """Whether it is of the tokens of those before it, or of the last ones among these, if what it reads is."""
+    if step.kind == LAST and last.isdisjoint(step.reads):
+        return _alike([next(iter(members), step.reads[0]), step.reads[0]])
+    if not last.isdisjoint(step.reads):
+        return step.kind not in (ATTENTION, PLACED) and last.issuperset(step.reads) and _alike([node, *step.reads])
+    return _alike([next(iter(members), node), node, *step.reads])
 
 
 def _alike(nodes: Sequence[Node]) -> bool:
