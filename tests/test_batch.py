@@ -279,3 +279,16 @@ def test_lenience_is_each_lines_and_said_to_be_lossy(
     for wrong, told in (([], "in (0, 1]"), (["--plain"], "nothing is drafted"), (["--num-draft-tokens", "0"], "nothing is")):
         assert run([*command, "--lenience", "0" if not wrong else "0.5", *wrong]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_without_a_terminal_lines_tell_how_far_it_is(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setattr("outrider.cli.batch._EVERY", -1.0)
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS[:2]))
+    command = ["batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--target", str(target_folder), "--batch-size", "1"]
+    assert run([*command, "--plain", "--max-new-tokens", "4", "--raw"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines[:2]] == [f"outrider: {done} of 2 prompts" for done in (1, 2)]
+    assert all(line.endswith(" tokens/s") for line in lines[:2])

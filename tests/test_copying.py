@@ -147,7 +147,7 @@ def test_a_memory_copies_from_earlier_generations() -> None:
 
 
 def test_a_store_keeps_outputs_across_processes(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "outputs.tokens"
+    path = tmp_path / "outputs.tokens"
     drafter = SuffixDrafter(store=path)
     decode(table(1, 9), [Request([1, 2, 3, 4], 8, RandomStream(0))], SamplingSettings(), drafter, FixedLength(2))
     store = TokenStore(path, fingerprint(table(1, 9)))
@@ -184,6 +184,8 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheFolderError, match="can't be used"):
         SuffixDrafter(store=tmp_path / "file" / "store").bind(table(1, 9))
+    with pytest.raises(CacheFolderError, match=r"\(No such file or directory\): name another file"):
+        SuffixDrafter(store=tmp_path / "a folder that is misspelt" / "store").bind(table(1, 9))
     with pytest.raises(ParameterError, match="min_match must be"):
         SuffixDrafter(min_match=0)
 

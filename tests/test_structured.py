@@ -163,6 +163,20 @@ def test_the_command_takes_a_schema_or_a_pattern(
     text = json.loads(capsys.readouterr().out)["text"]
     assert len(text) == 8
     assert text[3] == "-"
+    assert not capsys.readouterr().err
+    assert run_cli([*common, "--regex", "[0-9]{30}", "--max-new-tokens", "5"]) == 0
+    assert "cut after 5 tokens and is not yet a match of the regex: give a larger --max" in capsys.readouterr().err
+
+
+def test_a_text_that_was_cut_is_not_complete() -> None:
+    model = smollm2()
+    ids = model.tokenizer.encode('{"age": 7}', add_special_tokens=False)
+    schema = json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
+    both = structured.Structure(schema, r".*7\}")
+    assert both.complete(model, ids)
+    assert not both.complete(model, ids[:-1])
+    assert not structured.Structure(schema, ".*8.*").complete(model, ids)
+    assert not structured.Structure(schema).complete(model, [*ids, *ids])
 
 
 @pytest.mark.parametrize(

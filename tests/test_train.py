@@ -230,3 +230,19 @@ def test_bad_input_is_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_refusal_leaves_what_was_there(
+    target_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data that is too short is seen late, when folders for states have been made; those of the user stay."""
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"text": "a"}\n{"text": "b"}\n')
+    (tmp_path / "mine").mkdir()
+    command = ["train", "head", "--target", str(target_folder), "--data", str(short), "--length", "32", "-o"]
+    for out in (tmp_path / "mine", tmp_path / "new" / "deep"):
+        assert run([*command, str(out)]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+    assert not list((tmp_path / "mine").iterdir())
+    assert not (tmp_path / "new").exists()

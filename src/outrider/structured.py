@@ -6,7 +6,7 @@ The matching is llguidance's (extra `structured`); here it is only rolled back w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,12 @@ class Structure:
     def constraints(self, model: TextModel) -> tuple[Constraint, ...]:
         """For `processors`."""
         return tuple(_constraint(model, kind, text) for kind, text in self._given())
+
+    def complete(self, model: TextModel, tokens: Sequence[int]) -> bool:
+        """Whether a text of these new tokens may end there: one that was cut may not."""
+        guidance, tokenizer = _library(), _tokenizer(model)
+        matchers = [guidance.LLMatcher(tokenizer, _compiled(kind, text)) for kind, text in self._given()]
+        return all(one.try_consume_tokens(list(tokens)) == len(tokens) and one.is_accepting() for one in matchers)
 
     def _given(self) -> list[tuple[str, str]]:
         both = (("json_schema", self.json_schema), ("regex", self.regex))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _ALWAYS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", *_PENALTIES, "seed", "ignore_eos")
 
+_EVERY = 30.0  # seconds between two lines about the progress where there is no terminal for a bar
 _TOLD = 5  # errors of prompts that are told while the run goes on; the output holds them all
 
 
@@ -157,6 +159,7 @@ def _compute(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | 
             tally.begin()
             progress.update(bar, description="Generating")
 
+        told = time.monotonic()
         with closing(execute(setup, jobs, journal.tables, loaded)) as records:
             for record in records:
                 journal.append(record)
@@ -165,7 +168,11 @@ def _compute(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | 
                     progress.console.print(
                         f"outrider: prompt {record['index']}: {record['error']}", markup=False, soft_wrap=True
                     )
-                progress.update(bar, completed=journal.done, rate=f"{tally.tokens / tally.seconds:.1f} tokens/s")
+                rate = f"{tally.tokens / tally.seconds:.1f} tokens/s"
+                progress.update(bar, completed=journal.done, rate=rate)
+                if progress.disable and time.monotonic() > told + _EVERY:
+                    told = time.monotonic()
+                    click.echo(f"outrider: {journal.done} of {asked.count} prompts, {rate}", err=True)
 
 
 def _progress() -> Any:

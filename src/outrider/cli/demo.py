@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outrider.cli.models import ModelChoice, threads_option
+
 if TYPE_CHECKING:
     from outrider.compare import Comparison
 
@@ -22,12 +24,12 @@ PROMPTS = {
 
 @click.command()
 @click.option("--max-new-tokens", type=int, default=160, show_default=True)
+@threads_option
 def demo(max_new_tokens: int) -> None:
     """Watch the default model write, with its draft, and see what the draft was worth."""
     from rich.console import Console
 
     from outrider.cli.generate import as_prompt, report, show
-    from outrider.cli.models import ModelChoice
     from outrider.cli.output import legend
     from outrider.compare import compare
     from outrider.drafters.head import comes_with_head

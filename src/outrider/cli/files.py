@@ -7,7 +7,8 @@ import importlib.util
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outrider.errors import ParameterError
@@ -38,6 +39,20 @@ def folder(path: Path) -> None:
     except OSError as error:
         raise ParameterError(f"out {path} can't be made a folder: {error.strerror}; name another") from None
     check_folder(path)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[None]:
+    """Make it if need be, and its parents; take away what is still empty of these if what is done within fails."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    folder(path)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # one that is not empty, and those around it
+            for each in missing:
+                each.rmdir()
+        raise
 
 
 def check_folder(path: Path) -> None:

@@ -17,7 +17,7 @@ from outrider.cli.config import config_option, plain_asked
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
 from outrider.cli.shared_options import json_option, text_options
-from outrider.cli.structured import structure_options, take_structure
+from outrider.cli.structured import structure_options, take_structure, told_if_cut
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
 from outrider.errors import ParameterError
@@ -87,7 +87,9 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     shown = as_prompt(model, read, chat) if isinstance(read, str) else read
     if compare:
         return _compare(model, shown, drafter, options, as_json)
-    return _generate(model, shown, drafter, options, as_json, profiled, trace)
+    code, result = _generate(model, shown, drafter, options, as_json, profiled, trace)
+    told_if_cut(structure, model, result, "--max-new-tokens")
+    return code
 
 
 def _audio(prompt: str | None, path: Path | None, given: dict[str, Any]) -> Audio | None:
@@ -165,7 +167,8 @@ def _generate(
     as_json: bool,
     profiled: bool,
     trace: TraceFile | None,
-) -> int:
+) -> tuple[int, Result]:
+    """→ exit code, what was generated"""
     import outrider
 
     recorded = {**options, **(trace.extras if trace is not None else {})}
@@ -178,7 +181,7 @@ def _generate(
         _conclude(result, _profile(model, draft, result) if profiled else None, as_json, shares)
     if trace is not None and sys.stdout.isatty() and not as_json:
         click.echo(f"trace: {trace.path}", err=True)
-    return code
+    return code, result
 
 
 def _conclude(result: Result, found: Profile | None, as_json: bool, shares: list[Share]) -> None:

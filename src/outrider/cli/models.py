@@ -134,12 +134,12 @@ _HOW = (
         "the transformers engine, not int8 or int4. The first start with a model compiles for minutes, later ones for "
         "seconds.",
     ),
-    click.option(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="Of a CPU, for the models of this process  [default: one a core; fewer are quicker beside other work]",
-    ),
+)
+_THREADS = click.option(
+    "--threads",
+    type=int,
+    metavar="N",
+    help="Of a CPU, for the models of this process  [default: one a core; fewer are quicker beside other work]",
 )
 MOST_THREADS = 1024
 _NAMES = ("target", "draft", "dtype", "device", "engine", "compile")
@@ -164,13 +164,23 @@ def _with(command: Callable[..., Any], options: tuple[Callable[..., Any], ...]) 
     @wraps(command)
     def with_choice(**given: Any) -> Any:
         given.setdefault("draft", ())  # of a command that has no drafts at all
-        _use_threads(given.pop("threads"))
         return command(models=ModelChoice(**{name: given.pop(name) for name in _NAMES}), **given)
 
-    wrapped: Callable[..., Any] = with_choice
+    wrapped = threads_option(with_choice)
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped
+
+
+def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --threads, which the command hears nothing of."""
+
+    @wraps(command)
+    def with_threads(**given: Any) -> Any:
+        _use_threads(given.pop("threads"))
+        return command(**given)
+
+    return _THREADS(with_threads)
 
 
 def _use_threads(count: int | None) -> None:

@@ -11,6 +11,8 @@ from outrider.cli.shared_options import Command, add_options
 from outrider.errors import ParameterError, why_unread
 
 if TYPE_CHECKING:
+    from outrider.models.base import TextModel
+    from outrider.results import Result
     from outrider.structured import Structure
 
 _OPTIONS = (
@@ -38,6 +40,17 @@ def take_structure(given: dict[str, Any]) -> Structure | None:
     structure = Structure(None if path is None else _read(path), pattern)
     structure.check()
     return structure
+
+
+def told_if_cut(structure: Structure | None, model: TextModel, result: Result, limit: str) -> None:
+    """Say that an answer ends before it is what was asked for. limit: the option that cut it."""
+    limited = result.finish_reason in ("length", "context")
+    if structure is not None and limited and not structure.complete(model, result.tokens):
+        remedy = f"give a larger {limit}" if result.finish_reason == "length" else "the context is full"
+        what = "JSON of the schema" if structure.json_schema is not None else "a match of the regex"
+        click.echo(
+            f"outrider: the answer was cut after {len(result.tokens)} tokens and is not yet {what}: {remedy}", err=True
+        )
 
 
 def _read(path: Path) -> str:

@@ -24,7 +24,6 @@ class TokenStore:
         self._head = _MAGIC + tokenizer.encode() + b"\n"
         try:
             if not self.path.exists():
-                self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.path.write_bytes(self._head)
             with self.path.open("r+b") as file:
                 head = file.read(len(self._head))

@@ -7,6 +7,7 @@ output                 the draft itself, its card
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -129,6 +130,9 @@ def _states(
     if not done.exists():
         cut = windows([source], target.tokenizer, settings.length, held_out)
         bar(keep_states(target, cut, folder, settings.layers), f"States of {source.name}")
+        if not folder.paths:  # not a window: nothing to keep for other runs
+            shutil.rmtree(folder.folder, ignore_errors=True)
+            return []
         done.touch()
     return folder.paths
 

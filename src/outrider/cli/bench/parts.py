@@ -11,11 +11,12 @@ from click.core import ParameterSource
 
 from outrider.cli.bench.choices import json_line_option
 from outrider.cli.generate import read_prompt
-from outrider.cli.models import ModelChoice
+from outrider.cli.models import ModelChoice, threads_option
 from outrider.errors import ParameterError
 
 
 @click.command()
+@threads_option
 @json_line_option
 def sampling(as_json: bool) -> None:
     """The cost of temperature, top-k and top-p at a vocabulary of 152,000, beside a full sort."""
@@ -58,6 +59,7 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
 @click.option("--dtype", multiple=True, default=("int8", "int4"), show_default=True)
 @click.option("--text", type=click.Path(path_type=Path), help="A text file  [default: ten problems of HumanEval, solved]")
 @click.option("--max-tokens", default=1024, show_default=True, help="Tokens of the text.")
+@threads_option
 @json_line_option
 def precision(
     target: str | None, reference: str, dtype: tuple[str, ...], text: Path | None, max_tokens: int, as_json: bool

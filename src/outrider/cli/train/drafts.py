@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.checks import check_count
+from outrider.cli.files import new_folder
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.shared_options import add_options, json_option
 from outrider.cli.train.made import Made, as_head, as_model, finish
@@ -187,8 +188,7 @@ def _prepared(
             f"target must be on the transformers engine to be trained for, not {target.name}'s: --engine transformers"
         )
     check(target)
-    given["output"].mkdir(parents=True, exist_ok=True)
-    with processes().main_process_first():  # the others find the states that it has stored
+    with new_folder(given["output"]), processes().main_process_first():  # the others find the states that it has stored
         return target, prepare(target, settings, _bar), run
 
 
