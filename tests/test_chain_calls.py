@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,51 @@ def test_a_head_reads_states_of_any_target_in_one_call(
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_keys_that_are_moved_are_read_where_they_are(cache: Path) -> None:
+    """What sending them to another process does."""
+    ordinary, quick = pair("Llama", "int8")
+    row, found = some_tokens(12, 4), []
+    for model in (ordinary, quick):
+        sequence, out = model.open(), []
+        for at in range(0, 12, 2):
+            if at == 6:
+                ForkingPickler.dumps(model.cache_rows(slice(0, 1)))
+            out += score(model, [sequence], [row[at : at + 2]])
+        sequence.close()
+        found.append(out)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_what_it_is_not_for_goes_the_ordinary_way(cache: Path, called: list[int]) -> None:
+    """Tokens without memory, of more rows than there are, or of another type; strided ones are copied."""
+    _, quick = pair("Llama", "int8")
+    sequence = quick.open()
+    for wrong in (torch.zeros(1, 2, dtype=torch.long, device="meta"), torch.zeros(3, 2, dtype=torch.long)):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            quick.score([sequence], wrong, [2])
+    assert sequence.length == 0
+    want = quick.score([sequence], torch.tensor([[5, 7]]), [2])
+    sequence.truncate(0)
+    called.clear()
+    with torch.device("meta"):  # what new tensors lie on, where nothing else is said
+        got = quick.score([sequence], torch.tensor([[5, 6, 7]], device="cpu")[:, ::2], [2])
+    assert called == [-1]
+    assert want is not None
+    assert got is not None
+    assert torch.equal(want, got)
+
+
+def test_results_do_not_lie_on_the_default_device(cache: Path, called: list[int]) -> None:
+    _, quick = pair("Llama", "int8")
+    sequence, tokens = quick.open(), torch.tensor([[5, 7]])
+    called.clear()
+    with torch.device("meta"):
+        got = quick.score([sequence], tokens, [2])
+    assert called == [2]
+    assert got is not None
+    assert got.is_cpu
+
+
 @pytest.fixture(params=HERE)
 def built(request: pytest.FixtureRequest) -> Kernels:
     return build(request.param)
@@ -188,6 +234,8 @@ def test_results_are_written_to_where_they_should_be(built: Kernels) -> None:
         ("fewer", "other tensors"),
         ("one result", "other results"),
         ("no tokens", "other results"),
+        ("no memory", "without memory"),
+        ("no memory for results", "no memory for its results"),
     ],
 )
 def test_what_does_not_fit_is_refused(built: Kernels, change: str, said: str) -> None:
@@ -196,8 +244,8 @@ def test_what_does_not_fit_is_refused(built: Kernels, change: str, said: str) ->
     x = torch.randn(1, 5, {"another width": WIDTH + 8}.get(change, WIDTH))
     x = x.double() if change == "doubles" else x.long() if change == "whole numbers" else x
     out = torch.zeros(2, 5, WIDTH)
-    given = [piece_of(x), numbers(columns)]
-    results = [out[0].data_ptr(), out[1].data_ptr()]
+    given = [piece_of(x.to("meta") if change == "no memory" else x), numbers(columns)]
+    results = [out[0].data_ptr(), 0 if change == "no memory for results" else out[1].data_ptr()]
     with pytest.raises(RuntimeError, match=said):
         plan.run(
             0 if change == "no tokens" else 5,

@@ -73,7 +73,9 @@ def pass_cases() -> list[tuple[str, Callable[[Tensor, Tensor], Any], int, int]]:
         ("besides all of them", lambda x, y: (z := one(x), two(z)[:, -1:], two(z + y)), 1, 0),
         ("the last of the last", lambda x, y: two(one(x)[:, -1:])[:, -1:], 1, 0),
         ("the last and all together", lambda x, y: one(x)[:, -1:] + y, 1, 1),
-        ("the last of what is given, another shape", lambda x, y: one(x[:, -1:]) + two(y)[:, -1:], 1, 2),
+        ("the last of what is given", lambda x, y: (one(two(x[:, -1:])), one(y)), 1, 2),
+        ("the last of what is written later", partial(_last_before, made), 0, -1),
+        ("all but the first ones, another shape", lambda x, y: one(two(x)[:, -2:]), 0, 3),
         ("the first tokens, another shape", lambda x, y: one(two(x)[:, :1]), 0, 3),
         ("two chains", lambda x, y: one(two((one(two(x)) * y).relu())), 2, 2),
     ]
@@ -104,6 +106,14 @@ def _read_before(made: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return two(z) + s, s
 
 
+def _last_before(made: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    _, two, normed = made
+    last = y[:, -1:]
+    z = normed(x)
+    y.index_copy_(1, torch.tensor([y.shape[1] - 1]), z[:, :1])
+    return two(last), last + 1
+
+
 def _deep(x: Tensor, y: Tensor, one: Any, two: Any) -> Tensor:
     for i in range(6):
         x, y = (one(x) + y, two(y)) if i % 2 else (two(x + y), y + x)
@@ -131,6 +141,16 @@ def test_what_follows_each_other_is_one_call_of_the_same_bits(case: int, shape: 
         assert found["chain.default"] == found["chain_plan.default"] == chains, (name, found)
     if shape == (2, 5) and others >= 0:
         assert found.total() - 2 * found["chain.default"] - found["getitem"] == others, (name, found)
+
+
+def test_a_slice_without_an_end_is_no_reason_against_a_chain() -> None:
+    one, two, _ = layers(of_here())
+    with torch.no_grad():
+        graph = make_fx(lambda x: two(one(x)) + two(x)[:, -1:])(torch.randn(2, 3, WIDTH))
+        (cut,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.slice.Tensor)
+        cut.args = (*cut.args[:3], None)
+        fuse(graph)
+    assert calls(graph)["chain.default"] == 1
 
 
 def test_results_that_are_returned_stay_what_they_are() -> None:

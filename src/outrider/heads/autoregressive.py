@@ -15,7 +15,7 @@ from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.layers import HeadNetwork
 from outrider.heads.parts import HeadParts
 from outrider.heads.recorded import CapturedHead, Kind, NewestToken, record_head
-from outrider.kernels.chain_calls import numbers, piece_of
+from outrider.kernels.chain_calls import in_place, numbers, piece_of
 from outrider.models.base import HandsOutStates, WhichLogits
 from outrider.models.kernels import attention as kernel_attention
 from outrider.models.masks import AttentionPattern, make_mask
@@ -117,11 +117,11 @@ class AutoregressiveModel(HeadModel):
         """What follows the last of one row's new tokens, by a recording or the network: see `NewestToken`."""
         given = self._embed(tokens) if self.module.table is None else tokens
         at, count = row.length, tokens.shape[1]
-        if isinstance(recording, Recording) and recording.in_one_call:
+        held = [each.contiguous() for each in (given, *states)]
+        if isinstance(recording, Recording) and recording.in_one_call and all(map(in_place, held)):
             self._cache.reserve(len(self._open), at + count)
             self._cache.reach(row.slot, at + count)
             columns = array("q", range(at, at + count))
-            held = [each.contiguous() for each in (given, *states)]
             return recording.call(row.slot, at + count, count, (*map(piece_of, held), numbers(columns)))
         positions = places_from((at,), count, self.device)
         self._place([row], (at,), positions)

@@ -258,8 +258,10 @@ extern "C" const char* outrider_chain(const char* plan, int64_t size, int64_t to
     std::vector<Piece> pieces;
     for (const int64_t* one = given; one < given + 3 * count; one += 3) {
       const int64_t width = one[2], stride = std::max<int64_t>(width, 1);
+      STD_TORCH_CHECK(one[0] != 0, "a chain is given a tensor without memory");
       pieces.push_back({reinterpret_cast<const void*>(one[0]), static_cast<Piece::Type>(one[1]), 1, tokens, width, tokens * stride, stride});
     }
+    for (int64_t i = 0; i < returned; i++) STD_TORCH_CHECK(results[i] != nullptr, "a chain is given no memory for its results");
     const Given now(planned, 1, tokens, pieces, std::vector<int64_t>(counts, counts + numbers), results);
     for (int64_t i = 0; i < planned.head->steps; i++) run(planned.steps[i], now);
     return nullptr;

@@ -20,6 +20,7 @@ from outrider.kernels.models import chain_calls
 
 _CHAIN, _PLAN = "::chain", "::chain_plan"
 _LISTS = ("prim::Constant", "prim::ListConstruct", "aten::__getitem__")
+_address: Any = torch.UntypedStorage.data_ptr
 _jit: Any = torch._C  # parts of which have no types
 
 
@@ -51,21 +52,20 @@ class Bound:
     """What a pass reads in one place of memory.
 
     leading: which of columns, capacity and what the pass is about are given; then come rest. held: what plans have addresses
-    of, which would be somebody else's memory if a weight were replaced in the middle of a sequence; watched: of these the
-    weights; at: where they lay. whole: the plan of a graph that is one chain.
+    of, which would be somebody else's memory if a weight were replaced in the middle of a sequence; at: where it lay. whole:
+    the plan of a graph that is one chain.
     """
 
     leading: tuple[int, ...]
     rest: tuple[Any, ...]
     held: tuple[Any, ...]
-    watched: tuple[Any, ...]
     at: list[int]
     whole: ChainPlan | None
 
     @property
     def in_place(self) -> bool:
         """Whether all lies where it lay: `share_memory` and its like move what a storage holds. 12 µs for 300 storages."""
-        return [storage.data_ptr() for storage in self.watched] == self.at
+        return list(map(_address, self.held)) == self.at
 
 
 class PlannedGraph:
@@ -89,9 +89,7 @@ class PlannedGraph:
         return self._whole is not None
 
     def bind(self, rows: Sequence[Tensor], parts: Sequence[Any]) -> Bound:
-        """The last of the graph's inputs, as they lie in memory now: keys and values, which nobody else moves, and parts of
-        the model.
-        """
+        """The last of the graph's inputs, as they lie in memory now: keys and values, and parts of the model."""
         read = [*rows, *parts]
         before = self._count - len(read)
         if any(i < before for plan in self._plans for i in plan.tensors):
@@ -103,11 +101,9 @@ class PlannedGraph:
             tensors = [read[i - before] for i in plan.tensors]
             rest.append(plan.operation(tensors, *plan.others))
             held.update((storage._cdata, storage) for storage in (tensor.untyped_storage() for tensor in tensors))
-        own = {row.untyped_storage()._cdata for row in rows}
-        watched = tuple(storage for key, storage in held.items() if key not in own)
-        at = [storage.data_ptr() for storage in watched]
+        at = [storage.data_ptr() for storage in held.values()]
         whole = None if self._whole is None else ChainPlan(chain_calls[self._whole.space], rest[-1])
-        return Bound(leading, tuple(rest), tuple(held.values()), watched, at, whole)
+        return Bound(leading, tuple(rest), tuple(held.values()), at, whole)
 
     def run(self, bound: Bound, columns: int, capacity: int, about: Sequence[Any]) -> list[Any]:
         leading = (columns, capacity, *about)
@@ -129,7 +125,7 @@ class PlannedGraph:
         assert whole is not None
         assert plan is not None
         made = len(whole.outputs) - len(into)
-        out: list[Tensor] = [torch.empty(0)] * made
+        out: dict[int, Tensor] = {}
         results = []
         for output, width, single in zip(whole.outputs, plan.widths, plan.single, strict=True):
             if output < made:
@@ -141,7 +137,7 @@ class PlannedGraph:
                 results.append(at)
         counts = (columns, capacity)
         plan.run(tokens, [about[i - 2] for i in whole.given], [counts[i] for i in whole.counts], results)
-        return out
+        return [out[i] for i in range(made)]
 
 
 def _whole(graph: Any) -> _Whole | None:

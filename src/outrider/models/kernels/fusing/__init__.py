@@ -27,7 +27,7 @@ from outrider.kernels.models import LIBRARY
 from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
 from outrider.models.kernels.fusing.chains import fuse_chains
 from outrider.models.kernels.fusing.layers import fuse_layers
-from outrider.models.kernels.fusing.parts import END, alone, aten, given_to, replace, schema_of
+from outrider.models.kernels.fusing.parts import END, alone, aten, given_to, makes_its_own, replace, schema_of
 from outrider.models.kernels.fusing.tokens import fuse_expanded, fuse_joins, fuse_masks, split_again
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ def _writes(node: Node) -> bool:
     into = node.args[0]
     if isinstance(into, Node) and into.op == "placeholder":
         return node.target not in (aten.index_copy_.default, aten.index_put_.default)
-    made = schema_of(into)
-    own = made is not None and all(one.alias_info is None for one in made.returns)  # not a part of another tensor
-    return not (own and alone(into))
+    return not (makes_its_own(into) and alone(into))
 
 
 def _simplify(graph: GraphModule, ops: Any) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from outrider.models.kernels.fusing.parts import alone, aten, given_to, same_size, schema_of
+from outrider.models.kernels.fusing.parts import alone, aten, given_to, makes_its_own, same_size, schema_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -184,9 +184,11 @@ def _width(node: Node) -> Any:
 
 
 def _is_last(node: Node) -> bool:
-    """Whether it is the last token of each row, [R, N, W] → [R, 1, W]."""
+    """Whether it is the last token of each row, [R, N, W] → [R, 1, W]; of what nothing writes into later, as it will be a
+    copy.
+    """
     x, dim, begin, end = given_to(node, aten.slice.Tensor, 4)
-    return x is not None and (dim, begin) == (1, -1) and end >= UNLIMITED
+    return (dim, begin) == (1, -1) and isinstance(end, int) and end >= UNLIMITED and makes_its_own(x)
 
 
 def _is_sum(node: Node) -> bool:

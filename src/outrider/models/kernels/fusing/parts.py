@@ -49,6 +49,12 @@ def schema_of(node: Any) -> Any:
     return getattr(node.target, "_schema", None) if isinstance(node, Node) and node.op == "call_function" else None
 
 
+def makes_its_own(node: Any) -> bool:
+    """Whether what a call gives is not a part of another tensor."""
+    made = schema_of(node)
+    return made is not None and all(one.alias_info is None for one in made.returns)
+
+
 def alone(node: Any) -> bool:
     """Whether one other reads this."""
     return isinstance(node, Node) and len(node.users) == 1
