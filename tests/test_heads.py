@@ -388,3 +388,32 @@ def test_a_heads_pass_is_timed_after_one_of_its_target(tmp_path: Path, monkeypat
             assert timer.time(size) > 0
     assert calls[-6:] == [target.name, drafter.model.name] * 3
     assert target._open == []
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "layered"])
+def test_a_heads_passes_are_timed_as_it_reads_in_a_round(
+    kind: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's states after a pass of the target, its own from then on: other passes, of other costs."""
+    target = tiny("Llama")
+    drafter = HeadDrafter(write_head(tmp_path, kind))
+    drafter.bind(target)
+    read: list[tuple[int, int]] = []
+    newest = type(drafter.model).newest  # type: ignore[attr-defined]
+
+    def noted(self: Any, row: HeadSequence, tokens: torch.Tensor, states: list[torch.Tensor], *others: Any) -> Any:
+        assert row.base is not None
+        read.append((row.length, tokens.shape[1] if row.length + tokens.shape[1] - 1 <= row.base.length else -1))
+        return newest(self, row, tokens, states, *others)
+
+    monkeypatch.setattr(type(drafter.model), "newest", noted)
+    with PassTimer(drafter.model, (1, 3), 8) as timer:
+        for size, again in ((1, False), (1, True), (1, True), (3, False), (1, False)):
+            timer.time(size, again)
+    assert read == [(8, 1), (9, -1), (10, -1), (8, 3), (8, 1)]
+    full = target.max_length
+    assert full is not None
+    with PassTimer(drafter.model, (1,), full) as timer:  # more than the target can hold: on a sequence of its own
+        monkeypatch.setattr(type(drafter.model), "newest", newest)
+        assert timer.time(1) > 0
+    assert target._open == []

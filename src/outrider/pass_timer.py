@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
+from outrider.kernels.sampling import reading
 from outrider.models.base import LanguageModel, Sequence, has_encoder, has_few_tokens, open_sequence
 from outrider.sampling import SamplingSettings, greedy_tokens
+
+_GREEDY = SamplingSettings()
 
 
 @runtime_checkable
@@ -39,12 +42,23 @@ class Follows(Protocol):
         """The other one."""
 
 
+@runtime_checkable
+class Rides(Protocol):
+    """One of these whose sequences read what the other model's keep."""
+
+    def open_on(self, base: Sequence | None, reserve: int = 0) -> Sequence:
+        """One that reads what that sequence of the other one keeps."""
+
+
 class PassTimer:
     """Times passes of a model after a context, one by one; to be used in `with`.
 
     sizes: tokens of each of so many rows, those left out that the model's context does not allow. context: tokens held
     before; engines that can't pretend to hold them read them. Where a change of the width costs something, it is left out,
     and every pass is as wide as it is asked for. changed: the seconds of the passes after such changes, by their size.
+
+    What rides on another model's sequences does so here: it reads the other one's states after a pass of that one, and its
+    own in passes that follow.
     """
 
     def __init__(self, model: LanguageModel, sizes: Iterable[int], context: int, rows: int = 1) -> None:
@@ -64,16 +78,16 @@ class PassTimer:
         if isinstance(model, KeepsWidth):
             model.keep_width(False)
         try:
+            if self._leader is not None:
+                self._lead = self._leader.open()
             for _ in range(self._rows):
-                sequence = _open(model, context + max(self.sizes))
+                sequence = self._open(context + max(self.sizes))
                 self._sequences.append(sequence)
                 if isinstance(sequence, Advances):
                     sequence.advance(context)
                 else:
                     tokens, lengths = pad_rows([[i % model.vocab_size for i in range(context)]], model.device)
                     model.score([sequence], tokens, lengths, "none")
-            if self._leader is not None:
-                self._lead = self._leader.open()
         except BaseException:
             self.__exit__()
             raise
@@ -86,6 +100,17 @@ class PassTimer:
             self._lead.close()
         if isinstance(self.model, KeepsWidth):
             self.model.keep_width(True)
+
+    @property
+    def _rides(self) -> bool:
+        """Whether sequences are opened on the other model's, which can pretend to hold as many tokens."""
+        limit = None if self._leader is None else self._leader.max_length
+        fits = limit is None or self._context + max(self.sizes) <= limit
+        return isinstance(self.model, Rides) and isinstance(self._lead, Advances) and fits
+
+    def _open(self, reserve: int) -> Sequence:
+        model: Any = self.model
+        return model.open_on(self._lead, reserve) if self._rides else _open(model, reserve)  # type: ignore[no-any-return]
 
     def time(self, size: int, again: bool = False) -> float:
         """Seconds to score that many new tokens of each row and to choose a token after each.
@@ -103,12 +128,14 @@ class PassTimer:
             self._take_back()
         self._width = size
         if not again:
-            self._follow()
+            self._take_back()
+            self._follow(size)
         _synchronise(model)
         start = time.perf_counter()
         self._pass(new, count)
         took = time.perf_counter() - start
-        self._take_back()
+        if not self._rides:  # else the next one may go on from here
+            self._take_back()
         return took
 
     @property
@@ -116,11 +143,17 @@ class PassTimer:
         """Whether passes of another model come between."""
         return self._leader is not None
 
-    def _follow(self) -> None:
-        """Let the other model score a token, as it does in every round."""
-        if self._leader is not None and self._lead is not None:
-            self._leader.score([self._lead], *pad_rows([[0]], self._leader.device), "all")
-            self._lead.truncate(0)
+    def _follow(self, size: int) -> None:
+        """Let the other model score a token, as it does in every round; it holds all but the newest token then."""
+        lead = self._lead
+        if self._leader is None or lead is None:
+            return
+        held = self._context + size - 1 if self._rides else 0
+        lead.truncate(min(lead.length, held))
+        if isinstance(lead, Advances):
+            lead.advance(held - lead.length)
+        self._leader.score([lead], *pad_rows([[0]], self._leader.device), "all")
+        lead.truncate(held)
 
     def _pass(self, new: Tensor, count: list[int]) -> None:
         # As a draft is asked: over its own tokens alone if it has few; and what drafts only, for what follows all of them.
@@ -128,7 +161,11 @@ class PassTimer:
         last = new.shape[1] == 1 or self._leader is not None
         logits = score(self._sequences, new, count, "last" if last else "all")
         assert logits is not None
-        greedy_tokens(logits, SamplingSettings()).tolist()  # waits for the device, too
+        kernels = reading(logits)
+        if kernels is not None:
+            kernels.calls.step(logits.reshape(-1, logits.shape[-1]), _GREEDY.law)
+        else:
+            greedy_tokens(logits, _GREEDY).tolist()  # waits for the device, too
 
     def _take_back(self) -> None:
         for sequence in self._sequences:
