@@ -106,11 +106,12 @@ class PassTimer:
         """Whether sequences are opened on the other model's, which can pretend to hold as many tokens."""
         limit = None if self._leader is None else self._leader.max_length
         fits = limit is None or self._context + max(self.sizes) <= limit
-        return isinstance(self.model, Rides) and isinstance(self._lead, Advances) and fits
+        return fits and isinstance(self.model, Rides) and isinstance(self._lead, Advances)
 
     def _open(self, reserve: int) -> Sequence:
         model: Any = self.model
-        return model.open_on(self._lead, reserve) if self._rides else _open(model, reserve)  # type: ignore[no-any-return]
+        found: Sequence = model.open_on(self._lead, reserve) if self._rides else _open(model, reserve)
+        return found
 
     def time(self, size: int, again: bool = False) -> float:
         """Seconds to score that many new tokens of each row and to choose a token after each.
