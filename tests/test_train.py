@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.train.card import foretold
-from outrider.train.run import measure
+from outrider.train.run import Ends, measure
 from outrider.train.states import StateFolder, StateWindows, keep_states, states_of
 from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
@@ -220,6 +222,10 @@ def test_the_target_writes_texts_and_goes_on(
         (["--length", "4"], "length must be in 16 … 8192, got 4"),
         (["--held-out", "code"], "held-out must be NAME=PATH"),
         (["--data", "/nonexistent"], "data /nonexistent does not exist"),
+        (["--intermediate-size", "0"], "intermediate_size must be a whole number of 1 or more, got 0"),
+        (["--window", "0"], "window must be a whole number of 1 or more, got 0"),
+        (["--vocabulary", "99999"], "vocabulary must be 330 or less, the tokens of"),
+        (["--data", "notes@-3"], "a number of tokens, got 'notes@-3'"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -231,6 +237,62 @@ def test_bad_input_is_one_line(
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": 5}', "line 2, must be"),
+        ('{"tokens": ["a"]}', "line 2, must be"),
+        ('{"tokens": [1, -2]}', "line 2, must be"),
+        ('{"tokens": [true]}', "line 2, must be"),
+        ("[1]", "line 2, must be"),
+        (json.dumps({"tokens": [5] * 60 + [330] * 9}), "data must hold tokens in 0 … 329"),
+    ],
+)
+def test_data_of_other_kinds_is_refused(
+    line: str, message: str, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, held = tmp_path / "odd.jsonl", tmp_path / "held.jsonl"
+    path.write_text(f'{{"text": "a"}}\n{line}\n')
+    held.write_text(json.dumps({"text": "the quick brown fox " * 40}) + "\n")
+    command = ["train", "head", "--target", str(target_folder), "-o", str(tmp_path / "out"), "--data", str(path)]
+    assert run([*command, "--held-out", f"p={held}", "--length", "32"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["head", "student", "pair"])
+def test_an_output_that_is_a_file_is_refused(command: str, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = [] if command == "pair" else ["--target", "/nonexistent"]  # before anything is loaded
+    for out in (str(corpus), str(corpus / "below")):
+        assert run(["train", command, *target, "-o", out, "--data", str(corpus)]) == 2
+        assert "Traceback" not in (err := capsys.readouterr().err)
+        assert out in err
+
+
+def test_an_interrupt_ends_after_the_step_with_a_checkpoint(
+    target_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "head"
+    command = ["train", "head", "--target", str(target_folder), "-o", str(out), "--data", str(corpus), "--length", "32"]
+    command += ["--batch-size", "4", "--every", "100", "--vocabulary", "200", "--steps", "6"]
+    ended = Ends.on_step_end
+
+    def interrupted(self: Ends, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        ended(self, args, state, control, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ends, "on_step_end", interrupted)
+        assert run(command) == 130
+    told = capsys.readouterr().err
+    assert "stopping after this step, with a checkpoint" in told
+    assert "outrider: interrupted; step 3 of 6 is kept: the same command with --resume goes on" in told
+    assert not (out / "config.json").exists()
+    assert run([*command[:-1], "2", "--resume"]) == 2
+    assert "steps must be 3 or more, as many as the checkpoint has, got 2" in capsys.readouterr().err
+    assert call(capsys, *command, "--resume", "--json")["steps"] == 6
 
 
 def test_a_refusal_leaves_what_was_there(

@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from outrider.cli.main import run
-from outrider.train.run import ByTheClock
+from outrider.train.run import Ends
 
-begin = ByTheClock.__init__
+begin = Ends.__init__
 
 
 def late(self: Any, hours: float | None) -> None:
@@ -19,5 +19,5 @@ def late(self: Any, hours: float | None) -> None:
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
-        ByTheClock.__init__ = late  # type: ignore[method-assign]
+        Ends.__init__ = late  # type: ignore[method-assign]
     sys.exit(run(sys.argv[1:]))

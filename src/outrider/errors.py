@@ -21,6 +21,10 @@ def why_unread(error: Exception) -> str:
     return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else in_one_line(error)
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt that says what is kept and how to go on."""
+
+
 class OutriderError(Exception):
     """Base of every error that Outrider raises on purpose. Its message is one line."""
 

@@ -70,6 +70,7 @@ def measure(
     log: RunLog,
 ) -> Iterator[SweepRun]:
     """Run what the log does not hold yet, append it there, and yield all runs."""
+    draft.bind(target)
     done = {run.key: run for run in (SweepRun(**entry) for entry in log.entries)}
     warm: set[int] = set()
     for number, example in enumerate(examples):

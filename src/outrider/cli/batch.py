@@ -38,14 +38,16 @@ _TOLD = 5  # errors of prompts that are told while the run goes on; the output h
 @click.command()
 @click.argument("prompts", metavar="INPUT.jsonl", type=click.Path(path_type=Path))
 @click.option("--output", "-o", required=True, metavar="OUTPUT.jsonl", type=click.Path(path_type=Path))
-@click.option("--batch-size", type=int, default=8, show_default=True, help="Prompts side by side in a process.")
+@click.option("--batch-size", type=int, default=8, show_default=True, help="Prompts side by side in a process, 1 … 4096.")
 @model_options
 @config_option
 @length_option
 @alternatives_option
-@click.option("--max-new-tokens", type=int, default=256, show_default=True)
+@click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Of each prompt at most; 1 or more.")
 @law_options
-@click.option("--lenience", type=float, default=1.0, help="Below 1: LOSSY, accept more than the target's law allows.")
+@click.option(
+    "--lenience", type=float, default=1.0, help="Above 0. Below 1: LOSSY, accept more than the target's law allows."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
 @text_options
 @structure_options

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 WARM_UP_TOKENS = 4
 _OPTIONS = (
-    click.option("--num-beams", type=int, help="Beam search of that width instead of greedy decoding or sampling."),
+    click.option("--num-beams", type=int, help="Beam search of that width, 1 … 64, instead of greedy decoding or sampling."),
     click.option("--length-penalty", type=float, default=1.0, help="Beam search: score = log-probability / length^X."),
     click.option(
         "--early-stopping",
@@ -34,7 +34,9 @@ _OPTIONS = (
         default="no",
         help="Beam search: stop once N texts are finished (yes), once none running scores better now (no) or could (never).",
     ),
-    click.option("--num-return-sequences", type=int, default=1, help="Beam search: texts to return, best first."),
+    click.option(
+        "--num-return-sequences", type=int, default=1, help="Beam search: texts to return, best first; up to its width."
+    ),
     click.option("--draft-beams", type=int, help="Beam search: hypotheses that the draft follows  [default: --num-beams]"),
 )
 _OWN = ("length_penalty", "early_stopping", "num_return_sequences", "draft_beams")

@@ -23,7 +23,7 @@ PROMPTS = {
 
 
 @click.command()
-@click.option("--max-new-tokens", type=int, default=160, show_default=True)
+@click.option("--max-new-tokens", type=int, default=160, show_default=True, help="Of each text at most; 1 or more.")
 @threads_option
 def demo(max_new_tokens: int) -> None:
     """Watch the default model write, with its draft, and see what the draft was worth."""

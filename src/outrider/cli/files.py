@@ -55,6 +55,16 @@ def new_folder(path: Path) -> Iterator[None]:
         raise
 
 
+def check_new_folder(path: Path) -> None:
+    """Raise unless it is a folder that can be written to, or can be made: known before the work is done."""
+    if path.exists() or path.is_symlink():
+        check_folder(path)
+        return
+    around = next(each for each in path.resolve().parents if each.exists())
+    if not around.is_dir() or not os.access(around, os.W_OK):
+        raise ParameterError(f"output {path} can't be made a folder: {around} is none, or nothing can be written there")
+
+
 def check_folder(path: Path) -> None:
     """Raise unless files can be written there: known before the work is done."""
     if not path.is_dir():

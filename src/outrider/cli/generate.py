@@ -15,7 +15,7 @@ from outrider.checks import check_count
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option, plain_asked
 from outrider.cli.models import ModelChoice, model_options
-from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
+from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length, told_if_greedy
 from outrider.cli.shared_options import json_option, text_options
 from outrider.cli.structured import structure_options, take_structure, told_if_cut
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
@@ -43,12 +43,18 @@ if TYPE_CHECKING:
 @tensor_parallel_options
 @config_option
 @length_option
-@click.option("--max-new-tokens", type=int, default=256, show_default=True)
+@click.option("--max-new-tokens", type=int, default=256, show_default=True, help="At most; 1 or more.")
 @law_options
-@click.option("--lenience", type=float, default=1.0, help="Below 1: LOSSY, accept more than the target's law allows.")
+@click.option(
+    "--lenience", type=float, default=1.0, help="Above 0. Below 1: LOSSY, accept more than the target's law allows."
+)
 @alternatives_option
 @beam_options
-@click.option("--seed", type=int, help="For the same output again  [default: random]")
+@click.option(
+    "--seed",
+    type=int,
+    help="For the same output again, with the same cost tables or a fixed draft length  [default: random]",
+)
 @text_options
 @structure_options
 @click.option("--plain", is_flag=True, help="Without a draft, also where one is named: the baseline.")
@@ -76,6 +82,7 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     trace = trace_file(given.pop("trace"), given)
     structure = take_structure(given)
     _check(given)
+    told_if_greedy(given["temperature"])
     model = models.load_target()
     drafter = None if given["plain"] else models.load_draft(model)
     _check_memory(drafter)

@@ -21,7 +21,7 @@ from outrider.cli.theory import theory
 from outrider.cli.train import train
 from outrider.cli.train_ngram import train_ngram
 from outrider.cli.tune import tune
-from outrider.errors import OutriderError
+from outrider.errors import Interrupted, OutriderError
 from outrider.garbage import collector
 from outrider.memory import ask_for_huge_pages, keep_freed_memory
 
@@ -67,8 +67,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OutriderError as error:
         _say(f"outrider: {error}")
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _say("outrider: interrupted")
+    except (KeyboardInterrupt, click.Abort) as error:
+        told = error.__cause__ if isinstance(error, click.Abort) else error  # click makes one of the other
+        _say(f"outrider: interrupted{f'; {told}' if isinstance(told, Interrupted) else ''}")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has gone (`| head`): nothing to say, and nothing more may be written.

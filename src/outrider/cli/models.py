@@ -139,7 +139,7 @@ _THREADS = click.option(
     "--threads",
     type=int,
     metavar="N",
-    help="Of a CPU, for the models of this process  [default: one a core; fewer are quicker beside other work]",
+    help="1 … 1024, of a CPU, for the models of this process  [default: one a core; fewer are quicker beside other work]",
 )
 MOST_THREADS = 1024
 _NAMES = ("target", "draft", "dtype", "device", "engine", "compile")

@@ -30,16 +30,16 @@ def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str
 
 
 _TRUNCATION = (
-    click.option("--top-k", type=int, default=0, help="0: no limit."),
-    click.option("--top-p", type=float, default=1.0, help="1: no limit."),
-    click.option("--min-p", type=float, default=0.0, help="0: no limit."),
+    click.option("--top-k", type=int, default=0, help="Of the most probable tokens alone; 0: of all."),
+    click.option("--top-p", type=float, default=1.0, help="Nucleus: this share of the law, above 0; 1: all of it."),
+    click.option("--min-p", type=float, default=0.0, help="This share of the best token's probability at least, 0 … 1."),
 )
 _LAW = (
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy."),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 or more; 0: greedy."),
     *_TRUNCATION,
-    click.option("--repetition-penalty", type=float, default=1.0, help="1: none."),
-    click.option("--presence-penalty", type=float, default=0.0, help="0: none."),
-    click.option("--frequency-penalty", type=float, default=0.0, help="0: none."),
+    click.option("--repetition-penalty", type=float, default=1.0, help="Above 0; 1: none."),
+    click.option("--presence-penalty", type=float, default=0.0, help="-2 … 2 as a rule; 0: none."),
+    click.option("--frequency-penalty", type=float, default=0.0, help="-2 … 2 as a rule; 0: none."),
     click.option(
         "--logit-bias",
         multiple=True,
@@ -75,6 +75,18 @@ alternatives_option = click.option(
     metavar="N",
     help="Tokens to score in each drafted one's place, 0 … 16  [default: where it pays]",
 )
+
+
+def told_if_greedy(temperature: float) -> None:
+    """Say that what was given on the command line to cut the law does nothing where the best token is taken."""
+    context = click.get_current_context()
+    names = ("top_k", "top_p", "min_p")
+    given = [name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if temperature == 0.0 and given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        click.echo(
+            f"outrider: {options} changes nothing at temperature 0, the best token: give --temperature 1, say", err=True
+        )
 
 
 def parse_length(text: str) -> int | OptimalLength | None:

@@ -62,7 +62,8 @@ def _measure(model: LanguageModel, rows: int, path: Path | None, found: Costs | 
     attempts = 0 if settled or before + made >= GIVE_UP else before + made
     if attempts:
         hint = "" if torch.get_num_threads() == 1 else "; beside other work --threads 1 may be quicker"
-        _log.warning("the machine is busy: costs of %s are measured again in the next run%s", model.name, hint)
+        told = "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text%s"
+        _log.warning(told, model.name, hint)
     if path:
         path.write_text(json.dumps({"model": model.name, "attempts": attempts, **measured.to_dict()}, indent=1))
     return measured

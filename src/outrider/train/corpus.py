@@ -57,8 +57,10 @@ class Source:
 def parse_source(text: str) -> Source:
     """SOURCE or SOURCE@TOKENS, a limit in tokens ("notes@200000")."""
     name, at, limit = text.rpartition("@")
-    if not at or not limit.isdigit():
+    if not at or (not limit.isdigit() and (Path(text).expanduser().exists() or not limit.lstrip("-").isalnum())):
         return Source(text)
+    if not limit.isdigit():
+        raise ParameterError(f"data must be SOURCE or SOURCE@TOKENS, a number of tokens, got {text!r}")
     if int(limit) < 1:
         raise ParameterError(f"data must be SOURCE or SOURCE@TOKENS with at least one token, got {text!r}")
     return Source(name, int(limit))
@@ -142,7 +144,8 @@ def _of_file(path: Path) -> Iterator[str | Tokens]:
     try:
         with path.open(encoding="utf-8") as file:
             if path.suffix == ".jsonl":
-                yield from (entry for line in file if line.strip() and (entry := _of_line(line, path)))
+                lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+                yield from (entry for number, line in lines if (entry := _of_line(line, f"{path}, line {number},")))
             else:
                 while text := file.read(LONGEST_DOCUMENT):
                     yield text
@@ -152,18 +155,20 @@ def _of_file(path: Path) -> Iterator[str | Tokens]:
         raise ParameterError(f"data {path} can't be read: {error.strerror}") from None
 
 
-def _of_line(line: str, path: Path) -> str | Tokens:
+def _of_line(line: str, where: str) -> str | Tokens:
     """Token ids or text of one JSON object; nothing of a log's first line."""
     try:
         entry = json.loads(line)
         if "settings" in entry:
             return ""
-        if "tokens" in entry:
-            return Tokens(entry["tokens"], int(entry.get("prompt_tokens", 0)))
-        text: str = entry["text"]
-        return text
-    except (ValueError, TypeError, KeyError):
-        raise ParameterError(f'data {path} must have "tokens" or "text" in each JSON object, got {line[:60]!r}') from None
+        ids, text = entry.get("tokens"), entry.get("text")
+        if isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids):
+            return Tokens(ids, int(entry.get("prompt_tokens", 0)))
+        if ids is None and isinstance(text, str):
+            return text
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise ParameterError(f'data {where} must be {{"text": text}} or {{"tokens": token ids}}, got {line.strip()[:60]!r}')
 
 
 def _dataset(text: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
@@ -129,11 +130,13 @@ def _states(
     done = folder.folder / "done"
     if not done.exists():
         cut = windows([source], target.tokenizer, settings.length, held_out)
-        bar(keep_states(target, cut, folder, settings.layers), f"States of {source.name}")
-        if not folder.paths:  # not a window: nothing to keep for other runs
-            shutil.rmtree(folder.folder, ignore_errors=True)
-            return []
-        done.touch()
+        try:
+            bar(keep_states(target, cut, folder, settings.layers), f"States of {source.name}")
+        finally:
+            if not folder.paths:  # not a window: nothing to keep for other runs
+                shutil.rmtree(folder.folder, ignore_errors=True)
+        if folder.paths:
+            done.touch()
     return folder.paths
 
 
@@ -173,8 +176,10 @@ class HeadSettings:
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.vocabulary is not None and self.vocabulary < 1:
-            raise ParameterError(f"vocabulary must be 1 or more, got {self.vocabulary}")
+        for name in ("vocabulary", "intermediate_size", "blocks", "window"):
+            value = getattr(self, name)
+            if value is not None:
+                check_count(name, value)
         if not 1 <= self.depth <= 8:
             raise ParameterError(f"depth must be in 1 … 8, got {self.depth}")
         check_order(self.layers)

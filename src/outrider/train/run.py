@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import torch
@@ -20,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from outrider.checks import check_count
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import Interrupted, ModelError, ParameterError
 from outrider.train.checkpoints import check_settings, keep_settings, last_checkpoint
 from outrider.train.precision import products
 
@@ -61,18 +65,39 @@ class Report:
     held_out: dict[str, dict[str, Any]]
 
 
-class ByTheClock(TrainerCallback):  # type: ignore[misc]
-    """Stops all processes after the same step, by the clock of the first: one that stopped alone would leave the others
-    waiting for its gradients.
+class Ends(TrainerCallback):  # type: ignore[misc]
+    """Stops all processes after the same step, with a checkpoint, by the clock of the first or when that is interrupted: one
+    that stopped alone would leave the others waiting for its gradients.
     """
 
     def __init__(self, hours: float | None) -> None:
         self._end = None if hours is None else time.monotonic() + 3600 * hours
+        self.interrupted = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del state
-        if self._end is not None and _as_the_first(time.monotonic() > self._end, args.device):
+        over = self.interrupted or (self._end is not None and time.monotonic() > self._end)
+        if _as_the_first(over, args.device):
             control.should_save = control.should_training_stop = True
+
+    @contextmanager
+    def by_interrupt(self) -> Iterator[None]:
+        """While training: the first interrupt ends it after the step at hand, the second one at once."""
+        if current_thread() is not main_thread():  # others can't be told of signals
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def stop(*_: object) -> None:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, before)
+            sys.stderr.write("outrider: stopping after this step, with a checkpoint; once more stops at once\n")
+
+        signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _as_the_first(decision: bool, device: torch.device) -> bool:
@@ -246,10 +271,12 @@ def train(
     Raises `ParameterError` if it holds checkpoints that are not to be resumed, or none that can be.
     """
     last = _begin(folder, settings, about)
+    if last is not None and _steps_of(last) > settings.steps:
+        raise ParameterError(f"steps must be {_steps_of(last)} or more, as many as the checkpoint has, got {settings.steps}")
     logging.getLogger("transformers.trainer").setLevel(logging.WARNING)
     arguments = _arguments(folder, bool(held_out), settings)
-    clock = ByTheClock(settings.hours)
-    trainer = _Trainer(model=trainee, args=arguments, train_dataset=windows, eval_dataset=dict(held_out), callbacks=[clock])
+    ends = Ends(settings.hours)
+    trainer = _Trainer(model=trainee, args=arguments, train_dataset=windows, eval_dataset=dict(held_out), callbacks=[ends])
     trainer.held_out = held_out
     progress = _Progress()
     for shown in (ProgressCallback, PrinterCallback):
@@ -258,13 +285,16 @@ def train(
     started = time.monotonic()
     try:
         with products("medium"):
-            if last is not None and _steps_of(last) >= settings.steps:
+            if last is not None and _steps_of(last) == settings.steps:
                 trainer._load_from_checkpoint(last)  # `train` would take one step more
                 steps = _steps_of(last)
             else:
-                trainer.train(resume_from_checkpoint=last)
+                with ends.by_interrupt():
+                    trainer.train(resume_from_checkpoint=last)
                 steps = int(trainer.state.global_step)
     finally:
         progress.stop()
+    if ends.interrupted and steps < settings.steps:
+        raise Interrupted(f"step {steps} of {settings.steps} is kept: the same command with --resume goes on")
     results = {name: measure(trainee, part, settings.batch_size) for name, part in held_out.items()}
     return Report(steps, steps >= settings.steps, time.monotonic() - started, results)

@@ -122,6 +122,10 @@ def keep_states(
         for first in range(0, len(block), batch_size):
             some = block[first : first + batch_size]
             tokens = torch.from_numpy(np.stack([window.tokens for window in some])).long()
+            if (most := int(tokens.max())) >= target.vocab_size:
+                raise ParameterError(
+                    f"data must hold tokens in 0 … {target.vocab_size - 1}, {target.name}'s, got {most}: of another model?"
+                )
             drafted = torch.from_numpy(np.stack([window.drafted for window in some]))
             parts.append(states_of(target, tokens, layers, drafted))
             yield total + min(first + batch_size, len(block))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import about_runs, check_length, open_log, prompt_options, track
-from outrider.cli.models import ModelChoice, model_options_with_one_draft
+from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_options_with_one_draft
+@model_options_without_draft
+@click.option("--draft", multiple=True, required=True, metavar="MODEL", help="A model, or self; its beams are checked.")
 @prompt_options
-@click.option("--num-beams", multiple=True, type=int, default=(2, 4), show_default=True, help="Widths to measure.")
+@click.option(
+    "--num-beams",
+    multiple=True,
+    type=int,
+    default=(2, 4),
+    show_default=True,
+    help="Widths to measure, 1 … 64; may be given several times.",
+)
 @click.option(
     "--num-draft-tokens", multiple=True, default=("1", "2", "4", "auto"), show_default=True, help="Steps drafted in a round."
 )
@@ -37,7 +45,7 @@ def beams(
 ) -> None:
     """Speculative beam search beside plain beam search: passes, acceptance, tokens scored, speed-up. Leviathan A.4.
 
-    Give --draft a model. The texts of both must agree; scores tell how near a tie they are where they do not.
+    The texts of both must agree; scores tell how near a tie they are where they do not.
     """
     from outrider.beam.draft import draft_model
     from outrider.bench.beams import measure, summarise
@@ -49,18 +57,18 @@ def beams(
     kind, examples = source.kind, load_examples(source)
     models.refuse_compile("beam search")
     target = models.load_target()
-    draft = models.load_draft(target)
-    draft.bind(target)
-    draft_model(draft)
+    drafter = models.load_draft(target)
+    drafter.bind(target)
+    draft_model(drafter)
     about = about_runs("beams", target, source, max_new_tokens, models.draft)
     kept = open_log(log, about)
-    steps = measure(target, draft, kind, examples, widths, lengths, max_new_tokens, kept)
+    steps = measure(target, drafter, kind, examples, widths, lengths, max_new_tokens, kept)
     rows = summarise(track(steps, "Searching", len(examples) * len(widths) * (1 + len(lengths))))
     if as_json:
         out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
         click.echo(json.dumps(out))
     else:
-        click.echo(f"{target.name}, {target.dtype_name}, draft {draft.name}: {source.task}, {len(examples)} prompts")
+        click.echo(f"{target.name}, {target.dtype_name}, draft {drafter.name}: {source.task}, {len(examples)} prompts")
         _print(rows)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.checks import check_count
 from outrider.cli.bench.choices import json_line_option, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import log_option
@@ -31,6 +32,8 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds_for
 
+    for name in ("repetitions", "seeds", "max_new_tokens"):
+        check_count(name, given[name])
     model = models.load_target()
     named = {drafter.name: drafter for drafter in (models.load_one_draft(spec, model) for spec in models.draft)}
     texts = kinds_for(model)

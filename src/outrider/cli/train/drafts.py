@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.checks import check_count
-from outrider.cli.files import new_folder
+from outrider.cli.files import check_new_folder, new_folder
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.shared_options import add_options, json_option
 from outrider.cli.train.made import Made, as_head, as_model, finish
@@ -34,7 +34,7 @@ _OPTIONS = (
     click.option(
         "--cache", type=click.Path(path_type=Path), help="Where the target's states are kept  [default: the output]"
     ),
-    click.option("--length", default=256, show_default=True, help="Tokens of a window."),
+    click.option("--length", default=256, show_default=True, help="Tokens of a window, 16 … 8192."),
     click.option("--steps", default=2000, show_default=True),
     click.option("--batch-size", default=8, show_default=True, help="Windows a step and device."),
     click.option("--learning-rate", default=5e-4, show_default=True),
@@ -74,7 +74,7 @@ _SHAPE = ("blocks", "intermediate_size", "window", "state_layers")
 @click.command()
 @_training_options
 @_VOCABULARY
-@click.option("--depth", default=3, show_default=True, help="Drafted tokens of a chain that are trained on.")
+@click.option("--depth", default=3, show_default=True, help="Drafted tokens of a chain that are trained on, 1 … 8.")
 @_START
 @click.option("--intermediate-size", type=int, help="Of its network  [default: the target's]")
 @click.option("--window", default=512, show_default=True, help="Positions that it attends to at most.")
@@ -113,7 +113,9 @@ def student(models: ModelChoice, given: dict[str, Any], layers: int, vocabulary:
     if vocabulary is not None:
         check_count("vocabulary", vocabulary)
     use, settings = as_model(given["output"]), StudentSettings(layers, vocabulary, check_loss(given["loss"]))
-    target, data, run = _prepared(models, given, pack=False, check=lambda target: check_student(target, layers))
+    target, data, run = _prepared(
+        models, given, False, vocabulary=vocabulary, check=lambda target: check_student(target, layers)
+    )
     tokens, report = train_student(target, data, settings, run, given["output"])
     what = f"A wide-and-shallow student: the target's first {layers} layers, trained, and its embeddings"
     # What is foretold is for the target as it is used; the one that students are made of has its weights unpacked.
@@ -138,7 +140,7 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict
     _no_shape_with_start(settings["start"])
     layers = _layers(settings.pop("state_layers", None), settings["start"], kind)
     wanted, use = HeadSettings(kind, layers=layers, loss=check_loss(given["loss"]), **settings), as_head(given["output"])
-    target, data, run = _prepared(models, given, pack=True, layers=layers)
+    target, data, run = _prepared(models, given, True, layers, wanted.vocabulary)
     config, report = train_head(target, data, wanted, run, given["output"])
     what = (
         f"An {kind} head over {config.num_tokens} tokens"
@@ -169,6 +171,7 @@ def _prepared(
     given: dict[str, Any],
     pack: bool,
     layers: tuple[int, ...] = (),
+    vocabulary: int | None = None,
     check: Callable[[TransformersModel], object] = lambda _: None,
 ) -> tuple[TransformersModel, Data, RunSettings]:
     """Everything before a training. check: raises if there can be none for this target, before it has read any text."""
@@ -177,6 +180,7 @@ def _prepared(
     from outrider.train.make import prepare
     from outrider.train.run import RunSettings, processes
 
+    check_new_folder(given["output"])
     names = ("steps", "batch_size", "learning_rate", "every", "hours", "seed", "resume")
     run = RunSettings(**{name: given[name] for name in names})
     settings = replace(_data(given), layers=layers)
@@ -188,6 +192,10 @@ def _prepared(
             f"target must be on the transformers engine to be trained for, not {target.name}'s: --engine transformers"
         )
     check(target)
+    if vocabulary is not None and vocabulary > target.vocab_size:
+        raise ParameterError(
+            f"vocabulary must be {target.vocab_size} or less, the tokens of {target.name}, got {vocabulary}"
+        )
     with new_folder(given["output"]), processes().main_process_first():  # the others find the states that it has stored
         return target, prepare(target, settings, _bar), run
 

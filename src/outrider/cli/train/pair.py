@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from outrider.cli.files import check_new_folder, new_folder
 from outrider.cli.shared_options import json_option
 
 
@@ -40,11 +41,13 @@ def pair(output: Path, data: tuple[str, ...], as_json: bool, **given: Any) -> No
     from outrider.train.pair import PairSettings, Shape, make_pair
     from outrider.train.run import RunSettings, processes
 
+    check_new_folder(output)
     names = ("steps", "batch_size", "learning_rate", "every", "hours", "seed", "resume")
     run = RunSettings(**{name: given[name] for name in names})
     target, draft = (Shape(given[f"{part}layers"], given[f"{part}width"]) for part in ("", "draft_"))
     sources = tuple(parse_source(text) for text in data)
-    made = make_pair(PairSettings(sources, target, draft, given["vocabulary"], given["length"]), run, output)
+    with new_folder(output):
+        made = make_pair(PairSettings(sources, target, draft, given["vocabulary"], given["length"]), run, output)
     if not processes().is_main_process:
         return
     found = {
