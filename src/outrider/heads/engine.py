@@ -86,7 +86,7 @@ class HeadModel(SlotModel[HeadSequence]):
         beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
         weights = f"int8 by {rounded_by()}" if self.rounded else self.dtype
         how = "" if self.recorded is None else " recorded"
-        return f"draft head{how}, last, on a sequence of {beside}, then its own, {weights} {json.dumps(asdict(self.config))}"
+        return f"draft head{how}, drafting on {beside}, then on its own, {weights} {json.dumps(asdict(self.config))}"
 
     @property
     def leader(self) -> HandsOutStates:
