@@ -17,6 +17,7 @@ from outrider.audit.enumerate import target_joint
 from outrider.costs import Costs
 from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, FixedLength
+from outrider.draft_specs import make_from_spec
 from outrider.drafters import (
     ChoiceDrafter,
     EarlyExitDrafter,
@@ -417,3 +418,17 @@ def test_a_heads_passes_are_timed_as_it_reads_in_a_round(
         monkeypatch.setattr(type(drafter.model), "newest", newest)
         assert timer.time(1) > 0
     assert target._open == []
+
+
+def test_blocks_are_timed_as_often_as_is_asked(tmp_path: Path) -> None:
+    """They go on no further than they reach, a timer does."""
+    drafter = HeadDrafter(write_head(tmp_path, "blockwise", blocks=2))
+    drafter.bind(tiny("Llama"))
+    with PassTimer(drafter.model, (1,), 8) as timer:
+        assert all(timer.time(1, again=token > 0) > 0 for token in range(5))
+
+
+def test_a_heads_folder_is_no_model(tmp_path: Path) -> None:
+    path = write_head(tmp_path, "autoregressive")
+    with pytest.raises(ParameterError, match=f"is a draft head's folder: give --draft head:path={path}"):
+        make_from_spec(str(path), lambda *_: pytest.fail("loaded"), tiny("Llama"))

@@ -43,6 +43,7 @@ from outrider.drafters import (
 )
 from outrider.drafters.head import comes_with_head
 from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.heads.config import is_head
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import same_tokens
 from outrider.models.loading import opens
@@ -157,6 +158,8 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
             f"draft {name!r} is no drafter: did you mean {meant}? For a model of that name give its folder or owner/name"
         )
     options = _parse(name, text, _MODEL_OPTIONS)
+    if Path(name).expanduser().is_dir() and is_head(Path(name).expanduser()):
+        raise ParameterError(f"draft {name!r} is a draft head's folder: give --draft head:path={name}")
     try:
         model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
     except ModelError as error:

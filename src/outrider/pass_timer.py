@@ -45,7 +45,9 @@ class Follows(Protocol):
 
 @runtime_checkable
 class Rides(Protocol):
-    """One of these whose sequences read what the other model's keep."""
+    """One of these whose sequences read what the other model's keep, and go on by what they made themselves."""
+
+    goes_on: bool
 
     def open_on(self, base: Sequence | None, reserve: int = 0) -> Sequence:
         """One that reads what that sequence of the other one keeps."""

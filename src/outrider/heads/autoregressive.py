@@ -28,6 +28,8 @@ from outrider.models.states_model import StatesModel
 class AutoregressiveModel(HeadModel):
     """One layer with keys and values of its own."""
 
+    goes_on = True
+
     def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
         super().__init__(target, config, parts)
         self._reads_where_kept = isinstance(target, StatesModel) and self.device.type == "cpu"

@@ -140,6 +140,15 @@ def save_head(folder: Path, config: HeadConfig, tokens: Tensor, weights: Mapping
     (folder / CONFIG).write_text(json.dumps(shape, indent=1) + "\n")
 
 
+def is_head(folder: Path) -> bool:
+    """Whether a folder says of itself that it is what `save_head` writes."""
+    try:
+        load_config(folder)
+    except (ModelError, ParameterError):
+        return False
+    return True
+
+
 def load_config(folder: Path) -> HeadConfig:
     """The shape of a head alone, and whose it is. Raises `ModelError`."""
     with reading(folder):
