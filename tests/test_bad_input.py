@@ -280,3 +280,15 @@ def test_too_little_memory_is_one_line(
     error = RuntimeError("another")
     with pytest.raises(RuntimeError, match="another"):
         run(["generate", "hi"])
+
+
+def test_what_changes_nothing_is_said(target_folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", "hi", "--raw", "--target", str(target_folder), "--dtype", "float32", "--max-new-tokens", "2"]
+    for more, said in (
+        (["--top-p", "0.5", "--min-p", "0.1"], "--top-p, --min-p changes nothing at temperature 0"),
+        (["--top-k", "3", "--temperature", "1"], ""),
+        ([], ""),
+    ):
+        assert run([*command, "--plain", *more]) == 0
+        told = capsys.readouterr().err
+        assert (said in told) if said else "changes nothing" not in told

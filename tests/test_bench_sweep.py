@@ -25,6 +25,7 @@ from outrider.errors import ParameterError
 from outrider.models.table import TableModel
 from outrider.sampling import SamplingSettings
 from outrider.theory import expected_tokens, walltime_factor
+from tests.test_heads import Shape, write_head
 
 GREEDY, SAMPLED = Setting(0.0, 1.0), Setting(1.0, 1.0)
 TABLES = Tables(Costs({1: 1.0, 3: 2.0}), {"d": DraftSeconds(0.25)}, DraftSeconds(0.25))
@@ -127,7 +128,7 @@ def test_chens_figure_is_redrawn_from_what_the_paper_states() -> None:
     assert 3 <= times.index(min(times)) <= 5
 
 
-def command(folder: Path, draft: Path, *more: str) -> Result:
+def command(folder: Path, draft: Path | str, *more: str) -> Result:
     options = ["bench", "sweep", "--target", str(folder), "--draft", str(draft), "--dtype", "float64", "--task", "chat"]
     options += ["--prompts", "3", "--max-new-tokens", "12", "--temperature", "0"]
     return CliRunner().invoke(cli, [*options, *more])
@@ -184,6 +185,16 @@ def test_the_table_has_measured_and_predicted_side_by_side(target_folder: Path, 
         "texts equal to those of K = 0: 9 of 9",
     ):
         assert words in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
+def test_a_head_is_swept_and_beside_copies_too(kind: Shape, target_folder: Path, tmp_path: Path) -> None:
+    path = write_head(tmp_path / "head", kind, outrider.load(target_folder, dtype="float64").vocab_size, blocks=2)
+    for more in ((), ("--draft", "prompt-lookup")):
+        result = command(target_folder, f"head:path={path}", "--lengths", "3", "--json", *more)
+        assert result.exit_code == 0, result.output
+        (found,) = json.loads(result.stdout)["sweeps"]
+        assert all(row["identical"] == 3 for row in found["rows"])
 
 
 @pytest.mark.parametrize("bad", ["7-0", "x", "0-65", "-1"])
