@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -91,7 +91,9 @@ class Ends(TrainerCallback):  # type: ignore[misc]
         def stop(*_: object) -> None:
             self.interrupted = True
             signal.signal(signal.SIGINT, before)
-            sys.stderr.write("outrider: stopping after this step, with a checkpoint; once more stops at once\n")
+            told = "outrider: stopping after this step, with a checkpoint; once more stops at once\n"
+            with suppress(RuntimeError):  # where the interrupt came in the middle of such a line
+                sys.stderr.write(told)
 
         signal.signal(signal.SIGINT, stop)
         try:
