@@ -283,9 +283,14 @@ def test_an_interrupt_ends_after_the_step_with_a_checkpoint(
             handler(signal.SIGINT, None)
         ended(self, args, state, control, **more)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Ends, "on_step_end", interrupted)
-        assert run(command) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process was started with
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ends, "on_step_end", interrupted)
+            assert run(command) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     told = capsys.readouterr().err
     assert "stopping after this step, with a checkpoint" in told
     assert "outrider: interrupted; step 3 of 6 is kept: the same command with --resume goes on" in told

@@ -82,11 +82,14 @@ class Ends(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def by_interrupt(self) -> Iterator[None]:
-        """While training: the first interrupt ends it after the step at hand, the second one at once."""
-        if current_thread() is not main_thread():  # others can't be told of signals
+        """While training: the first interrupt ends it after the step at hand, the second one at once.
+
+        Not where interrupts are ignored, as in the background of a script.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.SIG_IGN or current_thread() is not main_thread():  # other threads can't be told of signals
             yield
             return
-        before = signal.getsignal(signal.SIGINT)
 
         def stop(*_: object) -> None:
             self.interrupted = True
