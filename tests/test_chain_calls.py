@@ -171,7 +171,7 @@ def test_keys_that_are_moved_are_read_where_they_are(cache: Path) -> None:
 
 
 def test_what_it_is_not_for_goes_the_ordinary_way(cache: Path, called: list[int]) -> None:
-    """Tokens without memory, of more rows than there are, or of another type; strided ones are copied."""
+    """Tokens without memory or of more rows than there are, which it refuses, and strided ones."""
     _, quick = pair("Llama", "int8")
     sequence = quick.open()
     for wrong in (torch.zeros(1, 2, dtype=torch.long, device="meta"), torch.zeros(3, 2, dtype=torch.long)):

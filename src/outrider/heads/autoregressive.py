@@ -15,7 +15,7 @@ from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.layers import HeadNetwork
 from outrider.heads.parts import HeadParts
 from outrider.heads.recorded import CapturedHead, Kind, NewestToken, record_head
-from outrider.kernels.chain_calls import in_place, numbers, piece_of
+from outrider.kernels.chain_calls import is_piece, numbers, piece_of
 from outrider.models.base import HandsOutStates, WhichLogits
 from outrider.models.kernels import attention as kernel_attention
 from outrider.models.masks import AttentionPattern, make_mask
@@ -120,7 +120,7 @@ class AutoregressiveModel(HeadModel):
         given = self._embed(tokens) if self.module.table is None else tokens
         at, count = row.length, tokens.shape[1]
         held = [each.contiguous() for each in (given, *states)]
-        if isinstance(recording, Recording) and recording.in_one_call and all(map(in_place, held)):
+        if isinstance(recording, Recording) and recording.in_one_call and all(map(is_piece, held)):
             self._cache.reserve(len(self._open), at + count)
             self._cache.reach(row.slot, at + count)
             columns = array("q", range(at, at + count))

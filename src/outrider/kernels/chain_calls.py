@@ -22,13 +22,13 @@ Place = tuple[int, int]
 """Where a result is written: an address of float32, and the width of what is kept there."""
 
 
-def in_place(x: Tensor) -> bool:
-    """Whether it is what `piece_of` is for, of one row, with memory of its own in one piece."""
+def is_piece(x: Tensor) -> bool:
+    """Whether it is what `piece_of` is for: of one row, on a CPU, in one piece."""
     return x.is_cpu and x.dim() >= 2 and x.shape[0] == 1 and x.is_contiguous()
 
 
 def piece_of(x: Tensor) -> Piece:
-    """Of activations [1, N, width], or whole numbers [1, N], which the tensor has to hold meanwhile. See `in_place`."""
+    """Of activations [1, N, width], or whole numbers [1, N], which the tensor has to hold meanwhile. See `is_piece`."""
     return x.data_ptr(), _TYPES.get(x.dtype, -1), x.shape[2] if x.dim() == 3 else 0
 
 

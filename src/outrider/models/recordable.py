@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.kernels.chain_calls import in_place, numbers, piece_of
+from outrider.kernels.chain_calls import is_piece, numbers, piece_of
 from outrider.models.captured import CapturedPasses, width_captured
 from outrider.models.recorded import RecordedPasses
 from outrider.models.recording import Recording, kernels_allowed
@@ -109,7 +109,7 @@ class RecordableModel(SlotModel[SlotSequence]):
         self, recording: Recording | CapturedPasses | None, row: SlotSequence, tokens: Tensor, longest: int
     ) -> Tensor | None:
         """All logits of one row's next tokens, int64 [1, N]; None where that takes more than one call."""
-        if not isinstance(recording, Recording) or not recording.in_one_call or not in_place(tokens):
+        if not isinstance(recording, Recording) or not recording.in_one_call or not is_piece(tokens):
             return None
         at, count = row.length, tokens.shape[1]
         into = [layer.place(row.slot, at) for layer in self._kept_states().values()]
