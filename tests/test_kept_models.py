@@ -16,7 +16,7 @@ from torch import Tensor
 
 import outrider
 from outrider.kernels.models import kernels
-from outrider.models import kept, loading
+from outrider.models import kept, loading, pretrained
 from outrider.models.loading import load_transformers
 from tests.conftest import save_encoder_decoder, save_model
 
@@ -32,13 +32,13 @@ def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the models that are read from their own files."""
     found: list[str] = []
-    before = loading._from_pretrained
+    before = pretrained.read_pretrained
 
     def watched(source: Any, dtype: Any, name: str, *rest: Any) -> Any:
         found.append(name)
         return before(source, dtype, name, *rest)
 
-    monkeypatch.setattr(loading, "_from_pretrained", watched)
+    monkeypatch.setattr(loading, "read_pretrained", watched)
     return found
 
 

@@ -11,8 +11,9 @@ from torch import nn
 
 import outrider
 from outrider.errors import ModelError
-from outrider.models.loading import DEFAULT_MODEL, load_tokenizer, load_transformers
+from outrider.models.loading import load_tokenizer, load_transformers
 from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
+from outrider.models.sources import DEFAULT_MODEL
 from tests.tiny_models import module
 
 

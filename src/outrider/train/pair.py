@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 
 from outrider.checks import check_count
 from outrider.errors import ParameterError
+from outrider.models.pretrained import without_bars
 from outrider.train.apart import check_outside
 from outrider.train.checkpoints import CHECKPOINTS, last_checkpoint
 from outrider.train.corpus import Source, cut, marked, stamp, texts_of
@@ -160,7 +161,8 @@ def _train(
     trainee, own = LanguageTrainee(module), replace(run, resume=begun)
     report = train(trainee, parts[0], {"held_out": parts[1]}, folder / CHECKPOINTS, own, {**about, **asdict(shape)})
     if processes().is_main_process:
-        module.save_pretrained(folder)
+        with without_bars():
+            module.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     return Made(folder, parameters, report.held_out["held_out"]["nats"][0], report)

@@ -148,9 +148,10 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
 
 
 class _Trainer(Trainer):  # type: ignore[misc]
-    """Evaluates by `measure`."""
+    """Evaluates by `measure`. measured: the last results, and the step they were measured after."""
 
     held_out: Mapping[str, Windows]
+    measured: tuple[int, dict[str, dict[str, Any]]] | None = None
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         out = model(**inputs)
@@ -165,6 +166,7 @@ class _Trainer(Trainer):  # type: ignore[misc]
                 f"eval_{name}_{what}_{i}": round(one, 4) for what, rate in rates.items() for i, one in enumerate(rate, 1)
             }
         self.log(flat)
+        self.measured = int(self.state.global_step), results
         return flat
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -301,5 +303,8 @@ def train(
         progress.stop()
     if ends.interrupted and steps < settings.steps:
         raise Interrupted(f"step {steps} of {settings.steps} is kept: the same command with --resume goes on")
-    results = {name: measure(trainee, part, settings.batch_size) for name, part in held_out.items()}
+    if trainer.measured is not None and trainer.measured[0] == steps:
+        results = trainer.measured[1]
+    else:
+        results = {name: measure(trainee, part, settings.batch_size) for name, part in held_out.items()}
     return Report(steps, steps >= settings.steps, time.monotonic() - started, results)

