@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -45,6 +46,28 @@ def test_bad_input_gets_one_line(arguments: list[str], said: str) -> None:
     assert said in err
     assert "Traceback" not in err
     assert not out
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "free some space"),
+        (MemoryError(), "there is not enough memory"),
+        (TypeError("a fault of ours"), "Traceback"),
+    ],
+    ids=["disk", "memory", "fault"],
+)
+def test_a_failure_is_not_the_verdict_that_a_sampler_is_inexact(
+    failure: Exception, said: str, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("outrider.cli.audit._audit", fail)
+    monkeypatch.setattr("os.dup2", lambda *_: None)  # the output of this process
+    code, _, err = run("--target", str(target_folder), "--tokens", "8")
+    assert code == 2
+    assert said in err
 
 
 def test_texts_are_saved_resumed_and_audited_again(target_folder: Path, tmp_path: Path) -> None:

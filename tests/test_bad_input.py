@@ -180,8 +180,9 @@ def test_a_missing_default_model_says_what_to_install(
 
 @pytest.mark.parametrize("moment", [0.0, 60.0])
 def test_what_takes_more_than_a_moment_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moment: float
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: float
 ) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setattr(cache_folder, "_MOMENT", moment)
     cache_folder.build_once("kept", lambda folder: time.sleep(0.3), "Doing it")
     cache_folder.build_once("kept", lambda folder: time.sleep(0.3), "Doing it")

@@ -14,6 +14,7 @@ from outrider.bench.drafters import CONTROL, Cell, Noise, count_runs, measure, n
 from outrider.bench.tasks import Task
 from outrider.cli.main import cli
 from outrider.drafters import Drafter, PromptLookupDrafter, RandomDrafter
+from outrider.run_log import RunLog
 
 TEXTS = [Task("words", "the quick brown fox the quick"), Task("digits", "0123 0123 01")]
 
@@ -29,7 +30,7 @@ def test_pairs_stand_side_by_side_and_fixed_lengths_run_once_where_they_are_gree
     model = outrider.load(target_folder, dtype="float64")
     drafters: dict[str, Drafter] = {drafter.name: drafter for drafter in (PromptLookupDrafter(), RandomDrafter())}
     log = tmp_path / "log.jsonl"
-    runs = list(measure(model, drafters, TEXTS, (0.0, 1.0), 12, 2, 2, log))
+    runs = list(measure(model, drafters, TEXTS, (0.0, 1.0), 12, 2, 2, RunLog(log)))
     assert len(runs) == count_runs(2, 2, (0.0, 1.0), 2)
     for i, run in enumerate(runs):
         if run.policy in ("plain", "adaptive"):
@@ -39,7 +40,7 @@ def test_pairs_stand_side_by_side_and_fixed_lengths_run_once_where_they_are_gree
         fixed = [one for one in fixed if one.policy == "8"]
         assert len(fixed) == (0 if run.drafter == CONTROL else 2 if run.temperature else 1)
     assert all(run.drafted == 0 for run in runs if run.policy == "plain" or run.drafter == CONTROL)
-    assert list(measure(model, drafters, TEXTS, (0.0, 1.0), 12, 2, 2, log)) == runs  # from the log: times, too
+    assert list(measure(model, drafters, TEXTS, (0.0, 1.0), 12, 2, 2, RunLog(log))) == runs  # from the log: times, too
     cells = summarise(runs)
     assert [(c.text, c.drafter, c.temperature) for c in cells if c.text == "words" and c.temperature == 0.0] == [
         ("words", name, 0.0) for name in (CONTROL, "prompt-lookup", "random")

@@ -242,7 +242,7 @@ def test_after_a_rejection_the_head_says_what_it_would_have_said_of_the_text_alo
     target.score([row.sequence], torch.tensor([[9, 20, 21, 22]]), [4], "none")  # the round: newest token and three drafts
     row.tokens += [20, 33]  # the first was accepted, 33 recovered
     row.sequence.truncate(6)
-    drafter.observe([row], [3], [1])
+    drafter.observe([row])
     assert isinstance(row.state, HeadSequence)
     assert row.state.length <= 6
     again = propose(drafter, target, row, 2)

@@ -61,7 +61,7 @@ def test_packed_layers_compute_the_same(architecture: str) -> None:
         assert torch.allclose(plain(ids).logits, packed(ids).logits, atol=1e-4)
 
 
-def test_bfloat16_packed_layers_are_equal_to_the_bit_on_this_machine() -> None:
+def test_bfloat16_packed_layers_differ_by_a_step_of_their_type_at_most() -> None:
     if not can_pack(torch.bfloat16, torch.device("cpu")):
         assert not can_pack(torch.float16, torch.device("cpu"))
         return
@@ -70,7 +70,8 @@ def test_bfloat16_packed_layers_are_equal_to_the_bit_on_this_machine() -> None:
     for rows in (1, 3, 8):
         x = torch.randn(rows, 64, generator=generator).bfloat16()
         with torch.inference_mode():
-            assert torch.allclose(PackedLinear(weight, None)(x).float(), nn.functional.linear(x, weight).float(), atol=0.1)
+            packed, plain = PackedLinear(weight, None)(x), nn.functional.linear(x, weight)
+        torch.testing.assert_close(packed.float(), plain.float(), rtol=2**-7, atol=1e-3)
 
 
 def test_packing_can_be_left_out(target_folder: Path) -> None:

@@ -14,7 +14,7 @@ from outrider.heads.config import HeadConfig
 from outrider.heads.layers import Mix
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.apart import check_apart, check_outside
-from outrider.train.corpus import HELD_OUT_EVERY, Source, marked, parse_source, stamp, windows
+from outrider.train.corpus import HELD_OUT_EVERY, Source, left_out, marked, parse_source, stamp, texts_of, windows
 from outrider.train.make import Data, HeadSettings, train_head
 from outrider.train.run import RunSettings
 from outrider.train.states import SHARD, StateFolder, StateWindows, check_states, frequent_tokens, keep_states, states_of
@@ -116,6 +116,18 @@ def test_a_stamp_changes_with_the_files_of_a_folder(tmp_path: Path) -> None:
     stamps.append(stamp(str(tmp_path)))
     assert len({repr(one) for one in stamps}) == 5
     assert stamp(str(tmp_path / "a.txt")) == [3, 2 * 10**18]
+
+
+def test_what_is_no_text_is_refused_by_name_and_left_out_of_folders(tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(bytes(range(256)) * 300)
+    with pytest.raises(ParameterError, match=r"photo\.png must be text in UTF-8"):
+        list(texts_of(str(tmp_path / "photo.png")))
+    with pytest.raises(ParameterError, match="must hold text, and none of its files is"):
+        list(texts_of(str(tmp_path)))
+    odd = "a" * 70_000 + "\N{LATIN SMALL LETTER E WITH ACUTE}"  # in Latin-1: one byte that is not UTF-8, after a long text
+    (tmp_path / "text.txt").write_bytes(odd.encode("latin-1"))
+    assert list(texts_of(str(tmp_path))) == ["a" * 70_000 + "\N{REPLACEMENT CHARACTER}"]
+    assert (left_out(str(tmp_path)), left_out(str(tmp_path / "text.txt"))) == (1, 0)
 
 
 def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:

@@ -258,6 +258,7 @@ def test_tuned_as_a_user_would_and_used(tmp_path: Path) -> None:
         (["--max-new-tokens", "1"], "max_new_tokens must be 2 or more"),
         (["--prompts", "/nowhere/p"], "prompts file /nowhere/p can't be read"),
         (["--write", "/nowhere/c.toml"], "there is no folder /nowhere"),
+        (["--write", "."], "it is a folder; name a file in it"),
         (["--temperature", "nan"], "temperature must be in 0 … 1e6"),
     ],
 )

@@ -213,4 +213,4 @@ def _law(proposal: Proposal, context: DraftContext) -> Tensor:
 def _go_on(drafter: Drafter, row: DraftRow, token: int) -> None:
     """The text goes on with `token`, as after a round whose draft was rejected."""
     row.tokens.append(token)
-    drafter.observe([row], [0], [0])
+    drafter.observe([row])

@@ -103,7 +103,7 @@ def record_chains(target: LanguageModel, drafter: Drafter, text: Recorded) -> Re
             chains.append(Chain(prospect, proposal.tokens[0, : proposal.lengths[0]].tolist(), signals))
             row.tokens.append(known[at])
             target.score([sequence], *pad_rows([[known[at - 1]]], target.device), "none")
-            drafter.observe([row], proposal.lengths, [0])
+            drafter.observe([row])
     finally:
         drafter.end(row)
         sequence.close()

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import NormalDist, fmean, median
 from typing import Any
 
@@ -93,13 +92,12 @@ def measure(
     max_new_tokens: int,
     repetitions: int,
     seeds: int,
-    log: Path | None,
+    kept: RunLog,
 ) -> Iterator[Run]:
-    """Run what `log` (JSON lines, if any) does not hold yet, append it there, and yield all runs.
+    """Run what `kept` does not hold yet, append it there, and yield all runs.
 
     seeds: texts of each cell when sampling.
     """
-    kept = RunLog(log)
     done = {_key(run): run for run in map(_read, kept.entries)}
     for text in texts:
         for temperature in temperatures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.files import check_other_file, check_parent, check_plot
+from outrider.cli.files import check_file, check_other_file, check_plot
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
-from outrider.cli.sampling import alternatives_option, truncation_options
+from outrider.cli.room import what_lacks
+from outrider.cli.sampling import alternatives_option, told_if_greedy, truncation_options
 from outrider.cli.shared_options import json_option
 from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.errors import OutriderError, ParameterError
@@ -88,31 +90,43 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
 
     Exit code: 0 exact, 1 not exact, 2 could not tell.
     """
-    from outrider.cli.audit_report import as_object, draw, show
-
     models.refuse_compile("an audit")
+    told_if_greedy(max(given["temperature"]))
     settings = _settings(given)
     check_other_file("save", given["save"], given["prompts"])
     given["prompts"] = _prompts(given["prompts"])
     wanted = _Wanted(models=models, **given)
     _check(wanted, settings, plot)
     try:
-        model = models.load_target()
-        drafter = _drafter(models, model, wanted)
-        reports = []
-        for one in settings:
-            reports.append(_audit(model, drafter, one, wanted))
-            if not as_json:
-                show(reports[-1])
-    except OutriderError as error:
-        click.echo(f"outrider: {error}", err=True)
-        return 2  # 1 would say that the sampler is not exact
+        reports = _reported(models, settings, wanted, plot, as_json)
+    except (click.ClickException, BrokenPipeError):
+        raise
+    except Exception as error:  # whatever it is: 1 would say that the sampler is not exact
+        said = str(error) if isinstance(error, OutriderError) else what_lacks(error)
+        click.echo(traceback.format_exc() if said is None else f"outrider: {said}", err=True)
+        return 2
+    codes = {report.exit_code for report in reports}
+    return 1 if 1 in codes else max(codes)
+
+
+def _reported(
+    models: ModelChoice, settings: list[SamplingSettings], wanted: _Wanted, plot: Path | None, as_json: bool
+) -> list[Report]:
+    """The audits, told as they are done."""
+    from outrider.cli.audit_report import as_object, draw, show
+
+    model = models.load_target()
+    drafter = _drafter(models, model, wanted)
+    reports = []
+    for one in settings:
+        reports.append(_audit(model, drafter, one, wanted))
+        if not as_json:
+            show(reports[-1])
     if as_json:
         click.echo(json.dumps(as_object(reports, model, drafter)))
     if plot is not None:
         draw(reports, plot)
-    codes = {report.exit_code for report in reports}
-    return 1 if 1 in codes else max(codes)
+    return reports
 
 
 def _settings(given: dict[str, Any]) -> list[SamplingSettings]:
@@ -153,7 +167,7 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
         raise ParameterError(f"rounding must be in [0, 100), got {wanted.rounding}: it is a difference of logits")
     if plot is not None and all(one.greedy for one in settings):
         raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
-    check_parent(wanted.save)
+    check_file(wanted.save)
     if wanted.outputs is not None:
         read_lines(wanted.outputs)
     check_plot(plot)

@@ -15,7 +15,7 @@ from outrider.cli.config import config_option, plain_asked
 from outrider.cli.files import check_other_file
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options
-from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length
+from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length, told_if_greedy
 from outrider.cli.shared_options import text_options
 from outrider.cli.structured import structure_options, take_structure
 from outrider.errors import ParameterError
@@ -75,6 +75,7 @@ def batch(
     models.refuse_compile("a batch")
     given["plain"] = plain_asked(given["plain"], "draft", "num_draft_tokens", "alternatives", "lenience")
     structure = take_structure(given)
+    told_if_greedy(given["temperature"])
     setup = make_setup(models, given, structure)
     asked = check_prompts(prompts, setup.defaults)
     check_other_file("output", output, prompts)

@@ -17,8 +17,11 @@ PICTURES = (".svg", ".png", ".pdf")
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file, replacing it at once: whoever reads it meanwhile sees the old one."""
+    """Write a text file, replacing it at once: whoever reads it meanwhile sees the old one. Devices are written to."""
     try:
+        if _is_device(path):
+            path.write_text(text, encoding="utf-8", newline="")
+            return
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", dir=path.parent, delete=False) as file:
             try:
                 file.write(text)
@@ -29,7 +32,9 @@ def write(path: Path, text: str) -> None:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        raise ParameterError(f"out {path} can't be written: {error.strerror}; name a file in a folder that can be") from None
+        raise ParameterError(
+            f"file {path} can't be written: {error.strerror}; name a file in a folder that can be"
+        ) from None
 
 
 def folder(path: Path) -> None:
@@ -37,7 +42,7 @@ def folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ParameterError(f"out {path} can't be made a folder: {error.strerror}; name another") from None
+        raise ParameterError(f"folder {path} can't be made: {error.strerror}; name another") from None
     check_folder(path)
 
 
@@ -62,21 +67,28 @@ def check_new_folder(path: Path) -> None:
         return
     around = next(each for each in path.resolve().parents if each.exists())
     if not around.is_dir() or not os.access(around, os.W_OK):
-        raise ParameterError(f"output {path} can't be made a folder: {around} is none, or nothing can be written there")
+        raise ParameterError(f"folder {path} can't be made: {around} is none, or nothing can be written there")
 
 
 def check_folder(path: Path) -> None:
     """Raise unless files can be written there: known before the work is done."""
     if not path.is_dir():
-        raise ParameterError(f"out is to be in {path}, which is no folder: name one that is")
+        raise ParameterError(f"there is no folder {path}: name one that is there")
     if not os.access(path, os.W_OK):
-        raise ParameterError(f"out is to be in {path}, where nothing can be written: name another folder")
+        raise ParameterError(f"nothing can be written to the folder {path}: name another")
 
 
-def check_parent(path: Path | None) -> None:
-    """Raise unless the folder is there in which a file is to be written."""
-    if path is not None and not path.resolve().parent.is_dir():
-        raise ParameterError(f"file {path} can't be written: there is no folder {path.resolve().parent}")
+def check_file(path: Path | None) -> None:
+    """Raise unless a file can be written there, or is: known before the work is done."""
+    if path is None:
+        return
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise ParameterError(f"file {path} can't be written: there is no folder {parent}")
+    if path.is_dir():
+        raise ParameterError(f"file {path} can't be written: it is a folder; name a file in it")
+    if not (_is_device(path) or os.access(parent, os.W_OK)) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ParameterError(f"file {path} can't be written: its permissions forbid it; name another")
 
 
 def check_other_file(name: str, path: Path | None, *inputs: Path | None) -> None:
@@ -88,7 +100,7 @@ def check_other_file(name: str, path: Path | None, *inputs: Path | None) -> None
 
 def check_plot(path: Path | None) -> None:
     """Raise unless a picture can be drawn there: known before hours of measuring."""
-    check_parent(path)
+    check_file(path)
     if path is not None and importlib.util.find_spec("matplotlib") is None:
         raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
     if path is not None and path.suffix not in PICTURES:
@@ -108,6 +120,11 @@ def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(columns)
     writer.writerows(["" if value is None else value for value in row] for row in rows)
     return out.getvalue()
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is there and no ordinary file: /dev/stdout, a pipe."""
+    return path.exists() and not path.is_file()
 
 
 def _umask() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from outrider.cli.bench import bench
 from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
+from outrider.cli.room import what_lacks
 from outrider.cli.theory import theory
 from outrider.cli.train import train
 from outrider.cli.train_ngram import train_ngram
@@ -26,7 +26,6 @@ from outrider.garbage import collector
 from outrider.memory import ask_for_huge_pages, keep_freed_memory
 
 INTERRUPTED = 130
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -76,23 +75,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, MemoryError, RuntimeError) as error:
-        return _without_room(error)
+        lacking = what_lacks(error)
+        if lacking is None:
+            raise
+        _say(f"outrider: {lacking}")
+        return 1
     return code if isinstance(code, int) else 0
-
-
-def _without_room(error: Exception) -> int:
-    """Said where the disk is full, or memory lacks, by Python or by torch."""
-    said = str(error).lower()
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the end
-        _say(f"outrider: the output can't be written ({error.strerror}): free some space, or write it elsewhere")
-    elif isinstance(error, MemoryError) or "can't allocate memory" in said or "cannot allocate memory" in said:
-        _say(
-            "outrider: there is not enough memory: take a smaller model or --dtype int4, or raise the limit (ulimit -v, -d)"
-        )
-    else:
-        raise error
-    return 1
 
 
 def _say(message: str) -> None:

@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.files import check_other_file, check_parent
+from outrider.cli.files import check_file, check_other_file
 from outrider.cli.models import load_tokenizer
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
+from outrider.text_files import is_text, passed_over
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PIECE = 1 << 18  # characters tokenised at once
-
-
-LOOKED_AT = 1 << 16  # bytes of a file
-MOSTLY = 0.1  # of them may not be UTF-8: texts in other encodings have some, pictures half
 
 
 @click.command("train-ngram")
@@ -47,7 +44,7 @@ def train_ngram(
     from outrider.models.compatibility import fingerprint_of
     from outrider.ngram.training import Settings, train
 
-    check_parent(output)
+    check_file(output)
     settings = Settings(order, min_count, followers)
     files = list(_files(corpus))
     check_other_file("output", output, *files)
@@ -78,14 +75,14 @@ def _files(corpus: tuple[Path, ...]) -> Iterator[Path]:
     for path in corpus:
         if path.is_dir():
             for file in sorted(file for file in path.rglob("*") if file.is_file()):
-                if _is_text(file):
+                if is_text(file):
                     yield file
                 else:
                     passed += 1
         elif path.is_file():
             if not os.access(path, os.R_OK):
                 raise ParameterError(f"corpus {path} can't be read: check its permissions")
-            if not _is_text(path):
+            if not is_text(path):
                 raise ParameterError(
                     f"corpus {path} must be text in UTF-8, and its beginning is not: leave it out, or convert it"
                 )
@@ -93,20 +90,7 @@ def _files(corpus: tuple[Path, ...]) -> Iterator[Path]:
         else:
             raise ParameterError(f"corpus {path} does not exist: name text files or folders of them")
     if passed:
-        click.echo(f"passed over {passed} file{'s' if passed > 1 else ''} that hold no text", err=True)
-
-
-def _is_text(path: Path) -> bool:
-    """By its beginning: text in any encoding that can be read here has no zero bytes, and is mostly UTF-8."""
-    try:
-        with path.open("rb") as file:
-            beginning = file.read(LOOKED_AT)
-    except OSError:
-        return True  # reading it says why it can't be read
-    if b"\0" in beginning:
-        return False
-    wrong = beginning.decode("utf-8", errors="replace").count("\N{REPLACEMENT CHARACTER}")
-    return wrong <= len(beginning) * MOSTLY
+        click.echo(passed_over(passed), err=True)
 
 
 def _pieces(path: Path, progress: Progress, task: TaskID) -> Iterator[str]:

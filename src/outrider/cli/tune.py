@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.files import check_other_file, check_parent
+from outrider.cli.files import check_file, check_other_file
+from outrider.cli.files import write as write_file
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
-from outrider.cli.sampling import truncation_options
+from outrider.cli.sampling import told_if_greedy, truncation_options
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
@@ -77,15 +78,16 @@ def tune(positional: str | None, models: ModelChoice, write: Path | None, as_jso
     if positional is not None and models.target is not None:
         raise click.UsageError("TARGET and --target are the same: give one of them")
     models = replace(models, target=positional or models.target, draft=models.draft or _CANDIDATES)
+    told_if_greedy(given["temperature"])
     sampling, prompts = _check(given, write)
     model = models.load_target()
     found = _tune(model, models, sampling, prompts, given["max_new_tokens"], given["seed"], given["cluster"])
-    if write is not None:
-        write.write_text(found.configuration.to_toml(), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(_as_object(model, found)))
     else:
         _show(found, write)
+    if write is not None:  # last, so that what was measured is told whatever becomes of the file
+        write_file(write, found.configuration.to_toml())
 
 
 def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings, list[Prompt]]:
@@ -99,7 +101,7 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
     check_seed(given["seed"])
     if given["max_new_tokens"] < 2:
         raise ParameterError(f"max_new_tokens must be 2 or more, got {given['max_new_tokens']}: 128 tell more")
-    check_parent(write)
+    check_file(write)
     check_other_file("write", write, given["prompts"])
     return sampling, list(PROMPTS[:8]) if given["prompts"] is None else list(read_prompts(given["prompts"]))
 

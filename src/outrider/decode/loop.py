@@ -146,13 +146,12 @@ class Decoder:
         prospects, proposal = self._propose(active)
         outcomes = verify_round(self._scorer, [row.draft for row in active], proposal)
         kept = [row.extend(outcome.tokens) for row, outcome in zip(active, outcomes, strict=True)]
-        accepted = [outcome.accepted for outcome in outcomes]
         for row, outcome, count in zip(active, outcomes, kept, strict=True):
             row.draft.drawn = 2 if outcome.taken and count == len(outcome.tokens) else 1
             # Scored: the old newest token and the draft. Still true of the row: all but its new newest token.
             row.sequence.truncate(min(row.sequence.length, len(row.tokens) - 1))
         if self.drafter is not None:
-            self.drafter.observe([row.draft for row in active], proposal.lengths, accepted)
+            self.drafter.observe([row.draft for row in active])
         seconds = {phase: value / len(active) for phase, value in self._clock.take().items()}
         records = []
         for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):

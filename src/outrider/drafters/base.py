@@ -138,9 +138,9 @@ class Drafter(ABC):
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         """Draft up to plans[i].limit ≥ 0 tokens after row i."""
 
-    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
-        """Told after each round what became of the proposal; `rows` already hold the new tokens."""
-        del rows, drafted, accepted
+    def observe(self, rows: Many[DraftRow]) -> None:
+        """Called after each round; `rows` hold the tokens that it gave, accepted ones of the proposal among them."""
+        del rows
 
     def end(self, row: DraftRow) -> None:
         """The row is finished: free its state. Called once, for every row that `begin` was called for or was to be."""

@@ -111,9 +111,9 @@ class ChoiceDrafter(Drafter):
             at -= count
         raise ParameterError(f"prospect must be one of those offered, got {prospect}")
 
-    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+    def observe(self, rows: Many[DraftRow]) -> None:
         for i, drafter in enumerate(self.drafters):
-            drafter.observe([_child(row, i) for row in rows], drafted, accepted)
+            drafter.observe([_child(row, i) for row in rows])
 
     def end(self, row: DraftRow) -> None:
         with ExitStack() as stack:  # all of them end, whatever one of them raises

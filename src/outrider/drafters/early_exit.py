@@ -70,8 +70,7 @@ class EarlyExitDrafter(ModelDrafter):
         row.state.truncate(row.sequence.length)
         return [replace(prospect, first=PRIOR, later=PRIOR) for prospect in super().prospects(row)]
 
-    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
-        del drafted, accepted
+    def observe(self, rows: Many[DraftRow]) -> None:
         for row in rows:
             row.state.truncate(row.sequence.length)
 

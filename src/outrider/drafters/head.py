@@ -111,8 +111,7 @@ class HeadDrafter(ModelDrafter):
             return 0
         return min(super()._room(row), self.model.config.blocks) if self._in_one_pass else super()._room(row)
 
-    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
-        del drafted, accepted
+    def observe(self, rows: Many[DraftRow]) -> None:
         for row in rows:
             state: HeadSequence = row.state
             state.truncate(min(state.sure, len(row.tokens) - 1))

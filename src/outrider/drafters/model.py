@@ -125,9 +125,8 @@ class ModelDrafter(Drafter):
         pending = [known_tokens(self._read(row)[row.state.length :], self.model.vocab_size) for row in rows]
         return own.score([row.state for row in rows], *pad_rows(pending, self.model.device))
 
-    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+    def observe(self, rows: Many[DraftRow]) -> None:
         """Roll back to what the row's tokens still hold: everything before the recovered or bonus token, at most."""
-        del drafted, accepted
         for row in rows:
             row.state.truncate(min(row.state.length, len(self._read(row)) - row.drawn))
 

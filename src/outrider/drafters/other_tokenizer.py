@@ -157,8 +157,7 @@ class _ForeignDrafter(Drafter):
             reader.held = tokens_known
         return logits[:, 0]
 
-    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
-        del drafted, accepted
+    def observe(self, rows: Many[DraftRow]) -> None:
         for row in rows:
             row.state.read = -1  # inside another drafter the tokens may have changed and not their number
 

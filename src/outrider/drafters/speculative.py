@@ -155,17 +155,17 @@ class SpeculativeDrafter(Drafter):
                 proposal.signals[i] if proposal.signals else (),
             )
             inner.length.update(tested)
-        self.drafter.observe(rows, proposal.lengths, [outcome.accepted for outcome in outcomes])
+        self.drafter.observe(rows)
         return outcomes
 
-    def observe(self, rows: Many[DraftRow], drafted: Many[int], accepted: Many[int]) -> None:
+    def observe(self, rows: Many[DraftRow]) -> None:
         """Go back to what the outer round kept, at every depth."""
         for row in rows:
             inner = row.state.row
             inner.tokens[:] = self._read(row)
             inner.uncertain, inner.drawn = row.uncertain, row.drawn
             inner.sequence.truncate(min(inner.sequence.length, len(inner.tokens) - inner.drawn))
-        self.drafter.observe([row.state.row for row in rows], drafted, accepted)
+        self.drafter.observe([row.state.row for row in rows])
 
     def end(self, row: DraftRow) -> None:
         if row.state is None:

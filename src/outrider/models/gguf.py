@@ -82,7 +82,8 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 
 def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     model, tokenizer = _load(path, dtype)
-    model.save_pretrained(folder)
+    with without_bars():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

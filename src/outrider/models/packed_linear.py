@@ -2,8 +2,8 @@
 
 torch hands oneDNN plain row-major weights, and oneDNN reorders them inside every call: with a few tokens a pass that costs
 more than the product. Reordered in advance the same product reaches the memory's bandwidth, and scoring several tokens
-costs little more than scoring one, which is what speculation lives on. The results of bfloat16 layers are the same to the
-bit, those of float32 layers to rounding. Only models that Outrider has loaded itself are changed.
+costs little more than scoring one, which is what speculation lives on. The results of bfloat16 layers were the same to the
+bit wherever it was tried, those of float32 layers are to rounding. Only models that Outrider has loaded itself are changed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ParameterError, in_one_line
+from outrider.text_files import is_text
 
 HELD_OUT_EVERY = 50
 LONGEST_DOCUMENT = 1 << 20  # characters read of one file
@@ -117,11 +118,33 @@ def texts_of(name: str) -> Iterator[str | Tokens]:
 
 
 def files_of(name: str) -> list[Path]:
-    """The files that a source names, in the order in which they are read. Raises `ParameterError` if there are none."""
+    """The texts that a source names, in the order in which they are read; what else lies in a folder is left out.
+
+    Raises `ParameterError` if there are none.
+    """
     path = Path(name).expanduser()
     if not path.exists():
         raise ParameterError(f"data {name} does not exist: name text files, folders, .jsonl files or dataset:NAME")
-    return _shuffled(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    if not path.is_dir():
+        if not is_text(path):
+            raise ParameterError(f"data {name} must be text in UTF-8, and its beginning is not: leave it out, or convert it")
+        return [path]
+    found = _shuffled(file for file in _within(path) if is_text(file))
+    if not found:
+        raise ParameterError(f"data {name} must hold text, and none of its files is: name another folder")
+    return found
+
+
+def left_out(name: str) -> int:
+    """How many files of a folder are no text."""
+    path = Path(name).expanduser()
+    if name.startswith(DATASET) or not path.is_dir():
+        return 0
+    return sum(not is_text(file) for file in _within(path))
+
+
+def _within(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_file())
 
 
 def stamp(name: str) -> list[object]:
@@ -142,15 +165,13 @@ def _shuffled(files: Iterable[Path]) -> list[Path]:
 
 def _of_file(path: Path) -> Iterator[str | Tokens]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             if path.suffix == ".jsonl":
                 lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
                 yield from (entry for number, line in lines if (entry := _of_line(line, f"{path}, line {number},")))
             else:
                 while text := file.read(LONGEST_DOCUMENT):
                     yield text
-    except UnicodeDecodeError:
-        return  # not text
     except OSError as error:
         raise ParameterError(f"data {path} can't be read: {error.strerror}") from None
 

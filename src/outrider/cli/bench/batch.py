@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outrider.cli.bench.choices import check_length, open_log, track
+from outrider.cli.files import write
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import json_option, log_option
 from outrider.errors import ParameterError
@@ -55,7 +56,7 @@ def batch(
     sizes, asked = _numbers("batch_sizes", batch_sizes, 1, 4096), sorted({0, *_lengths(lengths)})
     lines = ragged_prompts(prompts, max_new_tokens)
     if write_prompts is not None:
-        write_prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        write(write_prompts, "".join(json.dumps(line) + "\n" for line in lines))
         return click.echo(f"outrider: {prompts} prompts written to {write_prompts}", err=True)
     setup = models.setup(defaults={"seed": 0, "temperature": temperature})
     models.refuse_compile("a batch")

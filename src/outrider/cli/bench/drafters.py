@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.checks import check_count
-from outrider.cli.bench.choices import json_line_option, track
+from outrider.cli.bench.choices import json_line_option, open_log, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import log_option
 
@@ -39,15 +39,17 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     texts = kinds_for(model)
     temperatures, repetitions = given["temperature"], given["repetitions"]
     total = count_runs(len(named), len(texts), temperatures, repetitions)
-    steps = measure(model, named, texts, temperatures, given["max_new_tokens"], repetitions, given["seeds"], log)
+    about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}
+    about |= {"max_new_tokens": given["max_new_tokens"], "seeds": given["seeds"]}
+    kept = open_log(log, about)
+    steps = measure(model, named, texts, temperatures, given["max_new_tokens"], repetitions, given["seeds"], kept)
     cells = summarise(track(steps, "Running", total))
     noise, overall = noise_of(cells), over_all_texts(cells)
     slower = noise.slower(cells)
     if not as_json:
         _print_cells(cells)
         _print_noise(noise, slower, overall)
-    about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}
-    about |= {"max_new_tokens": given["max_new_tokens"], "repetitions": repetitions, "seeds": given["seeds"]}
+    about |= {"repetitions": repetitions}
     rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
     about["noise"] = asdict(noise)
     about["slower"] = [[cell.text, cell.drafter, cell.temperature] for cell in slower]

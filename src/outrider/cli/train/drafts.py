@@ -201,8 +201,9 @@ def _prepared(
 
 
 def _data(given: dict[str, Any]) -> DataSettings:
+    from outrider.text_files import passed_over
     from outrider.train.apart import check_outside
-    from outrider.train.corpus import parse_source
+    from outrider.train.corpus import left_out, parse_source
     from outrider.train.make import DataSettings
 
     held_out = {}
@@ -212,7 +213,10 @@ def _data(given: dict[str, Any]) -> DataSettings:
             raise ParameterError(f"held-out must be NAME=PATH with a plain name other than train, got {text!r}")
         held_out[name] = path
     sources = tuple(parse_source(text) for text in given["data"])
-    check_outside([*(source.name for source in sources), *held_out.values()], [given["output"]])
+    names = [*(source.name for source in sources), *held_out.values()]
+    check_outside(names, [given["output"]])
+    if passed := sum(map(left_out, names)):
+        click.echo(passed_over(passed), err=True)
     return DataSettings(sources, held_out, given["cache"] or given["output"], given["length"])
 
 

@@ -37,7 +37,8 @@ def pair(output: Path, data: tuple[str, ...], as_json: bool, **given: Any) -> No
     The defaults are the paper's 97 and 6 million parameters. A document begins a text, so LM1B wants a sentence a document:
     JSON lines of {"text": sentence}, or a data set with a row each.
     """
-    from outrider.train.corpus import parse_source
+    from outrider.text_files import passed_over
+    from outrider.train.corpus import left_out, parse_source
     from outrider.train.pair import PairSettings, Shape, make_pair
     from outrider.train.run import RunSettings, processes
 
@@ -46,6 +47,8 @@ def pair(output: Path, data: tuple[str, ...], as_json: bool, **given: Any) -> No
     run = RunSettings(**{name: given[name] for name in names})
     target, draft = (Shape(given[f"{part}layers"], given[f"{part}width"]) for part in ("", "draft_"))
     sources = tuple(parse_source(text) for text in data)
+    if passed := sum(left_out(source.name) for source in sources):
+        click.echo(passed_over(passed), err=True)
     with new_folder(output):
         made = make_pair(PairSettings(sources, target, draft, given["vocabulary"], given["length"]), run, output)
     if not processes().is_main_process:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from outrider.cli.files import check_parent
+from outrider.cli.files import check_file
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.shared_options import json_option
 from outrider.errors import Interrupted
@@ -53,7 +53,7 @@ def texts(
     from outrider.train.states import digest
     from outrider.train.texts import TextSettings, check_asks_itself, write_texts
 
-    check_parent(output)
+    check_file(output)
     settings = TextSettings(count, temperature, max_new_tokens, batch_size, seed)
     asked = read_texts(prompts) if prompts else None
     models.refuse_compile("writing texts")
