@@ -41,7 +41,7 @@ def test_setups_are_shown_without_folders_where_that_leaves_them_apart() -> None
 def test_setups_answer_the_same_prompts_and_resume_from_the_log(target_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "runs.jsonl"
     options = ["bench", "setups", "--target", str(target_folder), "--setup", "float32", "--setup", "float64 + prompt-lookup"]
-    options += ["--prompts", "23", "--max-new-tokens", "6", "--temperature", "0", "--log", str(log), "--json"]
+    options += ["--prompts", "23-23", "--max-new-tokens", "6", "--temperature", "0", "--log", str(log), "--json"]
     runner = CliRunner()
     result = runner.invoke(cli, options)
     assert result.exit_code == 0, result.output
@@ -58,7 +58,7 @@ def test_setups_answer_the_same_prompts_and_resume_from_the_log(target_folder: P
 
 
 def test_peers_run_on_the_same_folder(target_folder: Path, draft_folder: Path) -> None:
-    options = ["bench", "peers", "--target", str(target_folder), "--draft", str(draft_folder), "--prompts", "23"]
+    options = ["bench", "peers", "--target", str(target_folder), "--draft", str(draft_folder), "--prompts", "23-23"]
     options += ["--max-new-tokens", "6", "--temperature", "0.8", "--json"]
     result = CliRunner().invoke(cli, options)
     assert result.exit_code == 0, result.output
@@ -84,7 +84,7 @@ def answer(body: dict[str, Any]) -> tuple[int, bytes]:
 def test_servers_answer_beside_ours(target_folder: Path, tmp_path: Path) -> None:
     plot = tmp_path / "rates.svg"
     options = ["bench", "peers", "--no-generate", "--target", str(target_folder), "--setup", "float32", "--plot", str(plot)]
-    options += ["--prompts", "23", "--max-new-tokens", "6", "--temperature", "0.8", "--json"]
+    options += ["--prompts", "23-23", "--max-new-tokens", "6", "--temperature", "0.8", "--json"]
     with Server(answer) as server:
         result = CliRunner().invoke(cli, [*options, "--server", f"other={server.url}"])
         assert result.exit_code == 0, result.output
@@ -115,7 +115,7 @@ def test_servers_answer_beside_ours(target_folder: Path, tmp_path: Path) -> None
     ],
 )
 def test_servers_are_named_once_and_by_their_address(target_folder: Path, more: list[str], said: str) -> None:
-    options = ["bench", "peers", "--no-generate", "--target", str(target_folder), "--setup", "float32", "--prompts", "23"]
+    options = ["bench", "peers", "--no-generate", "--target", str(target_folder), "--setup", "float32", "--prompts", "23-23"]
     result = CliRunner().invoke(cli, [*options, *more])
     assert said in str(result.exception) + result.output
 

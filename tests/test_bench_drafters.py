@@ -62,14 +62,18 @@ def test_noise_is_what_plain_runs_differ_by() -> None:
     assert over_all_texts([cell("a", 0.5, 2.0), cell("a", 1.0), control])["a", 0.0] == pytest.approx(1.0)
 
 
-def test_the_command_tells_noise_from_slowness(target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_tells_noise_from_slowness(target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.bench.texts.kinds", lambda tokenizer: TEXTS)  # its own don't fit into a toy's context
     options = ["--draft", "prompt-lookup", "--max-new-tokens", "8", "--temperature", "0", "--repetitions", "2"]
-    result = CliRunner().invoke(cli, ["bench", "drafters", "--target", str(target_folder), *options])
+    command = ["bench", "drafters", "--target", str(target_folder), "--log", str(tmp_path / "runs.jsonl"), *options]
+    result = CliRunner().invoke(cli, command)
     assert result.exit_code == 0, result.output
     assert "noise: the ratio of two plain runs" in result.stdout
     assert f"all texts, {CONTROL}, temperature 0:" in result.stdout
-    found = json.loads(result.stdout.splitlines()[-1])
+    again = CliRunner().invoke(cli, [*command, "--json"])  # of the runs in the log
+    found = json.loads(again.stdout)
+    other = CliRunner().invoke(cli, [*command, "--max-new-tokens", "7"])
+    assert "max_new_tokens: 8 there, 7 here" in str(other.exception)
     assert found["noise"]["pairs"] == 2 * len(TEXTS)
     assert {row[0] for row in found["all_texts"]} == {CONTROL, "prompt-lookup"}
     for text, drafter, _ in found["slower"]:

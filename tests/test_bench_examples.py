@@ -14,7 +14,7 @@ from tokenizers import processors
 import outrider
 from outrider.bench.examples import CODE_STOPS, KINDS, Source, load_examples, prompt_tokens, stops
 from outrider.bench.texts import chat
-from outrider.errors import ParameterError
+from outrider.errors import MissingPackageError, ParameterError
 from outrider.tables import load_hub, read_table
 from tests.conftest import make_tokenizer
 from tests.task_data import ROWS, write
@@ -58,9 +58,9 @@ def test_without_the_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch
     path = write(tmp_path, "parquet")
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ParameterError, match="pip install datasets"):
+    with pytest.raises(MissingPackageError, match="pip install datasets`, or give --data"):
         load_hub("x", None, "test", 1)
-    with pytest.raises(ParameterError, match="pip install pyarrow"):
+    with pytest.raises(MissingPackageError, match="pip install pyarrow"):
         read_table(path)
 
 

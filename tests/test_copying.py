@@ -14,7 +14,7 @@ from outrider.drafters import PromptLookupDrafter, SuffixDrafter
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
-from outrider.errors import CacheFolderError, ParameterError
+from outrider.errors import ParameterError
 from outrider.models.compatibility import fingerprint
 from outrider.models.table import TableModel, TableSequence
 from outrider.proposal import DraftRow
@@ -182,9 +182,9 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="not a token store"):
         SuffixDrafter(store=other).bind(table(1, 9))
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheFolderError, match="can't be used"):
+    with pytest.raises(ParameterError, match="can't be used"):
         SuffixDrafter(store=tmp_path / "file" / "store").bind(table(1, 9))
-    with pytest.raises(CacheFolderError, match=r"\(No such file or directory\): name another file"):
+    with pytest.raises(ParameterError, match=r"\(No such file or directory\): name another file"):
         SuffixDrafter(store=tmp_path / "a folder that is misspelt" / "store").bind(table(1, 9))
     with pytest.raises(ParameterError, match="min_match must be"):
         SuffixDrafter(min_match=0)

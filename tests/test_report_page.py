@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.main import run
-from outrider.errors import ModelError
+from outrider.errors import MissingPackageError
 from outrider.figure_data import Curve, FigureData, Panel
 from outrider.report.page import DataTable, Page, Section, render
 from outrider.report.plots import COLOURS, draw, standalone, style_sheet
@@ -223,7 +223,7 @@ def test_a_folder_gets_figures_and_their_data(tmp_path: Path, capsys: pytest.Cap
 
 def test_without_matplotlib_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModelError, match=r"figures need matplotlib: run `pip install matplotlib`"):
+    with pytest.raises(MissingPackageError, match=r"a figure needs the package matplotlib: run `pip install matplotlib`"):
         draw(DATA)
     assert run(["theory", "figures", "--json"]) == 0, "the data need none"
     assert run(["theory", "tables", "--out", str(tmp_path / "tables.html")]) == 0, "nor do the tables"

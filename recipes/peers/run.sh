@@ -80,5 +80,5 @@ esac
     --setup "int8 + $draft:dtype=int4,num_tokens=32000" --setup "auto@llama.cpp" --setup "auto@llama.cpp + prompt-lookup" \
     --log "$out/runs.jsonl" --plot "$out/rates.svg" "$@" >"$out/result.txt.new"
 mv "$out/result.txt.new" "$out/result.txt"
-tail -1 "$out/result.txt" >"$out/result.json"
+cp "$out/runs.jsonl.result.json" "$out/result.json"
 cat "$out/result.txt"

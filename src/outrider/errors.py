@@ -49,6 +49,10 @@ class VocabularyMismatchError(ModelError):
     """Draft and target do not speak the same tokens."""
 
 
+class MissingPackageError(OutriderError):
+    """An optional package is not installed."""
+
+
 class CacheFolderError(OutriderError):
     """The folder for converted models can't be written."""
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ParameterError
 from outrider.models.base import TextModel
+from outrider.optional import optional
 from outrider.sampling.stateful import Constraint
 
 _KEPT_AS = "_outrider_guidance"
@@ -92,11 +93,7 @@ def _refuse(kind: str, problem: str) -> None:
 
 
 def _library() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        raise ModelError("structured output needs llguidance: run `pip install llguidance`") from None
-    return llguidance
+    return optional("llguidance", "structured output")
 
 
 def _tokenizer(model: TextModel) -> Any:

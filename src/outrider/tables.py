@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, in_one_line
+from outrider.optional import optional
 
 Row = Mapping[str, Any]
 
@@ -51,31 +52,23 @@ def _csv(path: Path) -> list[Row]:
 
 
 def _parquet(path: Path) -> list[Row]:
+    parquet, broken = optional("pyarrow.parquet", "a Parquet file"), optional("pyarrow", "a Parquet file").ArrowException
     try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import read_table as read_parquet
-    except ImportError:
-        raise ParameterError("Parquet files need pyarrow: run `pip install pyarrow`") from None
-    try:
-        rows: list[Row] = read_parquet(path).to_pylist()
-    except ArrowException as error:
-        raise ParameterError(f"data file {path} can't be read: {' '.join(str(error).split())}") from None
+        rows: list[Row] = parquet.read_table(path).to_pylist()
+    except broken as error:
+        raise ParameterError(f"data file {path} can't be read: {in_one_line(error)}") from None
     return rows
 
 
 def load_hub(name: str, configuration: str | None, split: str, count: int) -> Sequence[Row]:
     """The first `count` rows of a data set of the hub, downloaded once and kept by the `datasets` library."""
-    try:
-        import datasets
-    except ImportError:
-        raise ParameterError(
-            f"data set {name} needs the datasets library: run `pip install datasets`, or give --data FILE"
-        ) from None
+    datasets = optional("datasets", f"data set {name}", "give --data FILE")
     try:
         found = datasets.load_dataset(name, configuration, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())
-        raise ParameterError(f"data set {name} can't be loaded ({reason}): give a local copy as --data FILE") from None
+        raise ParameterError(
+            f"data set {name} can't be loaded ({in_one_line(error)}): give a local copy as --data FILE"
+        ) from None
     rows: list[Row] = list(found.select(range(min(count, len(found)))))
     return rows
 

@@ -7,23 +7,21 @@ from pathlib import Path
 
 from outrider.audit.verdict import Report
 from outrider.errors import ParameterError, why_unread
+from outrider.optional import optional
 
 NAMES = {"ratio": "by target / draft", "target": "by target probability", "token": "by token id"}
 
 
 def plot_histograms(reports: Sequence[Report], path: Path) -> None:
     """A row for each report, a column for each order; the band holds 99.9 % of an exact sampler's bars."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ParameterError("plots need matplotlib: run `pip install matplotlib`") from None
+    figure_class = optional("matplotlib.figure", "a plot").Figure
     from scipy.stats import binom
 
     shown = [report for report in reports if report.histograms]
     if not shown:
         raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
     columns = max(len(report.histograms) for report in shown)
-    figure = Figure(figsize=(3.6 * columns, 2.6 * len(shown)), layout="constrained")
+    figure = figure_class(figsize=(3.6 * columns, 2.6 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), columns, squeeze=False)
     for row, report in zip(axes, shown, strict=True):
         for axis, (order, counts) in zip(row, report.histograms.items(), strict=False):

@@ -10,7 +10,6 @@ The cost tables that the draft lengths follow from are measured by the first act
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import sys
@@ -26,6 +25,7 @@ from outrider.batch.jobs import Job
 from outrider.batch.run import KeepTables
 from outrider.batch.setup import Setup
 from outrider.errors import ModelError, OutriderError, ParameterError, in_one_line
+from outrider.optional import require
 
 _log = logging.getLogger(__name__)
 PATIENCE = 5.0  # seconds without an answer before the cluster is looked at
@@ -51,8 +51,7 @@ class Share:
 
 def check_installed() -> None:
     """Raise unless Ray can be imported."""
-    if importlib.util.find_spec("ray") is None:
-        raise ModelError("Ray is not installed: run `pip install ray`, or leave --ray out")
+    require("ray", "--ray", "leave it out")
 
 
 class Worker:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.bench.contest import Row
 from outrider.errors import ParameterError, why_unread
+from outrider.optional import optional
 
 PANEL, CHARACTER = 4.2, 0.08  # inches
 OWN, OTHERS = "#0072b2", "#999999"  # told apart without colour by the names, too
@@ -14,14 +15,11 @@ OWN, OTHERS = "#0072b2", "#999999"  # told apart without colour by the names, to
 
 def plot_rates(rows: Sequence[Row], own: Collection[str], path: Path) -> None:
     """Tokens a second, a panel for each setting. own: the names of our contenders."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ParameterError("plots need matplotlib: run `pip install matplotlib`") from None
+    figure_class = optional("matplotlib.figure", "a plot").Figure
     settings = list(dict.fromkeys(row.setting for row in rows))
     names = list(dict.fromkeys(row.contender for row in rows))
     width = PANEL * len(settings) + CHARACTER * max(map(len, names))
-    figure = Figure(figsize=(width, 1.2 + 0.34 * len(names)), layout="constrained")
+    figure = figure_class(figsize=(width, 1.2 + 0.34 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
     for axis, setting in zip(axes, settings, strict=True):
         shown = {row.contender: row.rate for row in rows if row.setting == setting}

@@ -22,6 +22,7 @@ from outrider.bench.examples import NEED_REFERENCES, Example
 from outrider.bench.precision import laws
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
+from outrider.optional import optional
 from outrider.prompts import Asked
 
 METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
@@ -94,11 +95,7 @@ class Bleu:
     name = "BLEU"
 
     def __init__(self) -> None:
-        try:
-            from sacrebleu.metrics.bleu import BLEU
-        except ImportError:
-            raise ParameterError("BLEU needs sacrebleu: run `pip install sacrebleu`") from None
-        self._bleu: Any = BLEU()
+        self._bleu = optional("sacrebleu.metrics.bleu", "BLEU").BLEU()
 
     def sums(self, answer: Answer) -> list[float]:
         """Matches and n-grams for n = 1 … 4, lengths of answer and reference."""
@@ -120,10 +117,7 @@ class WordErrors:
     name = "WER"
 
     def __init__(self) -> None:
-        try:
-            import jiwer
-        except ImportError:
-            raise ParameterError("the word error rate needs jiwer: run `pip install jiwer`") from None
+        jiwer = optional("jiwer", "the word error rate")
         steps = [jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()]
         self._words: Any = jiwer.Compose([*steps, jiwer.ReduceToListOfListOfWords()])
         self._compare: Any = jiwer.process_words
@@ -140,11 +134,7 @@ class WordErrors:
 
 def rouge2() -> Mean:
     """F-measure of bigrams, stemmed, as T5 and Chen et al. report it (rouge-score), 0 … 1."""
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise ParameterError("ROUGE needs rouge-score: run `pip install rouge-score`") from None
-    scorer = RougeScorer(["rouge2"], use_stemmer=True)
+    scorer = optional("rouge_score.rouge_scorer", "ROUGE").RougeScorer(["rouge2"], use_stemmer=True)
     return Mean("ROUGE-2", lambda answer: float(scorer.score(answer.example.reference, answer.text)["rouge2"].fmeasure))
 
 

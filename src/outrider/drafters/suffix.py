@@ -15,7 +15,7 @@ from outrider.draft_length.base import Prospect
 from outrider.drafters.copying import CopyDrafter, CopyState, copy_prospect
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
-from outrider.errors import CacheFolderError
+from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.proposal import DraftRow
@@ -114,5 +114,5 @@ class SuffixDrafter(CopyDrafter):
         if self._store is not None:
             try:
                 self._store.append(tokens)
-            except CacheFolderError as error:
+            except ParameterError as error:
                 _log.warning("an output is not kept: %s", error)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.errors import CacheFolderError, ParameterError
+from outrider.errors import ParameterError
 
 _MAGIC = b"outrider-tokens-2 "
 LAST = 1_000_000  # tokens read back: a few seconds to index
@@ -28,7 +28,7 @@ class TokenStore:
             with self.path.open("r+b") as file:
                 head = file.read(len(self._head))
         except OSError as error:
-            raise CacheFolderError(f"store {path} can't be used ({error.strerror}): name another file") from None
+            raise ParameterError(f"store {path} can't be used ({error.strerror}): name another file") from None
         if not head.startswith(_MAGIC):
             raise ParameterError(f"store {path} is not a token store of outrider: name a new file")
         if head != self._head:
@@ -49,4 +49,4 @@ class TokenStore:
                 file.write(np.asarray(tokens, dtype="<u4").tobytes())
                 file.truncate()
         except OSError as error:
-            raise CacheFolderError(f"store {self.path} can't be written ({error.strerror}): name another file") from None
+            raise ParameterError(f"store {self.path} can't be written ({error.strerror}): name another file") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +24,7 @@ from outrider.models.same_bits import use_same_bits
 from outrider.models.shared_keys import use_shared_keys
 from outrider.models.sources import folder_of, identity, resolve
 from outrider.models.transformers_model import TransformersModel
+from outrider.optional import require
 
 if TYPE_CHECKING:
     from outrider.models.openvino.saved import Weights
@@ -197,8 +197,7 @@ def load_openvino(
         raise ParameterError(f"dtype must be auto, int8, int4 or float32 for the OpenVINO engine, got {dtype!r}")
     if device not in ("auto", "cpu"):
         raise ParameterError(f"device must be auto or cpu for the OpenVINO engine, got {device!r}")
-    if importlib.util.find_spec("openvino") is None:
-        raise ModelError("the OpenVINO engine is not installed: run `pip install openvino`, or use --engine transformers")
+    require("openvino", "the OpenVINO engine", "use --engine transformers")
     from outrider.models.openvino.convert import converted
     from outrider.models.openvino.engine import OpenVinoModel
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.checks import check_count
-from outrider.errors import CacheFolderError, ParameterError
+from outrider.errors import ParameterError
 from outrider.ngram.table import ARRAYS, context_hashes, write_table
 
 CHUNK = 2_000_000  # tokens counted at once: some 150 MB
@@ -110,7 +110,7 @@ def train(
             write_table(path, vocab_size, tokenizer, counter.tokens, counter.unigrams, levels)
             return counter.tokens
     except OSError as error:
-        raise CacheFolderError(f"n-gram table {path} can't be written ({error.strerror}): name another file") from None
+        raise ParameterError(f"n-gram table {path} can't be written ({error.strerror}): name another file") from None
 
 
 def _chunks(texts: Iterable[Iterable[Piece]], encode: Callable[[list[Piece]], list[list[int]]]) -> Iterator[list[_Part]]:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import ModelError
 from outrider.figure_data import Curve, FigureData, Panel
+from outrider.optional import optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -171,9 +171,5 @@ def _clean(svg: str, name: str, title: str, text: str) -> str:
 
 
 def matplotlib_or_error() -> Any:
-    """The library. Raises `ModelError` where it is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ModelError("figures need matplotlib: run `pip install matplotlib`") from None
-    return matplotlib
+    """The library. Raises `MissingPackageError` where it is not installed."""
+    return optional("matplotlib", "a figure")

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ParameterError, in_one_line
+from outrider.optional import optional
 from outrider.text_files import is_text
 
 HELD_OUT_EVERY = 50
@@ -199,14 +200,11 @@ def _dataset(text: str) -> Iterator[str]:
     unknown = options.keys() - {"split", "column", "config"}
     if unknown or len(options) < len(pairs):
         raise ParameterError(f"data dataset:{text} must be dataset:NAME[,split=S,column=C,config=G]")
+    load_dataset = optional("datasets", f"data set {name}").load_dataset
     try:
-        from datasets import load_dataset
-
         rows = load_dataset(name, options.get("config"), split=options.get("split", "train"), streaming=True)
         for row in rows:
             yield str(row[options.get("column", "text")])
-    except ImportError:
-        raise ParameterError("data sets need the package datasets: run `pip install datasets`") from None
     except KeyError as error:
         raise ParameterError(f"data set {name} has no column {error}: give dataset:{name},column=NAME") from None
     except Exception as error:  # the library raises errors of many packages

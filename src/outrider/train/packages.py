@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from random import Random
 
-from outrider.errors import CacheFolderError
+from outrider.errors import ParameterError
 
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|PSF|Python Software Foundation|ISC|HPND|Zlib|Unlicense)\b", re.IGNORECASE)
 SHORTEST = 300  # characters of a docstring
@@ -58,7 +58,7 @@ def collect(folder: Path, characters: int, seed: int = 0) -> dict[str, int]:
         licences = {text.source.partition("/")[0]: text.licence for texts in found.values() for text in texts}
         (folder / "licences.json").write_text(json.dumps(dict(sorted(licences.items())), indent=1) + "\n")
     except OSError as error:
-        raise CacheFolderError(f"text can't be written to {folder} ({error.strerror}): name another folder") from None
+        raise ParameterError(f"text can't be written to {folder} ({error.strerror}): name another folder") from None
     return sizes
 
 

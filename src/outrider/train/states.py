@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from outrider.errors import CacheFolderError, ModelError, ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.corpus import Window
 
@@ -61,7 +61,7 @@ class StateFolder:
             else:
                 index.write_text(json.dumps(about, indent=1))
         except OSError as error:
-            raise CacheFolderError(f"states can't be kept in {folder} ({error.strerror}): name another --cache") from None
+            raise ParameterError(f"states can't be kept in {folder} ({error.strerror}): name another --cache") from None
 
     @property
     def paths(self) -> list[Path]:
@@ -79,7 +79,7 @@ class StateFolder:
             save_file({name: value.contiguous() for name, value in parts.items()}, part)
             part.rename(path)
         except OSError as error:
-            raise CacheFolderError(f"states can't be kept in {self.folder} ({error.strerror}): make room") from None
+            raise ParameterError(f"states can't be kept in {self.folder} ({error.strerror}): make room") from None
 
 
 class StateWindows(Dataset[dict[str, Tensor]]):

@@ -1,4 +1,4 @@
-"""`outrider bench`: measurements, each beside its baseline, ending in one JSON line."""
+"""`outrider bench`: measurements, each beside its baseline; tables, or with --json one object."""
 
 from __future__ import annotations
 

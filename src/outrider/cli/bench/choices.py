@@ -48,7 +48,6 @@ _SAMPLING = (
 _LOG = (log_option, json_option)
 _SOURCE_NAMES = ("task", "data", "prompt_column", "prompts", "raw")
 _SCORING_NAMES = ("reference_column", "metric")
-json_line_option = click.option("--json", "as_json", is_flag=True, help="Print the JSON line only.")
 
 
 def experiment_options(command: Command) -> Command:

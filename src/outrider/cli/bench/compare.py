@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.bench.choices import json_line_option, make_settings, open_log, track
+from outrider.cli.bench.choices import conclude, make_settings, open_log, track
 from outrider.cli.files import check_plot
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
-from outrider.cli.shared_options import Command, add_options, log_option
+from outrider.cli.shared_options import Command, add_options, json_option, log_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -31,14 +31,20 @@ _TASKS = (
         help="humaneval, kinds (texts of several kinds) or jsonl:FILE with a {'prompt': …} or {'audio': FILE.wav} on each "
         "line  [default: humaneval; kinds for an encoder-decoder]",
     ),
-    click.option("--prompts", default="0-81", show_default=True, help="Problems of HumanEval or lines, FIRST-LAST."),
+    click.option(
+        "--prompts",
+        default="0-81",
+        show_default=True,
+        metavar="N|FIRST-LAST",
+        help="The first N of HumanEval's problems or of the lines, or a range from 0.",
+    ),
     click.option("--every", default=1, show_default=True, help="Take every n-th of them."),
     click.option("--max-new-tokens", default=96, show_default=True),
     click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True),
     click.option("--top-p", default=0.95, show_default=True, help="Where the temperature is not 0."),
     log_option,
     click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the rates."),
-    json_line_option,
+    json_option,
 )
 
 
@@ -51,7 +57,7 @@ def _check_texts(given: dict[str, Any]) -> None:
     """Refuse what can't be asked, before anything is loaded."""
     from outrider.bench.examples import load_examples
 
-    _range(given["prompts"])
+    _problems(given)
     if given["every"] < 1:
         raise ParameterError(f"every must be 1 or more, got {given['every']}")
     texts = given["texts"]
@@ -69,8 +75,14 @@ def _check_texts(given: dict[str, Any]) -> None:
 def _lines(texts: str, given: dict[str, Any]) -> Source:
     from outrider.bench.examples import Source
 
-    first, last = _range(given["prompts"])
-    return Source(texts, prompts=f"{first}-{last}", metric="none")
+    return Source(texts, prompts=given["prompts"], metric="none")
+
+
+def _problems(given: dict[str, Any]) -> tuple[int, int]:
+    """The first and the last of HumanEval's that are asked for. Raises `ParameterError`."""
+    from outrider.bench.examples import Source
+
+    return Source("humaneval", prompts=given["prompts"], metric="none").bounds
 
 
 def _asked(target: TextModel, texts: str, given: dict[str, Any]) -> list[tuple[Task, Asked]]:
@@ -83,7 +95,7 @@ def _asked(target: TextModel, texts: str, given: dict[str, Any]) -> list[tuple[T
     if texts.startswith("jsonl:"):
         lines = _lines(texts, given)
         return [(one, asked_of(target, lines.kind, one)) for one in load_examples(lines)[:: given["every"]]]
-    tasks = kinds_for(target) if texts == "kinds" else human_eval(*_range(given["prompts"]))
+    tasks = kinds_for(target) if texts == "kinds" else human_eval(*_problems(given))
     return [(task, encode(target, task.prompt)) for task in tasks[:: given["every"]]]
 
 
@@ -238,7 +250,7 @@ def _contest(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Run them on the prompts that were asked for, print the tables, end in one JSON line."""
+    """Run them on the prompts that were asked for; print the tables, or the object."""
     from outrider.bench.contest import best, measure, summarise
     from outrider.bench.contest_plot import plot_rates
     from outrider.bench.machine import machine
@@ -252,15 +264,17 @@ def _contest(
     steps = measure(field.contenders, asked, settings, given["max_new_tokens"], open_log(log, shared))
     runs = track(steps, "Running", len(asked) * len(settings) * len(field.contenders))
     rows, winners = summarise(runs, field.pairs), best(runs, field.own)
-    if not as_json:
+    found: dict[str, object] = {**about, "prompts": len(asked), "max_new_tokens": given["max_new_tokens"]}
+    found |= {"rows": [asdict(row) for row in rows], "best": [asdict(one) for one in winners], **machine()}
+    conclude(log, found)
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
         _print(rows)
         for one in winners:
             click.echo(f"{one.setting}: {one.own}, the best of ours, is {one.ratio}× {one.peer}, the best of the others")
         if texts == "kinds":
             _print_by_text(runs)
-    found: dict[str, object] = {"prompts": len(asked), "max_new_tokens": given["max_new_tokens"]}
-    found |= {"rows": [asdict(row) for row in rows], "best": [asdict(one) for one in winners]}
-    click.echo(json.dumps({**about, **found, **machine()}))
     if plot is not None:
         plot_rates(rows, field.own, plot)
 
@@ -283,11 +297,3 @@ def _print_by_text(runs: list[Run]) -> None:
         for text in dict.fromkeys(run.task for run in chosen):
             rates = {run.contender: run.rate for run in chosen if run.task == text}
             click.echo(f"{text:30s}" + "".join(f"  {rates[name]:20.2f}" for name in names))
-
-
-def _range(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    try:
-        return int(first), int(last or first)
-    except ValueError:
-        raise ParameterError(f"prompts must be FIRST-LAST, got {text!r}: for example 0-81") from None

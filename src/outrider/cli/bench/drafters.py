@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.checks import check_count
-from outrider.cli.bench.choices import json_line_option, open_log, track
+from outrider.cli.bench.choices import open_log, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
-from outrider.cli.shared_options import log_option
+from outrider.cli.shared_options import json_option, log_option
 
 if TYPE_CHECKING:
     from outrider.bench.drafters import Cell, Noise
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--repetitions", default=3, show_default=True)
 @click.option("--seeds", default=4, show_default=True, help="Texts of each cell where the temperature is not 0.")
 @log_option
-@json_line_option
+@json_option
 def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
     from outrider.bench.drafters import count_runs, measure, noise_of, over_all_texts, summarise
@@ -49,6 +49,7 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     if not as_json:
         _print_cells(cells)
         _print_noise(noise, slower, overall)
+        return
     about |= {"repetitions": repetitions}
     rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
     about["noise"] = asdict(noise)

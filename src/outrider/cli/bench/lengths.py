@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import json_line_option, track
+from outrider.cli.bench.choices import track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
+from outrider.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from outrider.bench.lengths import Cell
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     show_default="12, or 0 for an encoder-decoder",
     help="HumanEval problems beside the texts of several kinds.",
 )
-@json_line_option
+@json_option
 def lengths(
     models: ModelChoice,
     max_new_tokens: int,
@@ -73,6 +74,7 @@ def lengths(
     cells = track(steps, "Replaying", len(drafters) * len(alike))
     if not as_json:
         _print_cells(cells)
+        return
     rows = [
         {
             **asdict(cell),

@@ -9,33 +9,35 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from outrider.cli.bench.choices import json_line_option
 from outrider.cli.generate import read_prompt
 from outrider.cli.models import ModelChoice, threads_option
+from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
 
 @click.command()
 @threads_option
-@json_line_option
+@json_option
 def sampling(as_json: bool) -> None:
     """The cost of temperature, top-k and top-p at a vocabulary of 152,000, beside a full sort."""
     from outrider.bench.machine import machine
     from outrider.bench.sampling_cost import VOCABULARY, measure
 
     found = measure()
-    if not as_json:
+    if as_json:
+        cells_out = {name: {key: asdict(value) for key, value in cells.items()} for name, cells in found.items()}
+        click.echo(json.dumps({"bench": "sampling", "rows": 5, "milliseconds": cells_out, **machine()}))
+    else:
         click.echo(f"milliseconds for 5 rows of {VOCABULARY:,} logits: median (quartiles)")
         for name, cells in found.items():
             click.echo(f"{name:18s} " + "   ".join(f"{key} {value}" for key, value in cells.items()))
-    cells_out = {name: {key: asdict(value) for key, value in cells.items()} for name, cells in found.items()}
-    click.echo(json.dumps({"bench": "sampling", "rows": 5, "milliseconds": cells_out, **machine()}))
 
 
 @click.command()
 @click.option("--context", default=1_000_000, show_default=True, help="Tokens before the drafts.")
 @click.option("--table", type=click.Path(path_type=Path), help="An n-gram table to measure, too.")
-@json_line_option
+@threads_option
+@json_option
 def copying(context: int, table: Path | None, as_json: bool) -> None:
     """The cost of drafting without a model: copies and tables, microseconds a token."""
     from outrider.bench.drafting_cost import measure
@@ -45,12 +47,13 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
     if context < 1:
         raise ParameterError(f"context must be 1 or more, got {context}")
     found = measure(context, table)
-    if not as_json:
+    if as_json:
+        out = {n: {k: asdict(v) if isinstance(v, Spread) else v for k, v in cells.items()} for n, cells in found.items()}
+        click.echo(json.dumps({"bench": "copying", "context": context, "microseconds": out, **machine()}))
+    else:
         click.echo(f"microseconds a token after {context:,} tokens: read once; a round of 8 drafted tokens")
         for name, cells in found.items():
             click.echo(f"{name:16s} {cells['read']:8.2f}   {cells['round']}")
-    out = {n: {k: asdict(v) if isinstance(v, Spread) else v for k, v in cells.items()} for n, cells in found.items()}
-    click.echo(json.dumps({"bench": "copying", "context": context, "microseconds": out, **machine()}))
 
 
 @click.command()
@@ -60,7 +63,7 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
 @click.option("--text", type=click.Path(path_type=Path), help="A text file  [default: ten problems of HumanEval, solved]")
 @click.option("--max-tokens", default=1024, show_default=True, help="Tokens of the text.")
 @threads_option
-@json_line_option
+@json_option
 def precision(
     target: str | None, reference: str, dtype: tuple[str, ...], text: Path | None, max_tokens: int, as_json: bool
 ) -> None:
@@ -84,12 +87,12 @@ def precision(
     found = [compare_laws(base.dtype_name, base, base, tokens)]
     for name in dtype:
         found.append(compare_laws(name, base, ModelChoice(target, dtype=name).load_target(), tokens))
-    if not as_json:
-        click.echo(f"{base.name}, {found[0].tokens} tokens\n{'dtype':10s} perplexity  agreement  KL (nats)  Σ min")
-        for row in found:
-            cells = f"{row.perplexity:10.3f} {row.agreement:10.1%} {row.divergence:10.4f} {row.overlap:6.3f}"
-            click.echo(f"{row.name:10s} {cells}")
-    rows = [asdict(row) for row in found]
-    click.echo(
-        json.dumps({"bench": "precision", "target": base.name, "reference": base.dtype_name, "rows": rows, **machine()})
-    )
+    if as_json:
+        rows = [asdict(row) for row in found]
+        about = {"bench": "precision", "target": base.name, "reference": base.dtype_name}
+        click.echo(json.dumps({**about, "rows": rows, **machine()}))
+        return
+    click.echo(f"{base.name}, {found[0].tokens} tokens\n{'dtype':10s} perplexity  agreement  KL (nats)  Σ min")
+    for row in found:
+        cells = f"{row.perplexity:10.3f} {row.agreement:10.1%} {row.divergence:10.4f} {row.overlap:6.3f}"
+        click.echo(f"{row.name:10s} {cells}")

@@ -7,7 +7,6 @@ hold one sequence and copy the logits.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import weakref
 from collections import deque
 from collections.abc import Sequence as Many
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ModelError
+from outrider.optional import require
 
 BATCH = 512  # tokens a pass at most
 OUTPUTS = 64  # of them with logits: llama.cpp reserves memory for as many rows of the vocabulary
@@ -33,11 +33,7 @@ _log_callback: Any = None  # kept: llama.cpp holds a bare pointer to it
 def require_library() -> Any:
     """The module `llama_cpp`, told to be quiet."""
     global _log_callback  # noqa: PLW0603 - one log for the process, as in llama.cpp
-    if importlib.util.find_spec("llama_cpp") is None:
-        raise ModelError(
-            "the llama.cpp engine is not installed: run `pip install llama-cpp-python` (it compiles for some minutes), or "
-            "use --engine transformers"
-        )
+    require("llama_cpp", "the llama.cpp engine", "use --engine transformers (it compiles for some minutes)")
     import llama_cpp
 
     if _log_callback is None:
