@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -32,6 +33,40 @@ def many_switches() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pair(target_folder: Path, draft_folder: Path) -> tuple[TextModel, TextModel]:
     return outrider.load(target_folder), outrider.load(draft_folder)
+
+
+_FORKED = """
+import multiprocessing, sys, threading, time
+import outrider
+target = outrider.load(sys.argv[1])
+ending = threading.Event()
+def busy():
+    while not ending.is_set():
+        outrider.generate(target, "abc", draft=None, max_new_tokens=40, ignore_eos=True)
+other = threading.Thread(target=busy)
+other.start()
+time.sleep(0.5)
+def child(queue):
+    queue.put(outrider.generate(target, "the man", draft=None, max_new_tokens=5, ignore_eos=True).tokens)
+context = multiprocessing.get_context("fork")
+queue = context.Queue()
+process = context.Process(target=child, args=(queue,), daemon=True)
+process.start()
+try:
+    found = queue.get(timeout=60)
+finally:
+    ending.set()
+other.join()
+assert found == outrider.generate(target, "the man", draft=None, max_new_tokens=5, ignore_eos=True).tokens
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
+def test_a_forked_process_does_not_wait_for_threads_that_it_has_not(target_folder: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch's own threads don't outlive a fork either
+    command = [sys.executable, "-c", _FORKED, str(target_folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def side_by_side(calls: list[Callable[[], object]]) -> list[object]:

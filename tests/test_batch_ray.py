@@ -163,8 +163,8 @@ def test_encoder_decoders_are_audited_and_tuned_on_the_texts_of_one_process(
     target = load(folder, dtype="float64")
     setup = Setup(str(folder), dtype="float64", device="cpu")
     sources = [encode(target, text) for text in ("the fox", "def f(x): return x", "0123")]
-    tuned = list(writing.spread_texts(target, Cluster(address, 1), setup, sources, sampling, 24, 3))
-    assert tuned == list(writing.own_texts(target, sources, sampling, 24, 3))
+    tuned = list(writing.spread_texts(target, Cluster(address, 1), setup, sources, sampling, 24, 14))
+    assert tuned == list(writing.own_texts(target, sources, sampling, 24, 14))
     assert any(len(tokens) < 24 for tokens in tuned)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import outrider
 from outrider.audit.verdict import EXACT, EXIT, UNCLEAR
 from outrider.cli.main import run as command
 from outrider.costs import Costs
-from outrider.decode import Request, decode
+from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, FixedLength
 from outrider.draft_length.base import Prospect
 from outrider.drafters import (
@@ -150,7 +152,12 @@ FORMS: dict[str, tuple[Callable[[Proposal], Any], str]] = {
     "other tokens than it says": (lambda made: retold(padded_proposal([[1, 2]], made.tokens.device)), "must not change"),
     "halves": (lambda made: Proposal(made.tokens.float(), made.lengths), "int64 tensor, got one of torch.float32"),
     "half a length": (lambda made: Proposal(made.tokens, any_of([1.5])), r"whole numbers, got \[1.5\]"),
-    "an array": (lambda made: Proposal(made.tokens, made.lengths, numpy_laws(made)), "floating point, got ndarray"),
+    "an array": (lambda made: Proposal(made.tokens, made.lengths, numpy_laws(made)), "float32 or float64, got ndarray"),
+    "bfloat16": (lambda made: with_laws(made, [0.5, 0.5, 0.0, 0.0, 0.0], torch.bfloat16), "got one of torch.bfloat16"),
+    "signals": (lambda made: replace(made, signals=any_of("x")), r"a whole number for each of its tokens, \[2\] in"),
+    "too few signals": (lambda made: replace(made, signals=[[1]]), r"got \[\[1\]\]"),
+    "alternatives": (lambda made: replace(made, beside=any_of(3)), "alternatives as Alternatives, got int"),
+    "candidates": (lambda made: replace(made, candidates=any_of(3)), "candidates as a list for each row, got 3"),
     "no such token": (lambda made: Proposal(made.tokens + 5, made.lengths), r"tokens in 0 … 4, got 6"),
     "before the first": (lambda made: Proposal(-made.tokens, made.lengths), r"tokens in 0 … 4, got -1"),
     "too much": (lambda made: with_laws(made, [1.0] * 5), "got a sum of 5 and a least probability of 1 for token 0"),
@@ -166,8 +173,8 @@ def any_of(value: Any) -> Any:
     return value
 
 
-def with_laws(made: Proposal, law: list[float]) -> Proposal:
-    return Proposal(made.tokens, made.lengths, torch.tensor(law).expand(*made.tokens.shape, -1))
+def with_laws(made: Proposal, law: list[float], dtype: torch.dtype = torch.float32) -> Proposal:
+    return Proposal(made.tokens, made.lengths, torch.tensor(law, dtype=dtype).expand(*made.tokens.shape, -1))
 
 
 def numpy_laws(made: Proposal) -> Any:
@@ -203,6 +210,10 @@ PROSPECTS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "a list of one Prospect or more, got None"),
     "another thing": ([3], r"a list of one Prospect or more, got \[3\]"),
     "negative": ([Prospect("own", longest=-1)], "whose longest is 0 or more, got -1"),
+    "nameless": ([Prospect(any_of(None))], "prospects with a name, a text, got None"),
+    "seconds that are text": ([Prospect("own", step_seconds=any_of("a"))], "whose step_seconds are 0 or more, got 'a'"),
+    "no seconds": ([Prospect("own", start_seconds=math.nan)], "whose start_seconds are 0 or more, got nan"),
+    "a kind without a hash": ([Prospect("own", kind=any_of([1]))], r"whose kind has a hash, got \[1\]"),
 }
 
 
@@ -242,3 +253,38 @@ def test_what_is_no_proposal_is_refused_in_one_line(name: str) -> None:
         with pytest.raises(ParameterError, match=said) as error:
             decode(table(1, 5), [Request([1, 2, 1, 2], 9, RandomStream(0))], SamplingSettings(), drafter, FixedLength(2))
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("where", ["propose", "observe", "processor"])
+def test_after_a_round_that_failed_no_other_is_made(where: str) -> None:
+    """What it left in rows and sequences can't be gone on from: a wrong text, if it were."""
+    calls: list[int] = []
+
+    def third_fails() -> None:
+        calls.append(0)
+        if len(calls) == 3:
+            raise RuntimeError("a fault of the user's")
+
+    class Faulty(PromptLookupDrafter):
+        def propose(self, rows: list[DraftRow], plans: list[Plan], context: DraftContext) -> Proposal:  # type: ignore[override]
+            if where == "propose":
+                third_fails()
+            return super().propose(rows, plans, context)
+
+        def observe(self, rows: list[DraftRow]) -> None:  # type: ignore[override]
+            if where == "observe":
+                third_fails()
+
+    def processor(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if where == "processor":
+            third_fails()
+        return scores
+
+    sampling = SamplingSettings(processors=(processor,))
+    decoder = Decoder(table(1, 5), [], sampling, Faulty(), FixedLength(3))
+    decoder.admit([Request([1, 2, 1, 2], 20, RandomStream(0))])
+    with pytest.raises(RuntimeError, match="user's"):
+        list(iter(decoder.step, []))
+    with pytest.raises(ParameterError, match="an earlier round has failed"):
+        decoder.step()
+    decoder.close()

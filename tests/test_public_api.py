@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import outrider
 from outrider.costs import Costs, kept
 from outrider.drafters import IntersectionDrafter
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_transformers
 from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.transformers_model import TransformersModel
@@ -156,6 +158,62 @@ def test_a_stream_can_be_left_at_any_time(target: TransformersModel) -> None:
     assert stream.result.finish_reason == "cancelled"
     assert 0 < len(stream.result.tokens) < 60
     assert not target._open
+
+
+def test_a_stream_that_is_left_ends_with_its_last_reference(target: TransformersModel) -> None:
+    gc.disable()
+    try:
+        for _ in outrider.stream(target, PROMPT, max_new_tokens=60, ignore_eos=True):
+            break
+        assert not target._open
+        with outrider.stream(target, PROMPT, max_new_tokens=60, ignore_eos=True) as stream:
+            next(stream)
+        assert stream.result.finish_reason == "cancelled"
+        assert not target._open
+    finally:
+        gc.enable()
+
+
+def test_a_live_model_is_taken_as_it_is(target_folder: Path) -> None:
+    module = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target_folder)
+    weights = {name: value.clone() for name, value in module.state_dict().items()}
+    live = outrider.load(module, tokenizer=tokenizer)
+    wanted = outrider.generate(outrider.load(target_folder, dtype="float32"), PROMPT, max_new_tokens=12)
+    assert outrider.generate(live, PROMPT, max_new_tokens=12).tokens == wanted.tokens
+    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    without = outrider.load(module)
+    with pytest.raises(ParameterError, match=r"give it, outrider.load\(model, tokenizer=…\)"):
+        outrider.generate(without, PROMPT)
+    for draft in (None, module):
+        with pytest.raises(ParameterError, match=r"outrider.load\(model, tokenizer=…\)"):
+            outrider.generate(live if draft else module, PROMPT, draft=draft)
+    for option in ({"dtype": "int8"}, {"engine": "openvino"}, {"num_tokens": 5}, {"device": "cpu"}):
+        with pytest.raises(ParameterError, match="can't be set for a model that is loaded already"):
+            outrider.load(module, **option)
+    with pytest.raises(ParameterError, match="got int"):
+        outrider.load(5)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="tokenizer is for a model that is loaded already"):
+        outrider.load(target_folder, tokenizer=tokenizer)
+    with pytest.raises(ModelError, match="does not exist"):
+        outrider.load("x" * 400)
+
+
+def test_rules_of_a_generation_config_that_are_not_applied_are_told_once(
+    target_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target_folder)
+    outrider.generate(outrider.load(module, tokenizer=tokenizer), PROMPT, max_new_tokens=2)
+    assert "generation config" not in caplog.text
+    module.generation_config.repetition_penalty = 1.3
+    live = outrider.load(module, tokenizer=tokenizer)
+    for _ in range(2):
+        outrider.generate(live, PROMPT, max_new_tokens=2)
+    assert caplog.text.count("has rules that are not applied (repetition_penalty 1.3)") == 1
+    ids = torch.tensor([tokenizer.encode(PROMPT)])
+    wanted = module.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert outrider.generate(live, PROMPT, max_new_tokens=12, repetition_penalty=1.3).tokens == wanted
 
 
 def test_a_stream_can_be_closed_by_another_thread(target: TransformersModel) -> None:

@@ -18,7 +18,7 @@ from outrider.cli.main import run as run_cli
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, RandomDrafter
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, VocabularyMismatchError
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
@@ -36,6 +36,14 @@ SCHEMA = {
     "required": ["name", "age", "languages"],
     "additionalProperties": False,
 }
+
+
+def test_a_constraint_for_another_models_tokens_is_refused(target_folder: Path, foreign_folder: Path) -> None:
+    own, other = outrider.load(target_folder), outrider.load(foreign_folder)
+    constraint = structured.regex(own, "[ab]{3}")
+    assert len(outrider.generate(own, "x", processors=[constraint], max_new_tokens=9).text) <= 3
+    with pytest.raises(VocabularyMismatchError, match="got one that was made for another model: make it for this one"):
+        outrider.generate(other, "x", processors=[constraint])
 
 
 class NoThirdInARow:

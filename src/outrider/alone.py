@@ -13,6 +13,7 @@ Locks are taken by `with` alone: between that and an `acquire` of our own an int
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import RLock, local
@@ -29,6 +30,16 @@ class _Place:
 
     def __init__(self) -> None:
         self.lock = RLock()
+
+
+def _renew() -> None:
+    """In a forked process: threads that held locks, and were working on their own sequences, are not there any more."""
+    for place in _places.values():
+        place.lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 class _Here(local):

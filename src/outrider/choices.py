@@ -34,7 +34,8 @@ def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
             raise ParameterError("draft must hold drafts, got None: leave it out, not to draft is always a choice")
         return ChoiceDrafter(made)
     got = "an empty list" if isinstance(draft, list | tuple) else type(draft).__name__
-    raise ParameterError(f"draft must be a loaded model, a drafter, its name, a list of these or None, got {got}")
+    how = ": load it with outrider.load(model, tokenizer=…)" if hasattr(draft, "state_dict") else ""
+    raise ParameterError(f"draft must be a loaded model, a drafter, its name, a list of these or None, got {got}{how}")
 
 
 def bound_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:

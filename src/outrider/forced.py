@@ -169,7 +169,7 @@ def _filled(laws: Iterator[Tensor], count: int, wide: int, target: LanguageModel
 
 def check_forgets(drafter: Drafter) -> None:
     """Raise if the drafter may know the very text that it is to be measured on."""
-    if any(part.remembers for part in drafter.parts()):
+    if drafter.remembers:
         raise ParameterError(
             f"draft {drafter.name} remembers earlier texts, the one under test among them: leave out memory and store"
         )

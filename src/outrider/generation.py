@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from numbers import Integral
 from threading import Event
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 from outrider.alone import Alone
 from outrider.audio import Audio
@@ -18,8 +18,9 @@ from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, end_tokens
 from outrider.options import GenerateOptions, parse_options
-from outrider.prompts import Message, Prompt, prepare, source_length, with_own_rules
-from outrider.randomness import RandomStream
+from outrider.own_rules import with_own_rules
+from outrider.prompts import Message, Prompt, prepare, source_length
+from outrider.randomness import stream_after
 from outrider.records import Origin, Round, summarise
 from outrider.results import Result
 from outrider.text import TextTracker
@@ -90,11 +91,14 @@ def stream(target: TextModel, prompt: Prompt, **options: Unpack[GenerateOptions]
 
 
 class Stream:
-    """An iterator of `Piece`s. `result` is complete once the iteration has ended, partial before."""
+    """An iterator of `Piece`s. `result` is complete once the iteration has ended, partial before.
+
+    A stream that is left ends with its last reference, and at the end of a `with` block.
+    """
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._pieces = self._run()
+        self._pieces = _pieces(generation)  # which does not hold the stream: it ends when the last reference goes
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
@@ -117,12 +121,19 @@ class Stream:
         """The result so far; finish_reason "cancelled" if it was cut short."""
         return self._generation.results()[0]
 
-    def _run(self) -> Generator[Piece]:
-        origins: list[Origin] = []
-        tracker = self._generation.trackers[0]
-        for batch in self._generation.run():
-            origins += [origin for _, record in batch for origin in record.origins]
-            yield from (Piece(text, origins[token]) for text, token in tracker.take())
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _pieces(generation: Generation) -> Generator[Piece]:
+    origins: list[Origin] = []
+    tracker = generation.trackers[0]
+    for batch in generation.run():
+        origins += [origin for _, record in batch for origin in record.origins]
+        yield from (Piece(text, origins[token]) for text, token in tracker.take())
 
 
 class Generation:
@@ -135,10 +146,15 @@ class Generation:
         **options: Unpack[GenerateOptions],
     ) -> None:
         if not hasattr(target, "score"):
-            how = f": load it with outrider.load({target!r})" if isinstance(target, str) else ""
-            raise ParameterError(f"target must be a loaded model, got {type(target).__name__}{how}")
+            of_torch = hasattr(target, "state_dict")
+            how = f"load({target!r})" if isinstance(target, str) else "load(model, tokenizer=…)" if of_torch else ""
+            remedy = f": load it with outrider.{how}" if how else ""
+            raise ParameterError(f"target must be a loaded model, got {type(target).__name__}{remedy}")
         if target.tokenizer is None:
-            raise ParameterError(f"target {target.name} has no tokenizer: use outrider.decode for token ids")
+            raise ParameterError(
+                f"target {target.name} has no tokenizer: give it, outrider.load(model, tokenizer=…), or use outrider.decode "
+                "for token ids"
+            )
         self.target = target
         alone = Alone([target])
         self.drafter = alone.run(bound_drafter, options.get("draft", "auto"), target)
@@ -169,7 +185,9 @@ class Generation:
 
     def _request(self, i: int) -> Request:
         seeds = self.options.seeds
-        stream = RandomStream(seeds[i]) if len(seeds) > 1 else RandomStream(seeds[0], i)
+        seed, row = (seeds[i], 0) if len(seeds) > 1 else (seeds[0], i)
+        occasion = self.drafter.occasion() if self.drafter is not None else ()
+        stream = stream_after(seed, row, self.prompts[i], self._sources[i], occasion)
         eos = frozenset() if self.options.ignore_eos else end_tokens(self.target)
         return Request(self.prompts[i], self.options.max_new_tokens, stream, eos, self.trackers[i], self._sources[i])
 

@@ -7,7 +7,7 @@ the model's configuration fixes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from outrider.audio import Audio, features
 from outrider.errors import ParameterError, in_one_line
-from outrider.models.base import LanguageModel, Source, TextModel, has_encoder
-from outrider.sampling import SamplingSettings
+from outrider.models.base import Source, TextModel, has_encoder
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | Audio
@@ -110,40 +109,3 @@ def check_characters(what: str, text: str) -> None:
         raise ParameterError(
             f"{what} must be Unicode characters (UTF-8), got {text[error.start]!r} at {error.start}, which is none: mend it"
         ) from None
-
-
-def law_along(target: LanguageModel, sampling: SamplingSettings, prefix: Sequence[int]) -> SamplingSettings:
-    """The settings along texts whose end nothing forces. prefix: what a decoder of an encoder begins with."""
-    return with_own_rules(target, sampling, [prefix])
-
-
-def forces_end(target: LanguageModel) -> bool:
-    """Whether a text that has become as long as it may is made to end, by an encoder–decoder's generation config."""
-    if not has_encoder(target):
-        return False
-    from outrider.models import decoder_rules
-    from outrider.models.encoder_decoder import EncoderDecoderModel
-
-    assert isinstance(target, EncoderDecoderModel)
-    return decoder_rules.forces_end(target.module.generation_config)
-
-
-def with_own_rules(
-    target: LanguageModel, sampling: SamplingSettings, prefixes: Sequence[Sequence[int]], max_new_tokens: int | None = None
-) -> SamplingSettings:
-    """The settings and, for an encoder-decoder, what its generation config forbids and forces, before the caller's own.
-
-    prefixes: what the decoder begins with, in each row. max_new_tokens: None if no end is to be forced.
-    """
-    if not has_encoder(target):
-        return sampling
-    from outrider.models.decoder_rules import decoder_rules
-    from outrider.models.encoder_decoder import EncoderDecoderModel
-
-    assert isinstance(target, EncoderDecoderModel)
-    lengths = {len(prefix) for prefix in prefixes}
-    if len(lengths) > 1:
-        raise ParameterError(f"prompts of one batch must begin alike, got {sorted(lengths)} tokens for the decoder")
-    own = decoder_rules(target, lengths.pop(), max_new_tokens)
-    bias = {**sampling.logit_bias, **own.bias}
-    return replace(sampling, logit_bias=bias, processors=(*own.processors, *sampling.processors))

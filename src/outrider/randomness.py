@@ -1,21 +1,29 @@
 """All randomness of a generation, derived from one seed: a stream of uniforms per batch row.
 
-A row's stream depends on the seed and the row's index only, never on its neighbours, and every draw, acceptance and draft
-takes fresh numbers from it. Numbers are made on the host in float64 (a few per round), so that all devices see the same.
+A row's stream depends on the seed, the row's index and its prompt, never on its neighbours, and every draw, acceptance and
+draft takes fresh numbers from it. Numbers are made on the host in float64, a few per round: all devices see the same.
+
+Why on the prompt: the next turn of a conversation holds what the same seed gave before. Numbers that made it would judge
+the drafts that are copied from it, and a draft must not depend on the numbers that accept it (docs/proof.md, section 0).
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+from collections.abc import Sequence as Many
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
+import torch
 
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from outrider.models.base import Source
 
 MAX_SEED = 2**63 - 1
 _AT_ONCE = 64
@@ -39,9 +47,14 @@ class RandomStream:
 
     aims = False
 
-    def __init__(self, seed: int, row: int = 0) -> None:
-        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(check_seed(seed), spawn_key=(row,))))
+    def __init__(self, seed: int, row: int = 0, about: Many[int] = ()) -> None:
+        """about: what else tells this stream from others of the seed, [words of 32 bits]."""
+        key = np.random.SeedSequence(check_seed(seed), spawn_key=(row, *about))
+        self._generator = np.random.Generator(np.random.Philox(key))
         self._held: list[float] = []  # made many at once: beside a model each call of NumPy costs tens of microseconds
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream of random numbers can't be copied: what it gives would be given twice")
 
     def take(self, count: int) -> list[float]:
         """The next `count` numbers; none is ever given twice."""
@@ -57,3 +70,19 @@ class RandomStream:
         """
         del laws, row, ids
         return self.take(1)[0]
+
+
+def stream_after(
+    seed: int, row: int, prompt: Many[int], source: Source | None = None, occasion: Many[int] = ()
+) -> RandomStream:
+    """The stream for what follows a prompt (token ids).
+
+    source: what an encoder has read. occasion: of a drafter that remembers earlier texts, which may have been made by the
+    same seed after the same prompt (`Drafter.occasion`).
+    """
+    digest = hashlib.blake2b(np.asarray(prompt, dtype=np.int64).tobytes(), digest_size=16)
+    digest.update(repr((len(prompt), *occasion)).encode())
+    if source is not None:
+        values = source.detach().double().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source, np.int64)
+        digest.update(values.tobytes())
+    return RandomStream(seed, row, np.frombuffer(digest.digest(), dtype="<u4").tolist())

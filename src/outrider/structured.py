@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
+from outrider.models.compatibility import fingerprint
 from outrider.optional import optional
 from outrider.sampling.stateful import Constraint
 
@@ -71,7 +72,8 @@ def _constraint(model: TextModel, kind: str, text: str) -> Constraint:
     compiled = _compiled(kind, text)
     guidance, tokenizer = _library(), _tokenizer(model)
     _refuse(kind, guidance.LLMatcher.validate_grammar(compiled, tokenizer))
-    return Constraint(lambda: _Matcher(guidance.LLMatcher(tokenizer, compiled), model.vocab_size))
+    size = model.vocab_size  # the model itself is not held
+    return Constraint(lambda: _Matcher(guidance.LLMatcher(tokenizer, compiled), size), fingerprint(model))
 
 
 def _compiled(kind: str, text: str) -> str:

@@ -22,8 +22,9 @@ from outrider.decode.row import Row
 from outrider.errors import NumericalError, OutriderError
 from outrider.models.base import TextModel, end_tokens
 from outrider.options import Options
-from outrider.prompts import forces_end, prepare, source_length, with_own_rules
-from outrider.randomness import RandomStream
+from outrider.own_rules import forces_end, with_own_rules
+from outrider.prompts import prepare, source_length
+from outrider.randomness import stream_after
 from outrider.records import Round, summarise
 from outrider.results import Result
 from outrider.structured import Structure
@@ -177,7 +178,8 @@ class ContinuousBatch:
         tracker = TextTracker(target.tokenizer, prepared.tokens, options.stop)
         seed = options.seeds[0]
         # A seed of the line's own gives what `outrider generate --seed` gives; the command's is spread over the prompts.
-        stream = RandomStream(seed) if "seed" in job.options else RandomStream(seed, job.index)
+        row = 0 if "seed" in job.options else job.index
+        stream = stream_after(seed, row, prepared.tokens, prepared.source)  # its drafts remember nothing (`Setup.drafter`)
         eos = frozenset() if options.ignore_eos else end_tokens(target)
         return Request(prepared.tokens, options.max_new_tokens, stream, eos, tracker, prepared.source), tracker
 

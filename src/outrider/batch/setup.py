@@ -16,7 +16,7 @@ from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.models.loading import compiles
-from outrider.prompts import with_own_rules
+from outrider.own_rules import with_own_rules
 from outrider.sampling import SamplingSettings
 
 
@@ -85,10 +85,10 @@ class Setup:
             return outrider.load(name, device=self.device, **options, compile=quick)
 
         made = [make_from_spec(spec, load or load_anew, target) for spec in self.draft]
-        for part in (part for one in made for part in one.parts()):
-            if part.remembers:
+        for one in made:
+            if one.remembers:
                 raise ParameterError(
-                    f"draft {part.name} can't keep texts in a batch: what a prompt gives would depend on which others were "
+                    f"draft {one.name} can't keep texts in a batch: what a prompt gives would depend on which others were "
                     "finished before it; leave memory and store out"
                 )
         return None if not made else made[0] if len(made) == 1 else ChoiceDrafter(made)

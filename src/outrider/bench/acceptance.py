@@ -22,7 +22,8 @@ from outrider.drafters import Drafter
 from outrider.forced import betas_along
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import Asked, law_along, prepare
+from outrider.own_rules import law_along
+from outrider.prompts import Asked, prepare
 from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
 

@@ -24,8 +24,8 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.other_tokenizer import IntersectionDrafter
 from outrider.forced import target_laws_along
 from outrider.models.base import LanguageModel, open_sequence
+from outrider.own_rules import law_along
 from outrider.prefill import prefill
-from outrider.prompts import law_along
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings

@@ -29,7 +29,8 @@ from outrider.forced import draft_laws_along, target_laws_along
 from outrider.generation import generate
 from outrider.lenience import lenient_betas, lenient_law, soft
 from outrider.models.base import Source, TextModel
-from outrider.prompts import Asked, law_along, prepare
+from outrider.own_rules import law_along
+from outrider.prompts import Asked, prepare
 from outrider.published import tables
 from outrider.records import Round
 from outrider.run_log import RunLog

@@ -219,7 +219,8 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
     from outrider.audit.sampled import TextAudit
     from outrider.audit.sources import name_of, read_texts
     from outrider.audit.verdict import judge
-    from outrider.prompts import law_along, prepare
+    from outrider.own_rules import law_along
+    from outrider.prompts import prepare
 
     texts: Iterable[Text]
     if wanted.outputs is not None:

@@ -166,7 +166,8 @@ def _predict(
 ) -> list[Candidate]:
     """Every candidate is held beside the target's texts, every length is predicted."""
     from outrider.costs import measured_costs
-    from outrider.prompts import law_along, prepare
+    from outrider.own_rules import law_along
+    from outrider.prompts import prepare
     from outrider.tune.chances import chances
     from outrider.tune.predict import predict
 

@@ -70,6 +70,7 @@ class Decoder:
         self._length = length if drafter is not None and length is not None else FixedLength(0)
         self._ask = cancelled
         self._was_cancelled = False
+        self._failed = False
         self._clock = PhaseClock(target.device)
         self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
         beside = self._alone.run(check_alternatives, alternatives, target, drafter)
@@ -119,9 +120,21 @@ class Decoder:
             self.drafter.check_source(request.source)
 
     def step(self) -> list[tuple[int, Round]]:
-        """One round of all unfinished rows; empty if there are none."""
+        """One round of all unfinished rows; empty if there are none.
+
+        After a round that raised, rows and sequences may disagree, so that no other can be made: `ParameterError`.
+        """
         active = [row for row in self.rows if row.finish_reason is None]
-        return self._alone.run(self._round, active) if active else []
+        if not active:
+            return []
+        if self._failed:
+            raise ParameterError(
+                "an earlier round has failed, and left nothing to go on from: begin again with another Decoder"
+            )
+        self._failed = True
+        made = self._alone.run(self._round, active)
+        self._failed = False
+        return made
 
     def dismiss(self) -> None:
         """Forget the rows that have ended, so that a batch that never ends does not grow."""

@@ -10,6 +10,7 @@ offered must not depend on the token drawn for it, or the law is bent (`verify`)
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
@@ -73,12 +74,15 @@ def check_alternatives(count: int | None, target: LanguageModel, drafter: Drafte
     return count
 
 
+_OCCASIONS = itertools.count(1)
+
+
 class Drafter(ABC):
     """Proposes tokens. One instance may serve several generations in turn; state lives in the rows."""
 
     name: str
     remembers: bool = False
-    """Whether it keeps texts of earlier generations."""
+    """Whether it, or one inside it, keeps texts of earlier generations."""
     names_others: bool = False
     """Whether it can name alternatives to what it drafts (`proposal.Alternatives`)."""
 
@@ -91,6 +95,13 @@ class Drafter(ABC):
         for part in self.parts():
             if part is not self:
                 part.check_source(source)
+
+    def occasion(self) -> Many[int]:
+        """What tells this text from those that it remembers, whole numbers of 0 or more; nothing of one that forgets.
+
+        Taken once for each text and mixed into its random numbers: the same seed may have made what is remembered.
+        """
+        return (next(_OCCASIONS),) if self.remembers else ()
 
     def measure(self) -> None:
         """Measure what a token costs here (or look it up), for `prospects` to tell."""

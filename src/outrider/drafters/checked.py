@@ -6,9 +6,10 @@ device: a token that there is none of ends in a model's kernel, and a law that i
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ from outrider.device_data import pad_rows
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
-from outrider.proposal import DraftRow, Proposal
+from outrider.proposal import Alternatives, DraftRow, Proposal
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-LAWS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+LAWS = (torch.float64, torch.float32)
 OFF = 1e-3  # how far from 1 a law may sum up: more than float32 makes of 150,000 numbers, less than bfloat16 does
 
 
@@ -34,11 +35,21 @@ def prospects_of(drafter: Drafter, row: DraftRow) -> Many[Prospect]:
     if not isinstance(offered, list | tuple) or not offered or not all(isinstance(one, Prospect) for one in offered):
         raise ParameterError(f"drafter {drafter.name} must offer a list of one Prospect or more, got {offered!r:.60}")
     for one in offered:
-        if not isinstance(one.longest, int) or one.longest < 0:
-            raise ParameterError(
-                f"drafter {drafter.name} must offer prospects whose longest is 0 or more, got {one.longest!r}"
-            )
+        _check_prospect(f"drafter {drafter.name}", one)
     return offered
+
+
+def _check_prospect(who: str, one: Prospect) -> None:
+    if not isinstance(one.drafter, str):
+        raise ParameterError(f"{who} must offer prospects with a name, a text, got {one.drafter!r:.60}")
+    if not isinstance(one.longest, int) or one.longest < 0:
+        raise ParameterError(f"{who} must offer prospects whose longest is 0 or more, got {one.longest!r}")
+    for name in ("step_seconds", "start_seconds"):
+        value = getattr(one, name)
+        if not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+            raise ParameterError(f"{who} must offer prospects whose {name} are 0 or more, got {value!r:.60}")
+    if not isinstance(one.kind, Hashable):
+        raise ParameterError(f"{who} must offer prospects whose kind has a hash, got {one.kind!r:.60}")
 
 
 def proposal_from(drafter: Drafter, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
@@ -69,9 +80,31 @@ def _in_our_types(who: str, proposal: Proposal) -> Proposal:
     if not isinstance(lengths, list | tuple) or not all(map(_is_whole, lengths)):
         raise ParameterError(f"{who} must propose lengths as a list of whole numbers, got {lengths!r:.60}")
     if probs is not None and not (_is_dense(probs) and probs.dtype in LAWS):
-        raise ParameterError(f"{who} must propose laws as a tensor of floating point, got {_type(probs)}")
+        raise ParameterError(f"{who} must propose laws as a tensor of float32 or float64, got {_type(probs)}")
     made = replace(proposal, tokens=tokens.long(), lengths=[int(length) for length in lengths])
+    _check_signals(who, made)
+    if not isinstance(made.beside, Alternatives | None):
+        raise ParameterError(f"{who} must propose alternatives as Alternatives, got {type(made.beside).__name__}")
+    if made.candidates is not None and not _is_list(made.candidates, len(lengths)):
+        raise ParameterError(f"{who} must propose candidates as a list for each row, got {made.candidates!r:.60}")
     return made.knowing(proposal.known)
+
+
+def _check_signals(who: str, proposal: Proposal) -> None:
+    signals = proposal.signals
+    if signals is None:
+        return
+    if not _is_list(signals, len(proposal.lengths)) or not all(
+        _is_list(row, length) and all(map(_is_whole, row)) for row, length in zip(signals, proposal.lengths, strict=True)
+    ):
+        raise ParameterError(
+            f"{who} must propose signals as a whole number for each of its tokens, {proposal.lengths} in its rows, got "
+            f"{signals!r:.60}"
+        )
+
+
+def _is_list(value: object, length: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) == length
 
 
 def _is_whole(value: object) -> bool:

@@ -57,6 +57,7 @@ class ChoiceDrafter(Drafter):
             raise ParameterError(f"drafters must have different names, got {', '.join(names)}: give each only once")
         self.drafters = list(drafters)
         self.name = " + ".join(names)
+        self.remembers = any(drafter.remembers for drafter in self.drafters)
 
     def bind(self, target: LanguageModel) -> None:
         for drafter in self.drafters:
@@ -68,6 +69,9 @@ class ChoiceDrafter(Drafter):
 
     def parts(self) -> list[Drafter]:
         return self.drafters
+
+    def occasion(self) -> Many[int]:
+        return [number for drafter in self.drafters for number in drafter.occasion()]
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:

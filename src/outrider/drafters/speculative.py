@@ -47,6 +47,7 @@ class SpeculativeDrafter(Drafter):
         self.model = model
         self.drafter = drafter
         self.name = f"{model.name} < {drafter.name}"
+        self.remembers = drafter.remembers
         self._length = length
         self._sampling = sampling
         self._seconds = step_seconds
@@ -55,6 +56,9 @@ class SpeculativeDrafter(Drafter):
         check_same_tokens(target, self.model)
         share_source(target, self.model)
         self.drafter.bind(self.model)
+
+    def occasion(self) -> Many[int]:
+        return self.drafter.occasion()
 
     def engines(self) -> list[LanguageModel]:
         return [self.model, *self.drafter.engines()]

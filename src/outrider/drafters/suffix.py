@@ -7,6 +7,7 @@ length, in amortised constant time a token. Deterministic, hence a point mass.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,8 +37,8 @@ class SuffixDrafter(CopyDrafter):
     """Continues the longest earlier occurrence of the text's end.
 
     memory: True keeps the texts of finished generations for later ones with this drafter (a conversation); what a seed
-    gives then depends on what was generated before, the law does not. store: a file that keeps them across processes,
-    implies memory. min_match: shorter matches propose nothing.
+    gives then depends on what was generated before (the law does not: `occasion`). store: a file that keeps them across
+    processes, implies memory. min_match: shorter matches propose nothing.
     """
 
     name = "suffix"
@@ -55,6 +56,10 @@ class SuffixDrafter(CopyDrafter):
     def forgets_at_exit(self) -> bool:
         """Whether what it remembers is lost with the process."""
         return self.remembers and self._path is None
+
+    def occasion(self) -> Many[int]:
+        """With a store also how much was in it: other processes wrote that."""
+        return (*super().occasion(), *([self._store.count()] if self._store is not None else []))
 
     def bind(self, target: LanguageModel) -> None:
         """Choose the memory that was written in the target's tokens."""

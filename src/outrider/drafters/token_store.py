@@ -40,6 +40,10 @@ class TokenStore:
         ids = np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
         return ids[-LAST:].tolist()  # type: ignore[no-any-return]
 
+    def count(self) -> int:
+        """How many tokens it holds now."""
+        return (self.path.stat().st_size - len(self._head)) // 4
+
     def append(self, tokens: Many[int]) -> None:
         """Add a sequence at the end, over a half-written number if there is one."""
         try:

@@ -26,7 +26,7 @@ from outrider.hf_generate.outputs import output, padded_sequences, padding, scor
 from outrider.hf_generate.rules import Limits, check_processors, loop_processors
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
-from outrider.randomness import RandomStream
+from outrider.randomness import stream_after
 from outrider.sampling import SamplingSettings
 
 
@@ -111,12 +111,12 @@ def _decoder(
 ) -> Decoder:
     # Drawn from torch's global generator, so that torch.manual_seed governs it.
     seed = int(torch.randint(2**62, ())) if config.do_sample else 0
-    requests = [
-        Request(prompt, limits.new_tokens, RandomStream(seed, i), limits.ends, limits.stop(inputs.whole[i]), source)
-        for i, (prompt, source) in enumerate(zip(inputs.prompts, inputs.sources, strict=True))
-    ]
     if drafter is not None:
         drafter.bind(target)
+    requests = []
+    for i, (prompt, source) in enumerate(zip(inputs.prompts, inputs.sources, strict=True)):
+        stream = stream_after(seed, i, prompt, source, drafter.occasion() if drafter is not None else ())
+        requests.append(Request(prompt, limits.new_tokens, stream, limits.ends, limits.stop(inputs.whole[i]), source))
     sampling = SamplingSettings(temperature=1.0 if config.do_sample else 0.0, processors=processors)
     return Decoder(target, requests, sampling, drafter, make_length(num_draft_tokens, target, drafter))
 

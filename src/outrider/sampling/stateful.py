@@ -45,11 +45,12 @@ class Constraint:
     """A grammar, schema or automaton over the new tokens: forbids what may not come next.
 
     start: makes a matcher for a new sequence. A position after a token that may not come is never reached, so its scores
-    are left as they are.
+    are left as they are. tokens: whose they are (`models.compatibility.fingerprint`), to be refused by other models.
     """
 
-    def __init__(self, start: Callable[[], Matcher]) -> None:
+    def __init__(self, start: Callable[[], Matcher], tokens: str | None = None) -> None:
         self._start = start
+        self.tokens = tokens
         self._trails: list[_Trail] = []
 
     def apply(self, new: list[int], scores: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ def speculate(
     workers: "threads" (for functions that release the interpreter's lock: torch, NumPy, input and output) or "processes"
     (functions of a module). max_workers: 2 · lookahead + 1 by default, so that nothing waits for work that is not wanted.
     with_context: consume(x, sample, context) gets a `Context` with randomness of its own and `cancelled()`.
-    seed: 0 … 2^63 - 1, a generator to take one from, or None for a random one.
+    seed: 0 … 2^63 - 1, a generator to take one from, or None for a random one. Not one whose samples `fast` knows from an
+    earlier run: it would guess by the numbers that judge its guess.
 
     In threads consume may run twice at a time (a redo beside the rejected guess), and slow up to `lookahead` times.
     Exceptions of a rejected guess, and of steps begun on it, are dropped; all others are raised where the step counts.
