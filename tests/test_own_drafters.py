@@ -154,7 +154,7 @@ FORMS: dict[str, tuple[Callable[[Proposal], Any], str]] = {
     "half a length": (lambda made: Proposal(made.tokens, any_of([1.5])), r"whole numbers, got \[1.5\]"),
     "an array": (lambda made: Proposal(made.tokens, made.lengths, numpy_laws(made)), "float32 or float64, got ndarray"),
     "bfloat16": (lambda made: with_laws(made, [0.5, 0.5, 0.0, 0.0, 0.0], torch.bfloat16), "got one of torch.bfloat16"),
-    "signals": (lambda made: replace(made, signals=any_of("x")), r"a whole number for each of its tokens, \[2\] in"),
+    "signals": (lambda made: replace(made, signals=any_of("x")), r"a whole number for each token of a row, .* \[2\]"),
     "too few signals": (lambda made: replace(made, signals=[[1]]), r"got \[\[1\]\]"),
     "alternatives": (lambda made: replace(made, beside=any_of(3)), "alternatives as Alternatives, got int"),
     "candidates": (lambda made: replace(made, candidates=any_of(3)), "candidates as a list for each row, got 3"),

@@ -94,13 +94,16 @@ def _check_signals(who: str, proposal: Proposal) -> None:
     signals = proposal.signals
     if signals is None:
         return
-    if not _is_list(signals, len(proposal.lengths)) or not all(
-        _is_list(row, length) and all(map(_is_whole, row)) for row, length in zip(signals, proposal.lengths, strict=True)
-    ):
+    wanted = proposal.lengths
+    if not _is_list(signals, len(wanted)) or not all(map(_are_signals, signals, wanted)):
         raise ParameterError(
-            f"{who} must propose signals as a whole number for each of its tokens, {proposal.lengths} in its rows, got "
-            f"{signals!r:.60}"
+            f"{who} must propose signals as a whole number for each token of a row, or none, where its rows have "
+            f"{wanted!r:.60}, got {signals!r:.60}"
         )
+
+
+def _are_signals(row: object, length: int) -> bool:
+    return isinstance(row, list | tuple) and (not row or len(row) >= length) and all(map(_is_whole, row))
 
 
 def _is_list(value: object, length: int) -> bool:

@@ -28,8 +28,6 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.optional import require
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from outrider.models.openvino.saved import Weights
 
 ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
@@ -37,7 +35,7 @@ ROUNDED = {"int8": 8, "int4": 4}  # bits of a weight
 
 
 def load(
-    model: str | Path | PreTrainedModel | None = None,
+    model: str | Path | nn.Module | None = None,
     *,
     tokenizer: Any = None,
     dtype: str = "auto",
