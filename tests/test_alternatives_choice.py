@@ -11,7 +11,7 @@ from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length import AdaptiveLength
 from outrider.draft_length.base import Prospect, Trial
 from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
-from outrider.draft_length.signals import LEAST_LIKELY, likely_class, shares_of
+from outrider.draft_steps.signals import LEAST_LIKELY, likely_class, shares_of
 from outrider.records import Round
 
 

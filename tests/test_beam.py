@@ -224,9 +224,9 @@ def test_the_adaptive_length_settles_where_steps_are_cheapest() -> None:
     good, useless = BeamLength(), BeamLength()
     for _ in range(30):
         n = good.plan()
-        good.update(n, n, n, n + 1, {**seconds, "draft": 0.05 * n})
+        good.update(n, n, n, {**seconds, "draft": 0.05 * n})
         n = useless.plan()
-        useless.update(n, min(n, 1), 0, 1, {**seconds, "draft": 0.5 * n})
+        useless.update(n, min(n, 1), 0, {**seconds, "draft": 0.5 * n})
     assert good.plan() == 8
     assert sum(useless.plan() for _ in range(3)) <= 3
     assert useless.plan() in (0, 1)
@@ -237,12 +237,12 @@ def test_a_useless_draft_is_probed_ever_more_seldom_and_one_that_turns_good_is_t
     for i in range(600):
         n = length.plan()
         drafted += [i] * (n > 0)
-        length.update(n, min(n, 1), 0, 1, {**seconds, "draft": 0.9 * n})
+        length.update(n, min(n, 1), 0, {**seconds, "draft": 0.9 * n})
     assert 6 <= len(drafted) <= 10
     assert drafted[-1] > 400
     for _ in range(2000):
         n = length.plan()
-        length.update(n, n, n, n + 1, {**seconds, "draft": 0.02 * n})
+        length.update(n, n, n, {**seconds, "draft": 0.02 * n})
     assert length.plan() > 2
 
 

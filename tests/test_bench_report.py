@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from outrider.cli.bench.choices import open_log
 from outrider.cli.main import cli, run
-from outrider.published import tables
 from outrider.report.measured import COMMANDS, read, short
 from outrider.report.measured_leviathan import printed_alphas
 from outrider.report.measured_trace import TOKENS, calls
 from outrider.run_log import result_path
+from outrider.theory.printed import tables
 from tests.chromium import CHROMIUM, browser
 from tests.test_bench_toyllm import save_gpt2
 from tests.test_report_page import check

@@ -15,10 +15,10 @@ from outrider.clock import PhaseClock
 from outrider.costs import CostBook, Costs, DraftSeconds, costs_by, forget_costs, kept, measured_costs, review_costs
 from outrider.costs.kept import GIVE_UP
 from outrider.costs.measure import _noise, _table, measure_settled
+from outrider.costs.pass_timer import PassTimer
 from outrider.drafters import ModelDrafter
 from outrider.drafters.base import DraftContext
 from outrider.models.table import TableModel, TableSequence
-from outrider.pass_timer import PassTimer
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings

@@ -14,7 +14,7 @@ from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length import AdaptiveLength, FixedLength, OptimalLength, Prospect, Trial, optimal_length
 from outrider.draft_length.adaptive import expected
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
-from outrider.draft_length.signals import EDGES, token_signals
+from outrider.draft_steps.signals import EDGES, token_signals
 from outrider.errors import ParameterError
 from tests.planned import FLAT, LINEAR, plan_of, rounds_of
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.costs.pass_timer import PassTimer
 from outrider.drafters import HeadDrafter
 from outrider.heads.engine import HeadSequence
-from outrider.pass_timer import PassTimer
 from tests.test_end_to_end_law import V
 from tests.test_heads import Shape, small_target, write_head
 from tests.tiny_models import tiny

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import outrider
+from outrider.models.steady_width import SteadyWidth
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import is_flat
@@ -19,7 +20,6 @@ from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights
-from outrider.models.openvino.steady import SteadyWidth
 from outrider.models.rounded import can_round
 from outrider.prefill import prefill
 from tests.ragged import some_tokens

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from outrider.costs import Costs
+from outrider.costs.pass_timer import PassTimer
 from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
+from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.drafters import HeadDrafter, ModelDrafter
-from outrider.drafters.own_tokens import OwnTokens
 from outrider.models.base import Sequence, WhichLogits, has_few_tokens
 from outrider.models.cut_head import DRAFT_TOKENS, cut_head
 from outrider.models.transformers_model import TransformersModel
-from outrider.pass_timer import PassTimer
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.test_heads import write_head

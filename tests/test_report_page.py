@@ -13,9 +13,9 @@ import pytest
 
 from outrider.cli.main import run
 from outrider.errors import MissingPackageError
-from outrider.figure_data import Curve, FigureData, Panel
 from outrider.report.page import DataTable, Page, Section, render
 from outrider.report.plots import COLOURS, draw, standalone, style_sheet
+from outrider.theory.figure_data import Curve, FigureData, Panel
 from tests.chromium import CHROMIUM, browser
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

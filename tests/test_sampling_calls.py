@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from outrider.clock import PhaseClock
-from outrider.draft_length.signals import LEAST_LIKELY, MOST_OTHERS, shares_of
-from outrider.drafters.own_tokens import OwnTokens
-from outrider.drafters.steps import StepsInOneCall, StepsOnDevice, Wanted, steps_on
+from outrider.draft_steps.own_tokens import OwnTokens
+from outrider.draft_steps.signals import LEAST_LIKELY, MOST_OTHERS, shares_of
+from outrider.draft_steps.steps import StepsInOneCall, StepsOnDevice, Wanted, steps_on
 from outrider.errors import ParameterError
 from outrider.kernels.sampling import sampling_kernels
 from outrider.proposal import DraftRow, Proposal, padded_proposal

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.draft_length.signals import EDGES, token_signals
+from outrider.draft_steps.signals import EDGES, token_signals
 from outrider.kernels import sampling as module
 from outrider.kernels.sampling import SamplingKernels, build, reading, sampling_kernels
 from outrider.sampling import SamplingSettings, draw, standardize

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from outrider.cli.main import run
 from outrider.errors import ParameterError
-from outrider.scale import Machine, Network, Pair, balance, fit, forward, stops_paying
 from outrider.theory import best_gamma, walltime_factor
+from outrider.theory.scale import Machine, Network, Pair, balance, fit, forward, stops_paying
 
 TARGET, DRAFT, TPUS = Network(70e9, 80, 8192), Network(4e9, 8, 6144), Machine()
 FITTED = fit(TARGET, DRAFT, TPUS, 14.1e-3, 1.8e-3)

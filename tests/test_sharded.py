@@ -24,11 +24,11 @@ from outrider.audit.verdict import NOT_EXACT
 from outrider.cli.main import run
 from outrider.errors import ParameterError
 from outrider.generation import generate
-from outrider.links import Link, ring_link
 from outrider.prompts import encode
 from outrider.sharded import lead
 from outrider.sharded.costs import Shape, communication_seconds, pass_seconds
 from outrider.sharded.loading import heads_divide, plan_of
+from outrider.theory.links import Link, ring_link
 from tests.conftest import make_tokenizer, save_model, share_cache
 from tests.real_models import smollm2
 from tests.tiny_models import module

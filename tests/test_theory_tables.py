@@ -16,9 +16,9 @@ import torch
 from outrider import theory
 from outrider.cli.main import run
 from outrider.errors import ParameterError
-from outrider.published import MEANING, Row, tables
-from outrider.theory_advice import advise, in_words
-from outrider.theory_curves import MAKERS, figures
+from outrider.theory.advice import advise, in_words
+from outrider.theory.curves import MAKERS, figures
+from outrider.theory.printed import MEANING, Row, tables
 
 
 def cells(text: str) -> list[str]:

@@ -22,13 +22,13 @@ from successor import SHAPES, VOCABULARY, agreeing, cycle, say, successor
 
 from outrider.bench.machine import machine
 from outrider.costs import Costs, DraftSeconds
+from outrider.costs.pass_timer import PassTimer
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.models.captured import CapturedPasses
 from outrider.models.transformers_model import TransformersModel
-from outrider.pass_timer import PassTimer
 from outrider.randomness import RandomStream
 from outrider.records import Round
 from outrider.sampling import SamplingSettings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 
 from outrider.errors import ParameterError
@@ -25,3 +26,10 @@ def check_count(name: str, value: object, low: int = 1, high: int | None = None,
         reach = f"of {low} or more" if high is None else f"in {low} … {high}"
         advice = f": {remedy}" if remedy else ""
         raise ParameterError(f"{name} must be a whole number {reach}, got {value!r}{advice}")
+
+
+def check_choice(name: str, value: str, among: Iterable[str]) -> str:
+    """The value itself if it is one of these, else an error that lists them."""
+    if value not in (known := list(among)):
+        raise ParameterError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return value

@@ -23,8 +23,6 @@ from outrider.errors import ParameterError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outrider.models.base import Source
-
 MAX_SEED = 2**63 - 1
 _AT_ONCE = 64
 
@@ -73,7 +71,7 @@ class RandomStream:
 
 
 def stream_after(
-    seed: int, row: int, prompt: Many[int], source: Source | None = None, occasion: Many[int] = ()
+    seed: int, row: int, prompt: Many[int], source: Many[int] | Tensor | None = None, occasion: Many[int] = ()
 ) -> RandomStream:
     """The stream for what follows a prompt (token ids).
 

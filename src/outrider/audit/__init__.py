@@ -1,1 +1,1 @@
-"""Proof of exactness: the law enumerated, and greedy output compared token by token."""
+"""Is an output exact? Texts of any engine under the target's law, greedy ones token by token, and small laws enumerated."""

@@ -9,6 +9,7 @@ own rounds, of which late ones count more. The result of a search does not depen
 from __future__ import annotations
 
 from outrider.checks import check_count
+from outrider.draft_length.base import MAX_DRAFT
 
 LONGEST = 8
 FIRST = 3  # steps of the first draft, after one pass without
@@ -23,7 +24,7 @@ class BeamLength:
 
     def __init__(self, fixed: int | None = None) -> None:
         if fixed is not None:
-            check_count("num_draft_tokens", fixed, 0, 64, "use 0 for no draft")
+            check_count("num_draft_tokens", fixed, 0, MAX_DRAFT, "use 0 for no draft")
         self._fixed = fixed
         self._rounds = 0
         self._idle = 0
@@ -46,9 +47,8 @@ class BeamLength:
             return 1
         return best
 
-    def update(self, drafted: int, tested: int, accepted: int, steps: int, seconds: dict[str, float]) -> None:
+    def update(self, drafted: int, tested: int, accepted: int, seconds: dict[str, float]) -> None:
         """Told what a round did."""
-        del steps
         self._rounds += 1
         self._idle = 0 if drafted else self._idle + 1
         if drafted:

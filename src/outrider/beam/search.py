@@ -105,7 +105,7 @@ class BeamDecoder:
         steps = self._replay(laws)
         accepted = min(steps - 1, len(drafted))
         seconds = self._clock.take()
-        self._length.update(len(drafted), min(accepted + 1, len(drafted)), accepted, steps, seconds)
+        self._length.update(len(drafted), min(accepted + 1, len(drafted)), accepted, seconds)
         return BeamRound(steps, len(drafted), accepted, len(wanted), work.rows, work.scored, work.again, seconds)
 
     def _ahead(self) -> list[list[Path]]:

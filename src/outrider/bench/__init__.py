@@ -1,1 +1,1 @@
-"""Experiments: tasks, timings, peers. Everything here is paired, alternated, warmed and seeded."""
+"""Experiments: tasks, timings, peers. What is compared is paired, alternated, warmed and seeded."""

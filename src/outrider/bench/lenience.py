@@ -31,10 +31,10 @@ from outrider.lenience import lenient_betas, lenient_law, soft
 from outrider.models.base import Source, TextModel
 from outrider.own_rules import law_along
 from outrider.prompts import Asked, prepare
-from outrider.published import tables
 from outrider.records import Round
 from outrider.run_log import RunLog
 from outrider.sampling import SamplingSettings
+from outrider.theory.printed import tables
 
 PLAIN = 0.0  # in the place of a lenience: plain decoding
 

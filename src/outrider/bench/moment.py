@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from outrider.costs import CONTEXT, Costs
+from outrider.costs.pass_timer import PassTimer, can_pretend
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.models.base import LanguageModel
-from outrider.pass_timer import PassTimer, can_pretend
 
 REPEATS = 2
 

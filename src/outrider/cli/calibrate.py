@@ -41,7 +41,6 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
             "draft_seconds": seconds,
             "draft_start_seconds": start,
             "context": costs.context,
-            "measuring_seconds": took,
         }
         further = {"verify_seconds_per_context_token": dict(costs.per_token), "change_seconds": costs.change}
         further |= {"measuring_seconds": took}

@@ -10,9 +10,9 @@ from statistics import median
 
 import torch
 
+from outrider.costs.pass_timer import Follows, PassTimer, can_pretend
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.models.base import LanguageModel
-from outrider.pass_timer import Follows, PassTimer, can_pretend
 
 SIZES = (1, 2, 4, 6, 8, 12, 17)
 PADDED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 17)  # four tokens may be quicker than three: each has to be seen

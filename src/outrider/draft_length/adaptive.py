@@ -40,8 +40,8 @@ from outrider.draft_length.beside import Beside, best_number
 from outrider.draft_length.foretold import HORIZON
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.rates import Rate
-from outrider.draft_length.signals import PRIORS
 from outrider.draft_length.tries import Tries
+from outrider.draft_steps.signals import PRIORS
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Prospect:
     tests: float = TESTS
     step_seconds: float = 0.0
     start_seconds: float = 0.0
-    longest: int = 64
+    longest: int = MAX_DRAFT
     gated: bool = False
     foretold: bool = False
 

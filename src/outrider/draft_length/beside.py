@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 
 from outrider.draft_length.base import TESTS
 from outrider.draft_length.rates import Rate
-from outrider.draft_length.signals import LIKELY_PRIORS, likely_class
+from outrider.draft_steps.signals import LIKELY_PRIORS, likely_class
 
 MOST_WIDE = 17  # tokens in a pass with alternatives: what cost tables measure
 LIKELY_TESTS = 16.0  # decisions that the prior of a class weighs: several are decided in each round

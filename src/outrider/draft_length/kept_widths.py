@@ -8,7 +8,7 @@ own rule. What is ahead is reckoned by the width that a draft has itself.
 from __future__ import annotations
 
 from outrider.costs import Costs
-from outrider.models.openvino.steady import NARROWEST, SteadyWidth
+from outrider.models.steady_width import NARROWEST, SteadyWidth
 
 # Changes reckoned to a round that makes one and is the only one to draft for a while, as copies are: there and back, and
 # what is filled in before it goes back. And to one of many in a row, which share the change (EXPERIMENTS.md).

@@ -11,11 +11,11 @@ from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.other_tokenizer import IntersectionDrafter, TextDrafter
-from outrider.drafters.own_model import SelfDrafter
 from outrider.drafters.prompt_lookup import PromptLookupDrafter
+from outrider.drafters.random_tokens import RandomDrafter
+from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.speculative import SpeculativeDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.drafters.uniform import RandomDrafter
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 
 __all__ = [

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.base import MAX_DRAFT, Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 
@@ -33,7 +33,7 @@ def copy_prospect(name: str, length: int, drawn: float) -> Prospect:
         return Prospect(name, 0, 0.0, 0.0, longest=0, foretold=True)
     kind = min(length, len(GREEDY))
     first, later = ((1.0 - drawn) * a + drawn * b for a, b in zip(GREEDY[kind - 1], DRAWN[kind - 1], strict=True))
-    return Prospect(name, kind, first, later, longest=64, foretold=True)
+    return Prospect(name, kind, first, later, longest=MAX_DRAFT, foretold=True)
 
 
 class CopyDrafter(Drafter):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from outrider.device_data import moved
 from outrider.draft_length.base import Plan, only_gated
-from outrider.draft_length.signals import likely_class
+from outrider.draft_steps.own_tokens import OwnTokens
+from outrider.draft_steps.signals import likely_class
+from outrider.draft_steps.steps import Steps, Wanted, steps_on
 from outrider.drafters.base import DraftContext
-from outrider.drafters.own_tokens import OwnTokens
-from outrider.drafters.steps import Steps, Wanted, steps_on
 from outrider.proposal import Alternatives, Candidate, DraftRow, Proposal, empty_proposal, padded_alternatives
 from outrider.sampling import SamplingSettings
 

@@ -8,18 +8,16 @@ from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import pad_rows
-from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.base import MAX_DRAFT, Plan, Prospect
+from outrider.draft_steps.own_tokens import OwnTokens
+from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.drafting import draft_in_steps
-from outrider.drafters.own_tokens import OwnTokens
-from outrider.drafters.steps import Steps
 from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
-
-MOST = 64
 
 
 class ModelDrafter(Drafter):
@@ -115,8 +113,8 @@ class ModelDrafter(Drafter):
     def _room(self, row: DraftRow) -> int:
         """How many tokens the draft model's context still allows: the first pass scores all that is pending."""
         if self.model.max_length is None:
-            return MOST
-        return max(0, min(MOST, self.model.max_length - len(self._read(row)) + 1))
+            return MAX_DRAFT
+        return max(0, min(MAX_DRAFT, self.model.max_length - len(self._read(row)) + 1))
 
     def _advance(self, own: OwnTokens, rows: list[DraftRow], newest: Tensor | None) -> Tensor:
         """Score what the draft model has not seen, or the tokens just drafted, [A, 1]. → logits [A, T]"""

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.device_data import index, pad_rows
-from outrider.draft_length.base import Plan, Prospect
-from outrider.draft_length.signals import token_signals
+from outrider.draft_length.base import MAX_DRAFT, Plan, Prospect
+from outrider.draft_steps.own_tokens import OwnTokens
+from outrider.draft_steps.signals import token_signals
+from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.drafting import draft_in_steps
-from outrider.drafters.own_tokens import OwnTokens
-from outrider.drafters.steps import Steps
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel, Sequence, has_encoder
 from outrider.models.token_bytes import token_bytes
@@ -127,7 +127,7 @@ class _ForeignDrafter(Drafter):
 
     def _room(self, row: DraftRow) -> int:
         limit = self.model.max_length
-        return 64 if limit is None else max(0, min(64, limit - len(row.state.wanted) + 1))
+        return MAX_DRAFT if limit is None else max(0, min(MAX_DRAFT, limit - len(row.state.wanted) + 1))
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         reader = self._read(row)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from outrider.costs import DraftSeconds, measured_costs
-from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
+from outrider.draft_length import MAX_DRAFT, AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.checked import proposal_from, prospects_of
@@ -104,7 +104,7 @@ class SpeculativeDrafter(Drafter):
 
     def _room(self, row: DraftRow) -> int:
         limit = self.model.max_length
-        return 64 if limit is None else max(0, min(64, limit - len(row.tokens) + 1))
+        return MAX_DRAFT if limit is None else max(0, min(MAX_DRAFT, limit - len(row.tokens) + 1))
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         return [Prospect(self.name, step_seconds=self.seconds.token, longest=self._room(row.state.row))]

@@ -1,4 +1,4 @@
-"""Engines behind one contract (`base`): transformers models and written-down tables."""
+"""Engines behind one contract (`base`): transformers (encoder–decoders, too), OpenVINO, llama.cpp, written-down tables."""
 
 from outrider.models.base import LanguageModel, Sequence
 from outrider.models.table import TableModel

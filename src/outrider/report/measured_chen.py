@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.chinchilla import REMARKS, redrawn
-from outrider.published import CHEN_1
 from outrider.report.measured import (
     Measurement,
     agreement,
@@ -20,6 +18,8 @@ from outrider.report.measured import (
 )
 from outrider.report.page import DataTable, Section
 from outrider.report.plots import DASHES, ink, to_svg
+from outrider.theory.chinchilla import REMARKS, redrawn
+from outrider.theory.printed import CHEN_1
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.figure_data import Curve, FigureData, Panel
-from outrider.published import LEVIATHAN_3, T5, Row, tables
 from outrider.report.measured import (
     Measurement,
     agreement,
@@ -20,6 +18,8 @@ from outrider.report.measured import (
 )
 from outrider.report.page import DataTable, Section
 from outrider.report.plots import draw, ink, to_svg
+from outrider.theory.figure_data import Curve, FigureData, Panel
+from outrider.theory.printed import LEVIATHAN_3, T5, Row, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

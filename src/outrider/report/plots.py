@@ -13,8 +13,8 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from outrider.figure_data import Curve, FigureData, Panel
 from outrider.optional import optional
+from outrider.theory.figure_data import Curve, FigureData, Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

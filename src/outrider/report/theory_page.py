@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outrider.figure_data import FigureData, Panel
-from outrider.published import MEANING, Row, Table
 from outrider.report.page import DataTable, Page, Section, cell
 from outrider.report.pictures import Picture
 from outrider.report.plots import draw
+from outrider.theory.figure_data import FigureData, Panel
+from outrider.theory.printed import MEANING, Row, Table
 
 
 def svg_of(figure: FigureData | Picture) -> str:

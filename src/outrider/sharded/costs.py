@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from outrider.links import Link
+from outrider.theory.links import Link
 
 if TYPE_CHECKING:
     from outrider.costs import Costs

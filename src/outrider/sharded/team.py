@@ -21,9 +21,9 @@ from outrider.sharded.watch import LeaderWatch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.links import Link
     from outrider.models.base import TextModel
     from outrider.sharded.model import TeamModel
+    from outrider.theory.links import Link
 
 WORDS = 256  # integers of a command's first message
 _KNOWN = 2.0  # seconds until the end of a rank has shown for certain

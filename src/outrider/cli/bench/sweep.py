@@ -119,7 +119,7 @@ def _measured_line(row: LengthRow) -> str:
 
 
 def _predicted_line(row: LengthRow) -> str:
-    from outrider.bench.chinchilla import redrawn
+    from outrider.theory.chinchilla import redrawn
 
     made = row.predicted
     line = f"{row.length:4d}  {made.ms_per_token:9.2f} / {row.ms_per_token:8.2f} = {made.ratio:5.2f}"
@@ -132,7 +132,7 @@ def _predicted_line(row: LengthRow) -> str:
 
 
 def _print_remarks(found: Sweep, tokens: int) -> None:
-    from outrider.bench.chinchilla import REMARKS
+    from outrider.theory.chinchilla import REMARKS
 
     best = min(found.rows, key=lambda row: row.ms_per_token)
     expected = min(found.rows, key=lambda row: row.predicted.ms_per_token)

@@ -10,7 +10,7 @@ import click
 from outrider.cli.shared_options import json_option
 
 if TYPE_CHECKING:
-    from outrider.theory_advice import Advice, Line
+    from outrider.theory.advice import Advice, Line
 
 
 @click.command()
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @json_option
 def explain(alpha: float, c: float, gamma: int | None, c_hat: float | None, as_json: bool) -> None:
     """Tokens per round, speed-up, operations, the best draft length and its bounds, in words."""
-    from outrider.theory_advice import advise, in_words
+    from outrider.theory.advice import advise, in_words
 
     advice = advise(alpha, c, gamma, c_hat)
     if as_json:

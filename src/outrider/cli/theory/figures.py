@@ -13,8 +13,8 @@ from outrider.cli.files import as_csv, check_folder, folder, write
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
-    from outrider.figure_data import FigureData
     from outrider.report.pictures import Picture
+    from outrider.theory.figure_data import FigureData
 
 DEFAULT = Path("outrider-theory.html")
 COLUMNS = ("figure", "panel", "curve", "x", "y")
@@ -67,13 +67,14 @@ def figures(names: tuple[str, ...], out: Path | None, formats: tuple[str, ...], 
 
 def _choose(names: Sequence[str]) -> list[FigureData | Picture]:
     """The figures and pictures with these names, in the order asked for; all for none."""
-    from outrider.published import pick
+    from outrider.checks import check_choice
     from outrider.report.pictures import pictures
-    from outrider.theory_curves import MAKERS
+    from outrider.theory.curves import MAKERS
 
     drawn = pictures()
     every = [*drawn, *MAKERS]
-    return [drawn[name] if name in drawn else MAKERS[name]() for name in (pick(n, every, "figure") for n in names or every)]
+    chosen = [check_choice("figure", name, every) for name in names or every]
+    return [drawn[name] if name in drawn else MAKERS[name]() for name in chosen]
 
 
 def _draw(chosen: Sequence[FigureData | Picture], out: Path, formats: Sequence[str]) -> list[Path]:

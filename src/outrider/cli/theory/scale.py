@@ -11,9 +11,10 @@ import click
 
 from outrider.cli.shared_options import add_options, json_option
 from outrider.errors import ParameterError
+from outrider.theory import chinchilla
 
 if TYPE_CHECKING:
-    from outrider.scale import Machine, Network, Pair
+    from outrider.theory.scale import Machine, Network, Pair
 
 LENGTHS = range(8)
 MOST = 1e18
@@ -29,8 +30,8 @@ def _network(name: str, parameters: float, layers: int, width: int) -> list[Any]
 
 
 _OPTIONS = [
-    *_network("target", 70e9, 80, 8192),
-    *_network("draft", 4e9, 8, 6144),
+    *_network("target", *chinchilla.TARGET),
+    *_network("draft", *chinchilla.DRAFT),
     click.option("--bytes-per-weight", type=float, default=2.0, show_default=True),
     click.option("--devices", type=int, default=16, show_default=True),
     click.option("--bandwidth", type=float, default=1200.0, show_default=True, help="GB/s of a device's memory."),
@@ -57,7 +58,8 @@ def scale(as_json: bool, batches: str, alphas: tuple[float, ...], **given: Any) 
 
     With nothing else given: 70B and 4B parameters on 16 TPU v4, beside what Chen et al. 2023 printed (docs/scale.md).
     """
-    from outrider.scale import Pair
+    from outrider.theory.chens_setup import chens_machine, chens_networks, printed_and_ours
+    from outrider.theory.scale import Pair
 
     target, draft = (_make_network(name, given) for name in ("target", "draft"))
     machine = _make_machine(given)
@@ -65,31 +67,18 @@ def scale(as_json: bool, batches: str, alphas: tuple[float, ...], **given: Any) 
         raise ParameterError(f"context must be 0 or more, got {given['context']}")
     pair, rates = Pair(target, draft, machine, context=given["context"]), _rates(alphas)
     sizes = _sizes(batches)
-    chens = not alphas and replace(pair, context=0) == Pair(*_chens(), _fitted())
+    chens = not alphas and replace(pair, context=0) == Pair(*chens_networks(), chens_machine())
     report = {"machine": asdict(machine), "parts": _parts(pair), "lengths": _lengths(pair, rates)}
-    report |= {"batches": _batches(pair, rates, sizes), "checks": _checks(pair) if chens else []}
+    report |= {"batches": _batches(pair, rates, sizes)}
+    report |= {"checks": [asdict(one) for one in printed_and_ours(pair)] if chens else []}
     if as_json:
         click.echo(json.dumps({"theory": "scale", "context": pair.context, "alphas": rates, **report}))
     else:
         _print(pair, rates, report)
 
 
-def _chens() -> tuple[Network, Network]:
-    from outrider.scale import Network
-
-    return Network(70e9, 80, 8192), Network(4e9, 8, 6144)
-
-
-def _fitted() -> Machine:
-    """Chen's machine, with what makes its two printed times come out."""
-    from outrider.bench.chinchilla import DRAFT_MS, TARGET_MS
-    from outrider.scale import Machine, fit
-
-    return fit(*_chens(), Machine(memory=34.4e9), TARGET_MS / 1000, DRAFT_MS / 1000)
-
-
 def _make_network(name: str, given: dict[str, Any]) -> Network:
-    from outrider.scale import Network
+    from outrider.theory.scale import Network
 
     for key in (f"{name}_parameters", f"{name}_width", "bytes_per_weight"):
         if not given[key] < MOST:
@@ -100,9 +89,10 @@ def _make_network(name: str, given: dict[str, Any]) -> Network:
 
 
 def _make_machine(given: dict[str, Any]) -> Machine:
-    from outrider.scale import Machine
+    from outrider.theory.chens_setup import chens_machine
+    from outrider.theory.scale import Machine
 
-    fitted = _fitted()
+    fitted = chens_machine()
     devices, reduce, fixed = given["devices"], given["all_reduce_us"], given["fixed_ms"]
     if reduce is not None and not 0 <= reduce < math.inf:
         raise ParameterError(f"all_reduce_us must be 0 or more, got {reduce:g}")
@@ -119,13 +109,13 @@ def _make_machine(given: dict[str, Any]) -> Machine:
 
 
 def _rates(alphas: tuple[float, ...]) -> dict[str, float]:
-    from outrider.bench.chinchilla import TOKENS_PER_LOOP, alpha_for
+    from outrider.theory.chinchilla import TOKENS_PER_LOOP, alpha_of
 
     if any(not 0.0 <= alpha <= 1.0 for alpha in alphas):
         raise ParameterError(f"alpha must be in [0, 1], got {min(alphas)} … {max(alphas)}")
     if alphas:
         return {f"alpha {alpha:g}": alpha for alpha in alphas}
-    return {name: alpha_for(tokens, 4) for name, tokens in TOKENS_PER_LOOP.items()}
+    return {name: alpha_of(name) for name in TOKENS_PER_LOOP}
 
 
 def _sizes(text: str) -> list[int]:
@@ -140,7 +130,7 @@ def _sizes(text: str) -> list[int]:
 
 def _parts(pair: Pair) -> dict[str, dict[str, float]]:
     """Milliseconds of a token's parts."""
-    from outrider.scale import forward
+    from outrider.theory.scale import forward
 
     made = {}
     for name, network in (("target", pair.target), ("draft", pair.draft)):
@@ -161,7 +151,7 @@ def _lengths(pair: Pair, rates: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def _batches(pair: Pair, rates: dict[str, float], sizes: list[int]) -> dict[str, Any]:
-    from outrider.scale import stops_paying
+    from outrider.theory.scale import stops_paying
 
     rows = []
     for size in sizes:
@@ -174,40 +164,8 @@ def _batches(pair: Pair, rates: dict[str, float], sizes: list[int]) -> dict[str,
     return {"rows": rows, "stops": {name: stops_paying(pair, alpha) for name, alpha in rates.items()}}
 
 
-def _checks(pair: Pair) -> list[dict[str, Any]]:
-    """What the paper prints, beside the model. fitted: two numbers went into it."""
-    from outrider.bench.chinchilla import alpha_for
-    from outrider.scale import Network, forward
-
-    def check(what: str, printed: str, ours: float, fitted: bool = False) -> dict[str, Any]:
-        return {"what": what, "printed": printed, "ours": ours, "fitted": fitted}
-
-    base = replace(pair, context=0)
-    seven = Network(7e9, 32, 4096)  # the paper does not say; the shape of other models of this size
-    bare = replace(base, machine=replace(base.machine, hop_seconds=1e-6, fixed_seconds=0.0))
-    small = forward(seven, replace(base.machine, devices=4)).seconds
-    large = forward(seven, base.machine).seconds
-    tokens = {"HumanEval, nucleus": (4.0, "5.73"), "XSum, nucleus": (3.1, "7.52")}
-    return [
-        check("target, ms a token", "14.1", 1000 * base.target_seconds, fitted=True),
-        check("draft, ms a token", "1.8", 1000 * base.draft_seconds, fitted=True),
-        check("target, hops of 1 us and no fixed part", "14.1", 1000 * bare.target_seconds),
-        check("draft, hops of 1 us and no fixed part", "1.8", 1000 * bare.draft_seconds),
-        check("limit of the bandwidth, ms a token", "between 7.00 and 7.52", _parts(base)["target"]["weights"]),
-        check("7B on 4 devices, ms a token", "5", 1000 * small),
-        check("7B on 16 devices, ms a token", "more than on 4", 1000 * large),
-        *(
-            check(f"{name}, K = 4, ms a token", printed, 1000 * base.token_seconds(alpha_for(per_loop, 4), 4))
-            for name, (per_loop, printed) in tokens.items()
-        ),
-        check(
-            "Figure 1, ms a drafted token more", "slightly above 1.8", 1000 * (base.loop_seconds(5) - base.loop_seconds(4))
-        ),
-    ]
-
-
 def _print(pair: Pair, rates: dict[str, float], report: dict[str, Any]) -> None:
-    from outrider.scale import MOST_ROWS, balance
+    from outrider.theory.scale import MOST_ROWS, balance
 
     machine = pair.machine
     latency = 1e6 * machine.all_reduce_seconds(0)

@@ -14,7 +14,7 @@ from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
-    from outrider.published import Row, Table
+    from outrider.theory.printed import Row, Table
 
 
 @click.command()
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 @json_option
 def tables(names: tuple[str, ...], out: Path | None, csv_format: bool, as_json: bool) -> None:
     """Every closed-form number of the papers and the notes beside ours: difference, and how theirs was rounded."""
-    from outrider.published import MEANING
-    from outrider.published import tables as compute
+    from outrider.theory.printed import MEANING
+    from outrider.theory.printed import tables as compute
 
     if csv_format and as_json:
         raise ParameterError("csv and json exclude each other: choose one")

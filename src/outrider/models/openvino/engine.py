@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.models.steady_width import NARROWEST, SteadyWidth
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import (
     LAST,
@@ -35,7 +36,6 @@ from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attent
 from outrider.models.openvino.parts import Embeddings, Head, leave_outputs
 from outrider.models.openvino.saved import Saved, read_bytes
 from outrider.models.openvino.states import KeptStates
-from outrider.models.openvino.steady import NARROWEST, SteadyWidth
 from outrider.models.openvino.trace import LOGITS, state_name
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Literal
 
 from outrider import theory
-from outrider.errors import ParameterError
+from outrider.checks import check_choice
 
 Verdict = Literal["rounded", "truncated", "either", "floating point", "inputs rounded", "differs"]
 MEANING: dict[Verdict, str] = {
@@ -107,14 +107,7 @@ def tables(names: Sequence[str] = ()) -> list[Table]:
     """The tables with these names, computed now; all of them for none."""
     makers = (_leviathan_1, _leviathan_4, _lenience, _bigram, _notes_tokens, _notes_speed, _chen_1, _blog)
     every = {table.name: table for table in (maker() for maker in makers)}
-    return [every[pick(name, every, "table")] for name in names or every]
-
-
-def pick(name: str, among: Iterable[str], what: str) -> str:
-    """The name itself if it is one of these, else an error that lists them."""
-    if name not in (known := list(among)):
-        raise ParameterError(f"{what} must be one of {', '.join(known)}, got {name!r}")
-    return name
+    return [every[check_choice("table", name, every)] for name in names or every]
 
 
 def _to_digits(value: float, like: str, how: str) -> Decimal:

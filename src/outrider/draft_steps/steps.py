@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import index
-from outrider.draft_length.signals import EDGES, LEAST_LIKELY, MOST_OTHERS, shares_of, token_signals
-from outrider.drafters.own_tokens import OwnTokens
+from outrider.draft_steps.own_tokens import OwnTokens
+from outrider.draft_steps.signals import EDGES, LEAST_LIKELY, MOST_OTHERS, shares_of, token_signals
 from outrider.kernels.calls import SamplingCalls
 from outrider.kernels.sampling import reading
 from outrider.proposal import DraftRow

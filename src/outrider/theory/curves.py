@@ -12,8 +12,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from outrider import theory
-from outrider.figure_data import Curve, FigureData, Panel, family
-from outrider.published import pick
+from outrider.checks import check_choice
+from outrider.theory import chinchilla
+from outrider.theory.figure_data import Curve, FigureData, Panel, family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,13 +23,11 @@ ALPHAS = tuple(round(0.01 * i, 2) for i in range(97))  # 0 … 0.96: beyond it e
 UP_TO_09 = ALPHAS[:91]
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.2)
 LENGTHS = tuple(float(gamma) for gamma in range(17))
-CHEN = {"draft_seconds": 1.8e-3, "target_seconds": 14.1e-3}
-CHEN_TOKENS = {"HumanEval": 0.8, "XSum": 0.62}  # tokens / (K + 1) at K = 4, read off Chen's Figure 1 by the toyllm post
 
 
 def figures(names: Sequence[str] = ()) -> list[FigureData]:
     """The figures with these names, computed now; all of them for none."""
-    return [MAKERS[pick(name, MAKERS, "figure")]() for name in names or MAKERS]
+    return [MAKERS[check_choice("figure", name, MAKERS)]() for name in names or MAKERS]
 
 
 @cache
@@ -120,10 +119,10 @@ def _oracle() -> FigureData:
 
 def _loop() -> FigureData:
     lengths = LENGTHS[:8]
-    tasks = {theory.alpha_from_tokens(5 * share, 4): task for task, share in CHEN_TOKENS.items()}
+    tasks = {chinchilla.alpha_of(task): task for task in chinchilla.TOKENS_PER_LOOP}
 
     def milliseconds(gamma: float, _: float = 0.0) -> float:
-        return 1000 * theory.loop_seconds(int(gamma), **CHEN)
+        return chinchilla.loop_ms(int(gamma))
 
     def per_128(gamma: float, alpha: float) -> float:
         return 128 * milliseconds(gamma) / _expected(alpha, gamma)
@@ -132,8 +131,8 @@ def _loop() -> FigureData:
         return tuple(family(f"{task}, α = {{:.2f}}", (alpha,), lengths, value)[0] for alpha, task in tasks.items())
 
     measured = tuple(
-        Curve(f"{task}, measured", (0.0, 4.0), (128 * 14.1, 128 * token), "points")
-        for task, token in (("HumanEval", 5.73), ("XSum", 7.52))
+        Curve(f"{task}, measured", (0.0, 4.0), (128 * chinchilla.TARGET_MS, 128 * token), "points")
+        for task, token in chinchilla.TOKEN_MS.items()
     )
     return FigureData(
         "loop",

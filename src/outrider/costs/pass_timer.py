@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
+from outrider.draft_steps.own_tokens import OwnTokens
+from outrider.draft_steps.steps import Wanted, steps_on
 from outrider.kernels.sampling import reading
 from outrider.models.base import LanguageModel, Sequence, has_encoder, has_few_tokens, open_sequence
+from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings, greedy_tokens
 
@@ -176,10 +179,6 @@ class PassTimer:
 
     def _draft(self, new: Tensor, count: list[int]) -> None:
         """As a token is drafted, with what is read of it: .1 of .35 ms of a small head (EXPERIMENTS.md)."""
-        from outrider.drafters.own_tokens import OwnTokens  # which know cost tables
-        from outrider.drafters.steps import Wanted, steps_on
-        from outrider.proposal import DraftRow
-
         own = OwnTokens.of(self.model, self.model.vocab_size, _GREEDY)
         logits = own.score(self._sequences, new, count)
         active = list(range(self._rows))

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from outrider.errors import ParameterError
-from outrider.links import ring_link
 from outrider.theory import expected_tokens
+from outrider.theory.links import ring_link
 
 ALL_REDUCES = 2  # of a layer: after attention, after the feed-forward part
 ACTIVATION_BYTES = 2
