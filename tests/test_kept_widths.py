@@ -7,11 +7,11 @@ import random
 import pytest
 
 from outrider.costs import Costs
-from outrider.models.steady_width import BUDGET, SteadyWidth
 from outrider.draft_length import AdaptiveLength, Prospect, Trial
 from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.predicted import predicted_seconds
 from outrider.draft_steps.signals import PRIORS
+from outrider.models.steady_width import BUDGET, SteadyWidth
 from tests.planned import plan_of, rounds_of
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import outrider
-from outrider.models.steady_width import SteadyWidth
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import is_flat
@@ -21,6 +20,7 @@ from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights
 from outrider.models.rounded import can_round
+from outrider.models.steady_width import SteadyWidth
 from outrider.prefill import prefill
 from tests.ragged import some_tokens
 from tests.tiny_models import CONFIGS, module

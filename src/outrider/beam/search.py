@@ -27,8 +27,9 @@ from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
 from outrider.beam.task import BeamTask
 from outrider.checks import check_count
 from outrider.clock import PhaseClock
-from outrider.errors import ContextLengthError, ParameterError
+from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, refuse_draft_only
+from outrider.models.engine_checks import check_prompt
 
 
 class BeamDecoder:
@@ -128,16 +129,7 @@ class BeamDecoder:
 def check_limits(target: LanguageModel, prompt: Many[int], max_new_tokens: int) -> int:
     """Raise unless the search can be served. → the greatest number of new tokens, by option or by context"""
     check_count("max_new_tokens", max_new_tokens)
-    if not prompt:
-        raise ParameterError("prompt must hold at least one token, got none: give some text")
-    wrong = [token for token in prompt if not 0 <= token < target.vocab_size]
-    if wrong:
-        raise ParameterError(f"prompt tokens must be in 0 … {target.vocab_size - 1}, got {wrong[0]}: wrong tokenizer?")
+    check_prompt(prompt, target)
     if target.max_length is None:
         return max_new_tokens
-    if len(prompt) >= target.max_length:
-        raise ContextLengthError(
-            f"prompt has {len(prompt)} tokens, the context of {target.name} holds {target.max_length} and needs room for "
-            "one more: shorten the prompt"
-        )
     return min(max_new_tokens, target.max_length - len(prompt))

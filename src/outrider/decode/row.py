@@ -10,9 +10,10 @@ from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.foretold import HORIZON, Foretold
 from outrider.drafters.base import Drafter
-from outrider.errors import ContextLengthError, NumericalError, ParameterError
+from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import LanguageModel, Source, has_encoder, refuse_draft_only
 from outrider.models.base import Sequence as ModelSequence
+from outrider.models.engine_checks import check_prompt
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import FinishReason
@@ -110,13 +111,4 @@ def check_request(request: Request, target: LanguageModel) -> None:
         raise ParameterError(f"requests for {target.name} must have {wanted}")
     if has_encoder(target) and request.source is not None:
         target.check_source(request.source)
-    if not request.prompt:
-        raise ParameterError("prompt must hold at least one token, got none: give some text")
-    wrong = [token for token in request.prompt if not 0 <= token < target.vocab_size]
-    if wrong:
-        raise ParameterError(f"prompt tokens must be in 0 … {target.vocab_size - 1}, got {wrong[0]}: wrong tokenizer?")
-    if target.max_length is not None and len(request.prompt) >= target.max_length:
-        raise ContextLengthError(
-            f"prompt has {len(request.prompt)} tokens, the context of {target.name} holds {target.max_length} and needs "
-            "room for one more: shorten the prompt"
-        )
+    check_prompt(request.prompt, target)

@@ -11,7 +11,8 @@ from torch import Tensor
 from outrider.device_data import index
 from outrider.errors import ParameterError
 from outrider.inference import in_inference_mode
-from outrider.models.base import Sequence, WhichLogits, check_score, check_truncate
+from outrider.models.base import Sequence, WhichLogits
+from outrider.models.engine_checks import check_score, check_truncate
 from outrider.models.slot_cache import SlotCache
 
 

@@ -10,14 +10,8 @@ from torch import Tensor
 
 from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import (
-    Sequence,
-    WhichLogits,
-    check_alternative,
-    check_copy,
-    check_places,
-    check_truncate,
-)
+from outrider.models.base import Sequence, WhichLogits
+from outrider.models.engine_checks import check_alternative, check_copy, check_places, check_truncate
 
 
 class TableSequence:

@@ -17,17 +17,13 @@ from outrider.device_data import places_from
 from outrider.errors import ModelError, ParameterError
 from outrider.inference import in_inference_mode
 from outrider.models.as_opened import AsOpened
-from outrider.models.base import (
-    LAST,
-    Sequence,
-    WhichLogits,
-    check_copy,
-)
+from outrider.models.base import LAST, Sequence, WhichLogits
 from outrider.models.beside import score_beside, take_alternative
 from outrider.models.block_attention import BLOCKS, columns_of
 from outrider.models.captured import CapturedPasses, capture_passes
 from outrider.models.compiled import CompiledPasses, compile_passes
 from outrider.models.cut_head import spread, tokens_of_rows
+from outrider.models.engine_checks import check_copy
 from outrider.models.hidden_states import caught
 from outrider.models.kernels.attention import KERNEL, LARGE, keys_dtype
 from outrider.models.limits import context_limit, end_tokens_of

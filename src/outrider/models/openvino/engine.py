@@ -15,20 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.models.steady_width import NARROWEST, SteadyWidth
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import (
-    LAST,
-    Sequence,
-    WhichLogits,
-    check_layers,
-    check_truncate,
-    fit_vocabulary,
-    new_tokens,
-    owned_sequences,
-)
+from outrider.models.base import LAST, Sequence, WhichLogits, check_layers, fit_vocabulary
 from outrider.models.cut_head import check_num_tokens, cut_name
 from outrider.models.dtypes import native_dtype
+from outrider.models.engine_checks import check_truncate, new_tokens, owned_sequences
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.cut_head import cut_head
 from outrider.models.openvino.flat import begins, in_rows, kept, places
@@ -37,6 +28,7 @@ from outrider.models.openvino.parts import Embeddings, Head, leave_outputs
 from outrider.models.openvino.saved import Saved, read_bytes
 from outrider.models.openvino.states import KeptStates
 from outrider.models.openvino.trace import LOGITS, state_name
+from outrider.models.steady_width import NARROWEST, SteadyWidth
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
