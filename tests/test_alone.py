@@ -39,6 +39,7 @@ _FORKED = """
 import multiprocessing, sys, threading, time
 import outrider
 target = outrider.load(sys.argv[1])
+outrider.generate(target, "abc", draft=None, max_new_tokens=5)  # passes are recorded by now
 ending = threading.Event()
 def busy():
     while not ending.is_set():

@@ -17,8 +17,10 @@ from outrider.kernels.chain_calls import ChainCalls, ChainPlan, numbers, piece_o
 from outrider.kernels.models import LIBRARY, Kernels, build, chain_calls, kernels
 from outrider.models.base import LAST
 from outrider.models.recording import Recording
+from outrider.models.shared_keys import WIDEST
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
+from outrider.prefill import prefill
 from tests.ragged import score, some_tokens
 from tests.test_chains import WIDTH, kept_of
 from tests.test_heads import write_head
@@ -57,7 +59,7 @@ def test_a_pass_of_one_row_is_one_call_of_the_same_bits(architecture: str, cache
     called.clear()
     got = scored(quick, row, 20, widths)
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
-    assert called == [width for width in widths for _ in range(2)]
+    assert called == [20, *(width for width in widths for _ in range(2))]  # the prompt first
 
 
 def test_others_are_not(cache: Path, called: list[int]) -> None:
@@ -155,6 +157,67 @@ def test_a_head_reads_states_of_any_target_in_one_call(
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def kept_by(model: TransformersModel, prompts: list[list[int]]) -> list[Tensor]:
+    """Keys, values and states of prompts that are read beside each other, and the logits of two tokens after them."""
+    rows = [model.open() for _ in prompts]
+    prefill(model, rows, prompts)
+    held = [each[:, :, : max(map(len, prompts))].clone() for each in model.cache_rows(slice(0, len(rows)))]
+    states = [model.states(row, 0, row.length, (1,)).clone() for row in rows]
+    after = score(model, rows, [[7, 8]] * len(rows))
+    for row in rows:
+        row.close()
+    cut = [each[i, :, : len(prompt)] for each in held for i, prompt in enumerate(prompts)]
+    return [*cut, *states, *after]
+
+
+@pytest.mark.parametrize("lengths", [(1,), (20,), (WIDEST,), (WIDEST + 1,), (3 * WIDEST + 5,), (40, 3, 90), (20,) * 6])
+def test_prompts_are_read_in_calls_of_the_same_bits(lengths: tuple[int, ...], cache: Path, called: list[int]) -> None:
+    """Without logits, in parts; what is kept, and what follows, as by ordinary passes."""
+    ordinary, quick = (made("Llama", "int8", max_position_embeddings=6 * WIDEST) for _ in range(2))
+    for model in (ordinary, quick):
+        model.keep_states((1,))
+    record_now(quick)
+    score(quick, [quick.open()], [[5]])  # makes room for states
+    quick._open[0].close()
+    prompts = [some_tokens(length, i) for i, length in enumerate(lengths)]
+    wanted = kept_by(ordinary, prompts)
+    called.clear()
+    got = kept_by(quick, prompts)
+    parts = [min(WIDEST, length - at) for length in lengths for at in range(0, length, WIDEST)]
+    assert called[: len(parts)] == parts
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+@pytest.mark.parametrize("architecture", ONE_CALL)
+def test_long_prompts_are_read_in_calls_of_the_same_bits(architecture: str, cache: Path, called: list[int]) -> None:
+    ordinary, quick = (made(architecture, "int8", max_position_embeddings=6 * WIDEST) for _ in range(2))
+    record_now(quick)
+    score(quick, [quick.open()], [[5]])
+    quick._open[0].close()
+    row, found = some_tokens(3 * WIDEST + 9, 1), []
+    for model in (ordinary, quick):
+        called.clear()
+        sequence = model.open()
+        prefill(model, [sequence], [row[: 2 * WIDEST + 3]])
+        prefill(model, [sequence], [row])  # a further turn
+        found.append([*score(model, [sequence], [[7, 8]]), *(one.clone() for one in model.cache_rows(slice(0, 1)))])
+        length = sequence.length
+        sequence.close()
+    assert called[:5] == [WIDEST, WIDEST, 3, WIDEST, 6]
+    (wanted, *kept), (got, *mine) = found
+    assert torch.equal(wanted, got)
+    assert all(torch.equal(a[:, :, :length], b[:, :, :length]) for a, b in zip(kept, mine, strict=True))
+
+
+def test_many_short_prompts_are_read_in_one_pass(cache: Path, called: list[int]) -> None:
+    _, quick = pair("Llama", "int8")
+    rows = [quick.open() for _ in range(6)]
+    called.clear()
+    prefill(quick, rows, [some_tokens(5, i) for i in range(6)])
+    assert not called
+    assert all(row.length == 5 for row in rows)
+
+
 def test_keys_that_are_moved_are_read_where_they_are(cache: Path) -> None:
     """What sending them to another process does."""
     ordinary, quick = pair("Llama", "int8")
@@ -225,6 +288,14 @@ def test_results_are_written_to_where_they_should_be(built: Kernels) -> None:
         assert not last[[0, 2]].any()
 
 
+def test_a_result_that_is_not_wanted_is_left_out(built: Kernels) -> None:
+    kept = kept_of(built)
+    plan, x, columns = norm_plan(built, kept), torch.randn(1, 5, WIDTH), array("q", [0] * 5)
+    out = torch.zeros(5, WIDTH)
+    plan.run(5, [piece_of(x), numbers(columns)], [], [out.data_ptr(), 0])
+    assert torch.equal(out, built.ops.rms_norm(x, torch.ones(WIDTH), 1e-5, 0.0)[0])
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -235,7 +306,7 @@ def test_results_are_written_to_where_they_should_be(built: Kernels) -> None:
         ("one result", "other results"),
         ("no tokens", "other results"),
         ("no memory", "without memory"),
-        ("no memory for results", "no memory for its results"),
+        ("no memory for what is read", "no memory for results that its steps read"),
     ],
 )
 def test_what_does_not_fit_is_refused(built: Kernels, change: str, said: str) -> None:
@@ -245,7 +316,7 @@ def test_what_does_not_fit_is_refused(built: Kernels, change: str, said: str) ->
     x = x.double() if change == "doubles" else x.long() if change == "whole numbers" else x
     out = torch.zeros(2, 5, WIDTH)
     given = [piece_of(x.to("meta") if change == "no memory" else x), numbers(columns)]
-    results = [out[0].data_ptr(), 0 if change == "no memory for results" else out[1].data_ptr()]
+    results = [0 if change == "no memory for what is read" else out[0].data_ptr(), out[1].data_ptr()]
     with pytest.raises(RuntimeError, match=said):
         plan.run(
             0 if change == "no tokens" else 5,

@@ -14,7 +14,7 @@ from outrider.heads.config import HeadConfig
 from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.layers import HeadNetwork
 from outrider.heads.parts import HeadParts
-from outrider.heads.recorded import CapturedHead, Kind, NewestToken, record_head
+from outrider.heads.recorded import CapturedHead, Kind, NewestToken, RecordedHead, record_head
 from outrider.kernels.chain_calls import is_piece, numbers, piece_of
 from outrider.models.base import HandsOutStates, WhichLogits
 from outrider.models.kernels import attention as kernel_attention
@@ -35,11 +35,18 @@ class AutoregressiveModel(HeadModel):
         self._reads_where_kept = isinstance(target, StatesModel) and self.device.type == "cpu"
         self._apart = self._reads_where_kept and type(self.network).condense is HeadNetwork.condense
         """Whether it reads states layer by layer."""
-        self.module = self._module()
         self._blind_to_first = config.published is not None
         """Whether position 0, which no state comes before, is seen by itself alone: these heads were trained without it."""
+        kinds = self.states_kind, self.own_kind
+        kept = parts.recorded.get(kinds)
+        if kept is not None and kept.module.table is self._table and kept.fits():
+            self.module, self.recorded = kept.module, kept.of_twin(self)
+            return
+        self.module = self._module()
         if self.device.type in ("cpu", "cuda"):
             self.recorded = record_head(self)
+        if isinstance(self.recorded, RecordedHead):
+            parts.recorded[kinds] = self.recorded
 
     @property
     def own_kind(self) -> Kind:

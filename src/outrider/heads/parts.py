@@ -8,8 +8,9 @@ target lives.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +28,9 @@ from outrider.models.one_piece import put_in_one_piece
 from outrider.models.packed_linear import pack_linears
 from outrider.models.rounded import round_linears
 
+if TYPE_CHECKING:
+    from outrider.heads.recorded import RecordedHead
+
 COMPARED = 4096  # rows of embeddings
 SAME = 0.02  # what two embeddings differ by if one is the other, rounded to another type or to 8 bits, root mean square
 KEPT = 2  # heads a target: what is drafted with in turn, and no more of what a training writes
@@ -39,7 +43,8 @@ class HeadParts:
     """network: frozen, packed or rounded. rows: [.., W] → [.., T] ([.., blocks, W] → [.., blocks, T] of blockwise heads).
     tokens: int64 [T], the target's ids of its vocabulary. embedding: its own, None if it takes the target's.
 
-    They hold no state of a sequence and nothing of the target, so any number of models can share them.
+    They hold no state of a sequence and nothing of the target but its token table, so any number of models can share them.
+    recorded: its passes, by the kinds of the states that they read: making them anew takes milliseconds in each generation.
     """
 
     network: HeadNetwork
@@ -48,6 +53,7 @@ class HeadParts:
     dtype: torch.dtype
     rounded: bool
     embedding: nn.Embedding | None = None
+    recorded: dict[Hashable, RecordedHead] = field(default_factory=dict)
 
 
 def parts_of(target: HandsOutStates, folder: Path, dtype: torch.dtype, rounded: bool) -> HeadParts:

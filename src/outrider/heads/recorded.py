@@ -64,10 +64,16 @@ def kind_of(states: Sequence[Tensor]) -> Kind:
 
 
 class RecordedHead:
-    """By the kind of the states that are read."""
+    """By the kind of the states that are read. module: what was recorded."""
 
-    def __init__(self, recordings: dict[Kind, Recording]) -> None:
+    def __init__(self, module: NewestToken, recordings: dict[Kind, Recording]) -> None:
+        self.module = module
         self._recordings = recordings
+
+    def of_twin(self, model: AutoregressiveModel) -> RecordedHead:
+        """The same passes for another engine around the same module."""
+        make_cache(model)
+        return RecordedHead(self.module, {kind: one.of_twin(model) for kind, one in self._recordings.items()})
 
     def fits(self) -> bool:
         """Whether the head is still the one that was recorded."""
@@ -97,14 +103,20 @@ class _TriedHead(CapturedHead):
         return self.trial.run(slots, longest, *about)
 
 
+def make_cache(model: AutoregressiveModel) -> None:
+    """The first pass does, which a recorded one can't be."""
+    _pass(model, None, (1,), model.own_kind)
+
+
 def record_head(model: AutoregressiveModel) -> RecordedHead | CapturedHead | None:
     """Of a head, None if it can't be recorded or captured."""
     kinds = [*dict.fromkeys((model.states_kind, model.own_kind))]
-    _pass(model, None, (1,), model.own_kind)  # the cache is made by the first pass, which a recorded one can't be
+    make_cache(model)
     if model.device.type == "cuda":
         return _captured(model, kinds)
     each = {kind: _recorded(model, kind) for kind in kinds}
-    return RecordedHead({kind: one for kind, one in each.items() if one is not None}) if any(each.values()) else None
+    found = {kind: one for kind, one in each.items() if one is not None}
+    return RecordedHead(model.module, found) if found else None
 
 
 def _captured(model: AutoregressiveModel, kinds: list[Kind]) -> CapturedHead | None:

@@ -246,8 +246,30 @@ std::vector<Tensor> chain(Tensor like, Tensor plan, std::vector<Tensor> given, s
 
 }  // namespace
 
+// Of each result that is returned whether it is not wanted (no memory is given for it). No other step may read one.
+std::vector<bool> unwanted(const Plan& plan, float* const* results) {
+  std::vector<bool> found(plan.head->returned);
+  for (int64_t i = 0; i < plan.head->returned; i++) found[i] = results[i] == nullptr;
+  const auto check = [&](const Activations& x) {
+    const bool missing = x.is_result() && x.place() < plan.head->returned && found[x.place()];
+    STD_TORCH_CHECK(!missing, "a chain is given no memory for results that its steps read");
+  };
+  for (int64_t i = 0; i < plan.head->steps; i++) {
+    const Step& step = plan.steps[i];
+    if (step.lookup.has_value()) continue;
+    if (step.join.has_value()) {
+      for (int64_t j = 0; j < step.join->count; j++) check(plan.parts[step.join->first + j].x);
+      continue;
+    }
+    check(step.x);
+    check(step.y);
+  }
+  return found;
+}
+
 // The same of one row, from and to plain memory (`chain_calls.py`). given: of each an address, a type as `Piece` has them, and its
-// width, 0 of tokens and positions; all in one piece. results: addresses of float32, of as many as are returned.
+// width, 0 of tokens and positions; all in one piece. results: addresses of float32, of as many as are returned; nullptr for one
+// that is not wanted, whose step is left out.
 // -> nullptr, or what is wrong with it
 extern "C" const char* outrider_chain(const char* plan, int64_t size, int64_t tokens, int64_t count, const int64_t* given,
                                       int64_t numbers, const int64_t* counts, int64_t returned, float* const* results) {
@@ -261,9 +283,12 @@ extern "C" const char* outrider_chain(const char* plan, int64_t size, int64_t to
       STD_TORCH_CHECK(one[0] != 0, "a chain is given a tensor without memory");
       pieces.push_back({reinterpret_cast<const void*>(one[0]), static_cast<Piece::Type>(one[1]), 1, tokens, width, tokens * stride, stride});
     }
-    for (int64_t i = 0; i < returned; i++) STD_TORCH_CHECK(results[i] != nullptr, "a chain is given no memory for its results");
+    const std::vector<bool> left_out = unwanted(planned, results);
     const Given now(planned, 1, tokens, pieces, std::vector<int64_t>(counts, counts + numbers), results);
-    for (int64_t i = 0; i < planned.head->steps; i++) run(planned.steps[i], now);
+    for (int64_t i = 0; i < planned.head->steps; i++) {
+      const int64_t place = planned.steps[i].out.place();
+      if (place >= returned || !left_out[place]) run(planned.steps[i], now);
+    }
     return nullptr;
   } catch (const std::exception& error) {
     wrong = error.what();

@@ -47,7 +47,10 @@ class ChainPlan:
         self.widths, self.single = calls.results_of(self._at, self._size)
 
     def run(self, tokens: int, given: Sequence[Piece], counts: Sequence[int], results: Sequence[int]) -> None:
-        """results: addresses of float32, [N, width] each, or [1, width]. Raises `RuntimeError` for what it does not fit."""
+        """results: addresses of float32, [N, width] each, or [1, width]; 0 for one that is not wanted.
+
+        Raises `RuntimeError` for what it does not fit.
+        """
         pieces = array("q", [number for piece in given for number in piece])
         found, at = array("q", counts), array("q", results)
         wrong = self._run(

@@ -115,11 +115,18 @@ class PlannedGraph:
             _jit._set_graph_executor_optimize(optimizes)
 
     def call(
-        self, bound: Bound, columns: int, capacity: int, tokens: int, about: Sequence[Piece], into: Sequence[Place] = ()
+        self,
+        bound: Bound,
+        columns: int,
+        capacity: int,
+        tokens: int,
+        about: Sequence[Piece],
+        into: Sequence[Place] = (),
+        wanted: bool = True,
     ) -> list[Tensor]:
         """The same of one row without the interpreter, if it is `in_one_call`.
 
-        into: where the last of the results are kept. → the others, float32 [1, N or 1, width]
+        into: where the last of the results are kept. wanted: whether the others are. → these, float32 [1, N or 1, width]
         """
         whole, plan = self._whole, bound.whole
         assert whole is not None
@@ -128,7 +135,9 @@ class PlannedGraph:
         out: dict[int, Tensor] = {}
         results = []
         for output, width, single in zip(whole.outputs, plan.widths, plan.single, strict=True):
-            if output < made:
+            if output < made and not wanted:
+                results.append(0)
+            elif output < made:
                 out[output] = torch.empty(1, 1 if single else tokens, width, dtype=torch.float32, device="cpu")
                 results.append(out[output].data_ptr())
             else:
@@ -137,7 +146,7 @@ class PlannedGraph:
                 results.append(at)
         counts = (columns, capacity)
         plan.run(tokens, [about[i - 2] for i in whole.given], [counts[i] for i in whole.counts], results)
-        return [out[i] for i in range(made)]
+        return [out[i] for i in range(made if wanted else 0)]
 
 
 def _whole(graph: Any) -> _Whole | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Self
 
@@ -18,6 +18,8 @@ from outrider.models.recording import Recording, kernels_allowed
 from outrider.models.shared_keys import WIDEST
 from outrider.models.slot_cache import StateLayer
 from outrider.models.slots import SlotModel, SlotSequence
+
+FEW, WORTH_ITS_OWN = 4, 16  # rows, and tokens of each of more of them, that are read sooner by calls of their own
 
 
 class RecordableModel(SlotModel[SlotSequence]):
@@ -105,10 +107,44 @@ class RecordableModel(SlotModel[SlotSequence]):
         wide = width_captured(width)
         return wide if self.max_length is None or max(row.length for row in rows) + wide <= self.max_length else width
 
+    def _read_in_one_call(self, row: SlotSequence, tokens: Tensor) -> bool:
+        """Read a row's next tokens, int64 [1, N], without logits. → whether that could be done: it is by now, or not at all
+
+        `WIDEST` at a time: what a later token sees of the earlier ones is no more than there is, and what layers hand on
+        stays in the processor's caches.
+        """
+        recording = self._recording([row], min(WIDEST, tokens.shape[1]))
+        for start in range(0, tokens.shape[1], WIDEST):
+            part = tokens[:, start : start + WIDEST]
+            longest = self._reserve([row], part.shape[1])
+            if self._forward_in_one_call(recording, row, part, longest, wanted=False) is None:
+                return False  # at the first part, if at all: the others are no different
+            row.advance(part.shape[1])
+        return True
+
+    def _unread(self, rows: list[SlotSequence], tokens: Tensor, lengths: Sequence[int]) -> list[int]:
+        """Which of these rows are left when those were read that can be, in one call each.
+
+        Many short ones are quicker in one pass, by which weights are read once.
+        """
+        if len(rows) > FEW and sum(lengths) < WORTH_ITS_OWN * len(rows):
+            return list(range(len(rows)))
+        every = enumerate(zip(rows, lengths, strict=True))
+        return [i for i, (row, count) in every if not self._read_in_one_call(row, tokens[i : i + 1, :count])]
+
+    @abstractmethod
+    def _reserve(self, rows: list[SlotSequence], width: int) -> int:
+        """Get the cache ready for so many columns more of these rows. → how many are read"""
+
     def _forward_in_one_call(
-        self, recording: Recording | CapturedPasses | None, row: SlotSequence, tokens: Tensor, longest: int
-    ) -> Tensor | None:
-        """All logits of one row's next tokens, int64 [1, N]; None where that takes more than one call."""
+        self,
+        recording: Recording | CapturedPasses | None,
+        row: SlotSequence,
+        tokens: Tensor,
+        longest: int,
+        wanted: bool = True,
+    ) -> list[Tensor] | None:
+        """A list of the logits of one row's next tokens, int64 [1, N], if wanted; None where it takes more than one call."""
         if not isinstance(recording, Recording) or not recording.in_one_call or not is_piece(tokens):
             return None
         at, count = row.length, tokens.shape[1]
@@ -119,8 +155,7 @@ class RecordableModel(SlotModel[SlotSequence]):
         columns = array("q", range(at, at + count))
         where = numbers(columns)
         self._cache.reach(row.slot, at + count)
-        (out,) = recording.call(row.slot, longest, count, (piece_of(tokens), where, where), placed)
-        return out
+        return recording.call(row.slot, longest, count, (piece_of(tokens), where, where), placed, wanted)
 
     def _forward_recorded(
         self, recording: Recording | CapturedPasses, tokens: Tensor, positions: Tensor, longest: int, at: Tensor

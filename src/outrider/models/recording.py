@@ -116,10 +116,18 @@ class Recording:
         """Whether `call` can be used."""
         return self._graph.in_one_call
 
-    def call(self, slot: int, longest: int, tokens: int, about: Sequence[Piece], into: Sequence[Place] = ()) -> list[Tensor]:
+    def call(
+        self,
+        slot: int,
+        longest: int,
+        tokens: int,
+        about: Sequence[Piece],
+        into: Sequence[Place] = (),
+        wanted: bool = True,
+    ) -> list[Tensor]:
         """The same of one row: see `PlannedGraph.call`."""
         bound, columns, capacity = self._bound(slice(slot, slot + 1), longest)
-        return self._graph.call(bound, columns, capacity, tokens, about, into)
+        return self._graph.call(bound, columns, capacity, tokens, about, into, wanted)
 
     def _bound(self, slots: slice, longest: int) -> tuple[Bound, int, int]:
         capacity, view = self._inputs.view(slots, longest)

@@ -198,6 +198,14 @@ class TransformersModel(StatesModel):
         self.compiled = compile_passes(self)
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        left = self._unread(rows, tokens, lengths) if logits == "none" else list(range(len(rows)))
+        if len(left) < len(rows):
+            rows, tokens, lengths = [rows[i] for i in left], tokens[left], [lengths[i] for i in left]
+        return self._in_one_pass(rows, tokens, lengths, logits) if rows else None
+
+    def _in_one_pass(
+        self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits
+    ) -> Tensor | None:
         wanted = tokens.shape[1]
         width = self._width(wanted, rows[0].length) if len(rows) == 1 else wanted  # rows side by side are wide already
         quick = self.compiled if len(rows) == 1 and logits != "none" else None
@@ -211,8 +219,10 @@ class TransformersModel(StatesModel):
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         longest = self._reserve(rows, width)
         alone = rows[0] if recording is not None and len(rows) == 1 else None
-        out = None if alone is None else self._forward_in_one_call(recording, alone, tokens, longest)
-        if out is None:
+        found = None if alone is None else self._forward_in_one_call(recording, alone, tokens, longest)
+        if found is not None:
+            (out,) = found
+        else:
             positions = self._place(rows, width, longest)
             if quick is not None and compiled_width is not None:
                 out = self._forward_compiled(quick, tokens, positions, longest)
