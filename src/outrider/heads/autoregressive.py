@@ -40,7 +40,8 @@ class AutoregressiveModel(HeadModel):
         kinds = self.states_kind, self.own_kind
         kept = parts.recorded.get(kinds)
         if kept is not None and kept.module.table is self._table and kept.fits():
-            self.module, self.recorded = kept.module, kept.of_twin(self)
+            self.module = kept.module
+            self.recorded = kept.of_twin(self)
             return
         self.module = self._module()
         if self.device.type in ("cpu", "cuda"):
