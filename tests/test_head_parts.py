@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 
 from outrider.drafters import HeadDrafter
 from outrider.heads import parts
+from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.opening import open_head
+from outrider.heads.recorded import record_head
 from outrider.heads.target_parts import output_rows
 from outrider.models.transformers_model import TransformersModel
 from tests.test_heads import write_head
@@ -81,3 +84,34 @@ def test_what_is_kept_does_not_keep_the_target(tmp_path: Path) -> None:
     del target
     gc.collect()
     assert gone() is None
+
+
+def test_passes_are_recorded_once_for_drafters_bound_one_after_the_other(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one's, over a cache of its own, give the same bits; another token table of the target makes them anew."""
+    recorded: list[AutoregressiveModel] = []
+
+    def counted(model: AutoregressiveModel) -> Any:
+        recorded.append(model)
+        return record_head(model)
+
+    monkeypatch.setattr("outrider.heads.autoregressive.record_head", counted)
+    target, folder = own_target(), write_head(tmp_path, "autoregressive")
+    heads = [open_head(target, folder) for _ in range(2)]
+    assert len(recorded) == 1
+    drafted = []
+    for head in heads:
+        assert isinstance(head, AutoregressiveModel)
+        assert head.recorded is not None
+        sequence, out = head.open(), []
+        for token in ([5, 6, 7], [8], [9]):
+            scored = head.score_few([sequence], torch.tensor([token]), [len(token)], "last")
+            assert scored is not None
+            out.append(scored.clone())
+        drafted.append(out)  # beside the other one's, whose sequence is open
+    assert all(torch.equal(a, b) for a, b in zip(*drafted, strict=True))
+    assert heads[0]._cache is not heads[1]._cache
+    target.module.set_input_embeddings(copy.deepcopy(target.module.get_input_embeddings()))
+    open_head(target, folder)
+    assert len(recorded) == 2
