@@ -218,6 +218,27 @@ def test_many_short_prompts_are_read_in_one_pass(cache: Path, called: list[int])
     assert all(row.length == 5 for row in rows)
 
 
+def test_a_head_reads_long_prompts_in_calls_of_the_same_bits(cache: Path, tmp_path: Path, called: list[int]) -> None:
+    target = made("Llama", "int8", max_position_embeddings=4 * WIDEST)
+    record_now(target)
+    path, row, found = write_head(tmp_path, "layered"), some_tokens(200, 3), []
+    heads, base = [open_head(target, path, "int8") for _ in range(2)], target.open()
+    prefill(target, [base], [row])
+    for i, head in enumerate(heads):
+        assert isinstance(head, AutoregressiveModel)
+        head.recorded = None if i else head.recorded
+        called.clear()
+        sequence = head.open_on(base)
+        prefill(head, [sequence], [row[: 2 * WIDEST + 9]])
+        assert called == ([] if i else [WIDEST, WIDEST, 9])
+        logits = head.score_few([sequence], torch.tensor([row[2 * WIDEST + 9 : 2 * WIDEST + 11]]), [2], "last")
+        assert logits is not None
+        held = [each[:, :, : sequence.length].clone() for each in head.cache_rows(slice(sequence.slot, sequence.slot + 1))]
+        found.append([logits.clone(), *held])
+        sequence.close()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_keys_that_are_moved_are_read_where_they_are(cache: Path) -> None:
     """What sending them to another process does."""
     ordinary, quick = pair("Llama", "int8")

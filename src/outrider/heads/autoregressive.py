@@ -20,7 +20,7 @@ from outrider.models.base import HandsOutStates, WhichLogits
 from outrider.models.kernels import attention as kernel_attention
 from outrider.models.masks import AttentionPattern, make_mask
 from outrider.models.recording import Recording
-from outrider.models.shared_keys import together
+from outrider.models.shared_keys import WIDEST, together
 from outrider.models.slot_cache import Placement
 from outrider.models.states_model import StatesModel
 
@@ -83,6 +83,11 @@ class AutoregressiveModel(HeadModel):
             self.recorded = record_head(self)
 
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        if logits == "none" and len(rows) == 1 and isinstance(self.recorded, RecordedHead):
+            for start in range(0, lengths[0], WIDEST):  # a prompt: the logits of a lone token are the smaller price
+                part = tokens[:, start : min(start + WIDEST, lengths[0])]
+                self._score(rows, part, [part.shape[1]], "last")
+            return None
         width = tokens.shape[1]
         own: Tensor | None = None
         if logits == "last" and len(rows) == 1 and lengths[0] == width:
