@@ -16,6 +16,8 @@ from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
+    MambaConfig,
+    MambaForCausalLM,
     MaxLengthCriteria,
     StoppingCriteriaList,
     TextStreamer,
@@ -23,7 +25,7 @@ from transformers import (
 
 import outrider
 from outrider.choices import make_length
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.hf_generate.engines import engine_of
 from tests.conftest import make_tokenizer
 from tests.tiny_models import VOCABULARY, module
@@ -279,6 +281,12 @@ def test_sampling_follows_the_law_of_generate(model: Any, draft: Any) -> None:
 def test_what_is_not_supported_is_refused(model: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         ours(model, IDS, max_new_tokens=4, pad_token_id=0, **{"do_sample": False, **options})
+
+
+def test_a_model_with_a_recurrent_state_is_refused_for_that() -> None:
+    small = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(ModelError, match="its recurrent state can't be rolled back"):
+        ours(MambaForCausalLM(small).eval(), IDS, max_new_tokens=4)
 
 
 def test_constraints_by_row_are_honoured_alone_and_refused_in_batches(model: Any) -> None:

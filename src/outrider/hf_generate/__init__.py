@@ -25,6 +25,7 @@ from outrider.hf_generate.inputs import Inputs, read_inputs, refuse_inputs, refu
 from outrider.hf_generate.outputs import output, padded_sequences, padding, scores_along, warn_of_context
 from outrider.hf_generate.rules import Limits, check_processors, loop_processors
 from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.rollback import refuse_without_rollback
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import stream_after
 from outrider.sampling import SamplingSettings
@@ -53,6 +54,7 @@ def transformers_generate(
     assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
     streamer = streamer if streamer is not None else _from_caller("streamer")
     refuse_settings(generation_config, input_ids, streamer, bool(synced_gpus or _from_caller("synced_gpus")))
+    refuse_without_rollback(model, type(model).__name__, model.config.is_encoder_decoder)
     refuse_inputs(model, input_ids, model_kwargs)
     beams = (generation_config.num_beams or 1) > 1
     with OPENING:
