@@ -16,10 +16,10 @@ from outrider.cli.main import run
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import PromptLookupDrafter
-from outrider.drafters.early_exit import first_layers
 from outrider.errors import ParameterError
 from outrider.models import compiled
 from outrider.models.compiled import CompiledPasses, check_compilable, compile_passes, rounded_up
+from outrider.models.first_layers import first_layers
 from outrider.models.loading import load_transformers
 from outrider.models.packed_linear import pack_linears
 from outrider.models.rounded import can_round, round_to_int8

@@ -13,9 +13,9 @@ import torch
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import EarlyExitDrafter, SpeculativeDrafter
-from outrider.drafters.early_exit import first_layers
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel
+from outrider.models.first_layers import first_layers
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings

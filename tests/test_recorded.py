@@ -15,10 +15,10 @@ from outrider.costs.measure import measure_settled
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter, PromptLookupDrafter
-from outrider.drafters.early_exit import first_layers
 from outrider.kernels.models import kernels
 from outrider.models import recording
 from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.first_layers import first_layers
 from outrider.models.packed_linear import pack_linears
 from outrider.models.planned import PlannedGraph
 from outrider.models.recording import Recording

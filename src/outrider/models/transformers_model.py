@@ -76,7 +76,7 @@ class TransformersModel(StatesModel):
         self._multiplies = self.rounded and any(map(multiplies, model.get_decoder().modules()))
         self._takes = set(inspect.signature(model.forward).parameters)
         super().__init__(self._num_layers(config))
-        self._width: Callable[[int, int], int] = _as_it_is
+        self._width: Callable[[int, int], int] = as_it_is
         self.compiled: CompiledPasses | None = None
         self._reads_alternatives: bool | None = None
         self._prepare(model)
@@ -183,7 +183,7 @@ class TransformersModel(StatesModel):
     def with_a_cache_of_its_own(self) -> Self:
         """See `RecordableModel`; with no compiled passes and no padded widths."""
         twin = super().with_a_cache_of_its_own()
-        twin.compiled, twin._width = None, _as_it_is
+        twin.compiled, twin._width = None, as_it_is
         return twin
 
     def compile(self) -> None:
@@ -339,7 +339,8 @@ class TransformersModel(StatesModel):
         return out
 
 
-def _as_it_is(tokens: int, context: int) -> int:
+def as_it_is(tokens: int, context: int) -> int:
+    """Passes that nobody widens."""
     del context
     return tokens
 
