@@ -123,9 +123,9 @@ def test_the_table_of_a_file_without_references(target_folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--num-draft-tokens", "65", "num_draft_tokens must be in 1 … 64"),
-        ("--max-new-tokens", "0", "max_new_tokens must be 1 or more"),
-        ("--samples", "0", "samples must be 1 or more"),
+        ("--num-draft-tokens", "65", "num_draft_tokens must be a whole number in 1 … 64"),
+        ("--max-new-tokens", "0", "max_new_tokens must be a whole number of 1 or more"),
+        ("--samples", "0", "samples must be a whole number of 1 or more"),
         ("--temperature", "-1", "temperature"),
         ("--top-p", "0", "top_p"),
     ],

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, check_length, conclude, experiment_options, open_log, track
+from outrider.checks import check_count
+from outrider.cli.bench.choices import about_runs, conclude, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def alpha(
     from outrider.bench.examples import load_examples
     from outrider.bench.machine import machine
 
-    check_length("max_new_tokens", max_new_tokens, 1)
+    check_count("max_new_tokens", max_new_tokens)
     kind, examples = source.kind, load_examples(source)
     models.refuse_compile("reading texts")
     target = models.load_target()

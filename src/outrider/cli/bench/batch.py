@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import check_length, open_log, track
+from outrider.checks import check_count
+from outrider.cli.bench.choices import open_log, track
 from outrider.cli.files import write
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import json_option, log_option
@@ -52,7 +53,7 @@ def batch(
     from outrider.bench.machine import machine
 
     for name, value in (("prompts", prompts), ("block", block), ("max_new_tokens", max_new_tokens)):
-        check_length(name, value, 1)
+        check_count(name, value)
     sizes, asked = _numbers("batch_sizes", batch_sizes, 1, 4096), sorted({0, *_lengths(lengths)})
     lines = ragged_prompts(prompts, max_new_tokens)
     if write_prompts is not None:

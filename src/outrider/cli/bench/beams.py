@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, check_length, open_log, prompt_options, track
+from outrider.checks import check_count
+from outrider.cli.bench.choices import about_runs, open_log, prompt_options, track
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.errors import ParameterError
 
@@ -52,7 +53,7 @@ def beams(
     from outrider.bench.examples import load_examples
     from outrider.bench.machine import machine
 
-    check_length("max_new_tokens", max_new_tokens, 1)
+    check_count("max_new_tokens", max_new_tokens)
     widths, lengths = _widths(num_beams), _lengths(num_draft_tokens)
     kind, examples = source.kind, load_examples(source)
     models.refuse_compile("beam search")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from outrider.cli.shared_options import Command, add_options, json_option, log_option
-from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.bench.contest import Setting
@@ -136,13 +135,6 @@ def conclude(path: Path | None, found: Mapping[str, object]) -> None:
 
     if path is not None:
         write(result_path(path), json.dumps(found) + "\n")
-
-
-def check_length(name: str, value: int | None, low: int, high: int | None = None) -> None:
-    """A whole number in its range, or nothing."""
-    if value is not None and (value < low or (high is not None and value > high)):
-        asked = f"{low} or more" if high is None else f"in {low} … {high}"
-        raise ParameterError(f"{name} must be {asked}, got {value}")
 
 
 def track(steps: Iterable[T], what: str, total: int) -> list[T]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, check_length, experiment_options, open_log, track
+from outrider.checks import check_count
+from outrider.cli.bench.choices import about_runs, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.errors import ParameterError
 
@@ -47,7 +48,7 @@ def lenience(
     from outrider.bench.machine import machine
     from outrider.forced import check_forgets
 
-    check_length("max_new_tokens", max_new_tokens, 1)
+    check_count("max_new_tokens", max_new_tokens)
     leniences, length = _leniences(lenience), _length(num_draft_tokens)
     kind, examples = source.kind, load_examples(source)
     target = models.load_target()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, check_length, conclude, experiment_options, open_log, track
+from outrider.checks import check_count
+from outrider.cli.bench.choices import about_runs, conclude, experiment_options, open_log, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.errors import ParameterError
 
@@ -43,7 +44,7 @@ def sweep(
     from outrider.bench.sweep_summary import Tables, summarise, tables_of
     from outrider.costs import measured_costs
 
-    check_length("max_new_tokens", max_new_tokens, 1)
+    check_count("max_new_tokens", max_new_tokens)
     asked, kind, examples = _lengths(lengths), source.kind, load_examples(source)
     target = models.load_target()
     draft = models.load_draft(target)

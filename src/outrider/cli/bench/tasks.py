@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, check_length, conclude, open_log, scored_options, track
+from outrider.checks import check_count
+from outrider.cli.bench.choices import about_runs, conclude, open_log, scored_options, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.ray import ray_options
 from outrider.errors import ParameterError
@@ -55,8 +56,9 @@ def tasks(
     from outrider.bench.machine import machine
     from outrider.bench.quality import make_metric
 
-    check_length("max_new_tokens", max_new_tokens, 1)
-    check_length("samples", samples, 1)
+    if max_new_tokens is not None:
+        check_count("max_new_tokens", max_new_tokens)
+    check_count("samples", samples)
     kind, examples = source.kind, load_examples(source)
     if source.scored_by == "pass@1" and source.name != "humaneval":
         raise ParameterError(f"metric pass@1 is for task humaneval, got task {source.name}")
@@ -86,9 +88,10 @@ def tasks(
 def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...]) -> list[tuple[Drafting, str | None]]:
     """Plain decoding, and each draft at each length, with what the command line says of it."""
     from outrider.bench.answers import PLAIN, Drafting
+    from outrider.draft_length import MAX_DRAFT
 
     for one in lengths:
-        check_length("num_draft_tokens", one, 1, 64)
+        check_count("num_draft_tokens", one, 1, MAX_DRAFT)
     found: list[tuple[Drafting, str | None]] = [(Drafting(PLAIN, None), None)]
     for spec in dict.fromkeys(models.draft):
         drafter = models.load_one_draft(spec, target)

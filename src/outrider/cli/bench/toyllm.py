@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import check_length, conclude, open_log, track
+from outrider.checks import check_count
+from outrider.cli.bench.choices import conclude, open_log, track
 from outrider.cli.models import ModelChoice
 from outrider.cli.shared_options import json_option, log_option
 
@@ -41,10 +42,11 @@ def toyllm(
     """The toyllm article's experiment (GPT-2 XL with GPT-2, one prompt, greedy), its 2.12× beside ours."""
     from outrider.bench.machine import machine
     from outrider.bench.toyllm import Article, measure, new_tokens, reproduce
+    from outrider.draft_length import MAX_DRAFT
     from outrider.models.base import refuse_encoder
 
-    check_length("num_draft_tokens", lookahead, 1, 64)
-    check_length("repetitions", repetitions, 1)
+    check_count("num_draft_tokens", lookahead, 1, MAX_DRAFT)
+    check_count("repetitions", repetitions)
     models = ModelChoice(target, (draft,), dtype, device)
     model = models.load_target()
     refuse_encoder(model, "bench toyllm")
