@@ -270,3 +270,37 @@ def test_what_was_put_off_is_done_once_and_whatever_puts_it_off() -> None:
         mine.finish(fails)
     assert mine.run(lambda: theirs.finish(fails)) is None  # another's
     assert not alone._here.later
+
+
+_FORKED_WHILE_OTHERS_RECORD = """
+import multiprocessing, sys, threading
+from outrider.alone import OneAtATime
+from outrider.models import recording
+entered, ending = threading.Event(), threading.Event()
+def recording_something():
+    with recording._recording.lock:
+        entered.set()
+        ending.wait()
+other = threading.Thread(target=recording_something)
+other.start()
+entered.wait()
+def child(queue):
+    with recording._recording.lock:
+        queue.put("free")
+context = multiprocessing.get_context("fork")
+queue = context.Queue()
+process = context.Process(target=child, args=(queue,), daemon=True)
+process.start()
+try:
+    assert queue.get(timeout=60) == "free"
+finally:
+    ending.set()
+other.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
+def test_a_forked_process_does_not_wait_for_passes_that_others_record() -> None:
+    command = [sys.executable, "-c", _FORKED_WHILE_OTHERS_RECORD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr

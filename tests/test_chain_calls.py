@@ -15,6 +15,7 @@ from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.opening import open_head
 from outrider.kernels.chain_calls import ChainCalls, ChainPlan, numbers, piece_of
 from outrider.kernels.models import LIBRARY, Kernels, build, chain_calls, kernels
+from outrider.models import slot_cache
 from outrider.models.base import LAST
 from outrider.models.recording import Recording
 from outrider.models.shared_keys import WIDEST
@@ -207,6 +208,50 @@ def test_long_prompts_are_read_in_calls_of_the_same_bits(architecture: str, cach
     (wanted, *kept), (got, *mine) = found
     assert torch.equal(wanted, got)
     assert all(torch.equal(a[:, :, :length], b[:, :, :length]) for a, b in zip(kept, mine, strict=True))
+
+
+def test_what_an_ordinary_pass_refuses_is_refused_before_anything_is_read(cache: Path) -> None:
+    _, quick = pair("Llama", "int8")
+    rows = [quick.open() for _ in range(3)]
+    prefill(quick, rows, [[5, 6, 7]] * 3)
+    good = torch.tensor([some_tokens(70, i) for i in range(3)])
+    for wrong in (quick.vocab_size, -1):
+        bad = good.clone()
+        bad[2, 69] = wrong
+        with pytest.raises((IndexError, RuntimeError)):
+            quick.score(rows, bad, [70, 70, 70], "none")
+    with pytest.raises((IndexError, RuntimeError)):
+        quick.score(rows, good[:2], [70, 70, 70], "none")
+    assert [row.length for row in rows] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5])
+def test_a_cache_whose_growing_was_interrupted_grows_to_the_end_later(
+    at: int, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two layers' keys and values, then of states: no pass writes where there is no room, and the engine goes on."""
+    ordinary, quick = (made("Llama", "int8", max_position_embeddings=4000) for _ in range(2))
+    for model in (ordinary, quick):
+        model.keep_states((1,))
+    record_now(quick)
+    score(quick, [quick.open()], [[5]])
+    quick._open[0].close()
+    grown, calls = slot_cache._grown, []
+
+    def interrupted(*given: Any) -> Tensor:
+        calls.append(given)
+        if len(calls) == at:
+            raise MemoryError
+        return grown(*given)
+
+    monkeypatch.setattr(slot_cache, "_grown", interrupted)
+    with pytest.raises(MemoryError):
+        quick.open(600)
+    monkeypatch.setattr(slot_cache, "_grown", grown)
+    prompts = [some_tokens(590, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(kept_by(ordinary, prompts), kept_by(quick, prompts), strict=True))
+    held = [each for layer in quick._cache._held for each in (layer.keys, layer.values) if each is not None]
+    assert {(each.shape[0], each.shape[2]) for each in held} == {(quick._cache.num_slots, quick._cache.capacity)}
 
 
 def test_many_short_prompts_are_read_in_one_pass(cache: Path, called: list[int]) -> None:

@@ -287,4 +287,19 @@ def test_after_a_round_that_failed_no_other_is_made(where: str) -> None:
         list(iter(decoder.step, []))
     with pytest.raises(ParameterError, match="an earlier round has failed"):
         decoder.step()
+    with pytest.raises(ParameterError, match="an earlier round has failed"):
+        decoder.admit([Request([1, 2], 5, RandomStream(1))])
+    decoder.close()
+
+
+def test_nor_after_a_drafter_that_could_not_begin() -> None:
+    class Unready(PromptLookupDrafter):
+        def begin(self, rows: list[DraftRow], context: DraftContext) -> None:  # type: ignore[override]
+            raise RuntimeError("not ready")
+
+    decoder = Decoder(table(1, 5), [], SamplingSettings(), Unready(), FixedLength(3))
+    with pytest.raises(RuntimeError, match="not ready"):
+        decoder.admit([Request([1, 2, 1, 2], 20, RandomStream(0))])
+    with pytest.raises(ParameterError, match="an earlier round has failed"):
+        decoder.step()
     decoder.close()

@@ -188,7 +188,11 @@ def test_a_live_model_is_taken_as_it_is(target_folder: Path) -> None:
     for draft in (None, module):
         with pytest.raises(ParameterError, match=r"outrider.load\(model, tokenizer=…\)"):
             outrider.generate(live if draft else module, PROMPT, draft=draft)
-    for option in ({"dtype": "int8"}, {"engine": "openvino"}, {"num_tokens": 5}, {"device": "cpu"}):
+    with pytest.raises(ParameterError, match="tokenizer must be the model's, or its processor, got str"):
+        outrider.load(module, tokenizer="a name")
+    with pytest.raises(ParameterError, match="a transformers model, got Linear"):
+        outrider.load(torch.nn.Linear(2, 2))
+    for option in ({"dtype": "int8"}, {"engine": "openvino"}, {"num_tokens": 0}, {"device": "cpu"}):
         with pytest.raises(ParameterError, match="can't be set for a model that is loaded already"):
             outrider.load(module, **option)
     with pytest.raises(ParameterError, match="got int"):

@@ -44,6 +44,8 @@ def test_a_constraint_for_another_models_tokens_is_refused(target_folder: Path, 
     assert len(outrider.generate(own, "x", processors=[constraint], max_new_tokens=9).text) <= 3
     with pytest.raises(VocabularyMismatchError, match="got one that was made for another model: make it for this one"):
         outrider.generate(other, "x", processors=[constraint])
+    with pytest.raises(VocabularyMismatchError, match="made for another model"):
+        decode(table(1, 5), [Request([1], 3, RandomStream(0))], SamplingSettings(processors=(constraint,)))
 
 
 class NoThirdInARow:

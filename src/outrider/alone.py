@@ -18,23 +18,27 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import RLock, local
 from typing import ParamSpec, TypeVar
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class _Place:
-    """Where one thread at a time works on an engine."""
+class OneAtATime:
+    """Where one thread at a time works: `with place.lock`. A forked process has another lock, which nobody holds."""
 
     def __init__(self) -> None:
         self.lock = RLock()
+        _all.add(self)
+
+
+_all: WeakSet[OneAtATime] = WeakSet()
 
 
 def _renew() -> None:
     """In a forked process: threads that held locks, and were working on their own sequences, are not there any more."""
-    for place in _places.values():
+    for place in _all:
         place.lock = RLock()
 
 
@@ -46,21 +50,21 @@ class _Here(local):
     """Of a thread. held: its places; rounds: how many it is in the middle of; later: what is to be done after them."""
 
     def __init__(self) -> None:
-        self.held: tuple[_Place, ...] = ()
+        self.held: tuple[OneAtATime, ...] = ()
         self.rounds = 0
         self.later: list[tuple[Alone, Callable[[], object]]] = []
 
 
 _here = _Here()
-_places: dict[int, _Place] = {}
+_places: dict[int, OneAtATime] = {}
 
 
-def _place_of(engine: object) -> _Place:
+def _place_of(engine: object) -> OneAtATime:
     """By its module, if it has one: engines around the same share what its layers hold during a pass."""
     key = getattr(engine, "module", engine)
     place = _places.get(id(key))
     if place is None:
-        place = _places.setdefault(id(key), _Place())
+        place = _places.setdefault(id(key), OneAtATime())
         with suppress(TypeError):  # it can't be watched: another one at its address will share its place, which harms nobody
             finalize(key, _places.pop, id(key), None).atexit = False
     return place

@@ -1,7 +1,4 @@
-"""What a target's own configuration says about its law: of an encoder–decoder it belongs to it, of others it is told.
-
-Constraints are of a tokenizer, and are refused by targets that have another.
-"""
+"""What a target's own configuration says about its law: of an encoder–decoder it belongs to it, of others it is told."""
 
 from __future__ import annotations
 
@@ -11,11 +8,9 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
-from outrider.errors import ParameterError, VocabularyMismatchError
+from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, has_encoder
-from outrider.models.compatibility import fingerprint
 from outrider.sampling import SamplingSettings
-from outrider.sampling.stateful import Constraint
 
 _log = logging.getLogger(__name__)
 
@@ -23,16 +18,6 @@ _log = logging.getLogger(__name__)
 def law_along(target: LanguageModel, sampling: SamplingSettings, prefix: Sequence[int]) -> SamplingSettings:
     """The settings along texts whose end nothing forces. prefix: what a decoder of an encoder begins with."""
     return with_own_rules(target, sampling, [prefix])
-
-
-def check_constraints(target: LanguageModel, sampling: SamplingSettings) -> None:
-    """Raise `VocabularyMismatchError` unless the constraints know the target's tokens."""
-    made_for = {one.tokens for one in sampling.processors if isinstance(one, Constraint)} - {None}
-    if made_for and made_for != {fingerprint(target)}:
-        raise VocabularyMismatchError(
-            f"processors must have constraints for the tokens of {target.name}, got one that was made for another model: "
-            "make it for this one"
-        )
 
 
 _UNUSED = {  # names of a generation config → what changes nothing
@@ -92,9 +77,7 @@ def with_own_rules(
     """The settings and, for an encoder-decoder, what its generation config forbids and forces, before the caller's own.
 
     prefixes: what the decoder begins with, in each row. max_new_tokens: None if no end is to be forced.
-    Raises `VocabularyMismatchError` for a constraint that was made for another model's tokens.
     """
-    check_constraints(target, sampling)
     if not has_encoder(target):
         tell_unused_rules(target, sampling)
         return sampling

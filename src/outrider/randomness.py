@@ -79,7 +79,7 @@ def stream_after(
     same seed after the same prompt (`Drafter.occasion`).
     """
     digest = hashlib.blake2b(np.asarray(prompt, dtype=np.int64).tobytes(), digest_size=16)
-    digest.update(repr((len(prompt), *occasion)).encode())
+    digest.update(repr((len(prompt), *map(int, occasion))).encode())
     if source is not None:
         values = source.detach().double().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source, np.int64)
         digest.update(values.tobytes())

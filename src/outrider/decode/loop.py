@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
+from typing import TypeVar
 
 from outrider.alone import Alone
 from outrider.clock import PhaseClock
-from outrider.decode.row import Request, Row, check_request
+from outrider.decode.row import Request, Row, check_constraints, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter, check_alternatives
@@ -31,6 +32,9 @@ from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
 from outrider.round import Extras, Outcome, Scorer, verify_round
 from outrider.sampling import SamplingSettings
+
+About = TypeVar("About")
+Done = TypeVar("Done")
 
 
 class Decoder:
@@ -58,6 +62,7 @@ class Decoder:
         check_lenience(lenience)
         for request in requests:
             check_request(request, target)
+        check_constraints(sampling, target)
         if drafter is not None:
             Alone([target]).run(drafter.bind, target)
         self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
@@ -94,7 +99,7 @@ class Decoder:
         """Let further sequences join, their prompts read together. → their rows, numbered on from those before"""
         for request in requests:
             self.check(request)
-        return self._alone.run(self._admit, requests)
+        return self._unless_failed(self._admit, requests)
 
     def _admit(self, requests: Many[Request]) -> list[Row]:
         context, joined = self.target.max_length, []
@@ -125,16 +130,16 @@ class Decoder:
         After a round that raised, rows and sequences may disagree, so that no other can be made: `ParameterError`.
         """
         active = [row for row in self.rows if row.finish_reason is None]
-        if not active:
-            return []
+        return self._unless_failed(self._round, active) if active else []
+
+    def _unless_failed(self, work: Callable[[About], Done], about: About) -> Done:
+        """Do what leaves rows and sequences in order, unless it raises."""
         if self._failed:
-            raise ParameterError(
-                "an earlier round has failed, and left nothing to go on from: begin again with another Decoder"
-            )
+            raise ParameterError("an earlier round has failed, and left nothing to go on from: begin with another Decoder")
         self._failed = True
-        made = self._alone.run(self._round, active)
+        done = self._alone.run(work, about)
         self._failed = False
-        return made
+        return done
 
     def dismiss(self) -> None:
         """Forget the rows that have ended, so that a batch that never ends does not grow."""

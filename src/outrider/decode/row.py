@@ -10,13 +10,16 @@ from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.foretold import HORIZON, Foretold
 from outrider.drafters.base import Drafter
-from outrider.errors import NumericalError, ParameterError
+from outrider.errors import NumericalError, ParameterError, VocabularyMismatchError
 from outrider.models.base import LanguageModel, Source, has_encoder, refuse_draft_only
 from outrider.models.base import Sequence as ModelSequence
+from outrider.models.compatibility import fingerprint
 from outrider.models.engine_checks import check_prompt
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import FinishReason
+from outrider.sampling import SamplingSettings
+from outrider.sampling.stateful import Constraint
 
 StopCheck = Callable[[Sequence[int]], int | None]
 """Given the new tokens, how many of them to keep if the sequence ends there, else None. Called once per round."""
@@ -112,3 +115,13 @@ def check_request(request: Request, target: LanguageModel) -> None:
     if has_encoder(target) and request.source is not None:
         target.check_source(request.source)
     check_prompt(request.prompt, target)
+
+
+def check_constraints(sampling: SamplingSettings, target: LanguageModel) -> None:
+    """Raise `VocabularyMismatchError` unless the constraints know the target's tokens."""
+    made_for = {one.tokens for one in sampling.processors if isinstance(one, Constraint)} - {None}
+    if made_for and made_for != {fingerprint(target)}:
+        raise VocabularyMismatchError(
+            f"processors must have constraints for the tokens of {target.name}, got one that was made for another model: "
+            "make it for this one"
+        )

@@ -57,7 +57,7 @@ def transformers_generate(
     refuse_without_rollback(model, type(model).__name__, model.config.is_encoder_decoder)
     refuse_inputs(model, input_ids, model_kwargs)
     beams = (generation_config.num_beams or 1) > 1
-    with OPENING:
+    with OPENING.lock:
         target = engine_of(model)
         drafter = None if beams else drafter_of(assistant_model, draft, target)
         of_beams = beam_draft(assistant_model, draft, target) if beams else None

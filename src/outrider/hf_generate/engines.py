@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from threading import RLock
 from typing import Any, TypeVar
 
 from torch import nn
 
-from outrider.alone import Alone
+from outrider.alone import Alone, OneAtATime
 from outrider.beam.draft import draft_model
 from outrider.choices import make_drafter
 from outrider.drafters import Drafter, ModelDrafter
@@ -22,7 +21,7 @@ from outrider.models.transformers_model import TransformersModel
 
 T = TypeVar("T")
 _KEPT_AS = "_outrider_engine"
-OPENING = RLock()
+OPENING = OneAtATime()
 """Held while engines are opened."""
 
 

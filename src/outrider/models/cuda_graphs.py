@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.alone import OneAtATime
 from outrider.errors import in_one_line
 
 WARM_UP = 1  # calls on the side stream, where libraries make their work space; kernels were chosen by an ordinary one
@@ -24,7 +24,7 @@ MOST_SEEN = 512
 _log = logging.getLogger(__name__)
 _cuda: Any = torch.cuda  # parts of which have no types
 _side_streams: dict[torch.device, Any] = {}
-_capturing = RLock()  # torch allows one at a time in a process
+_capturing = OneAtATime()  # torch allows one at a time in a process
 Run = Callable[[int, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 
 
@@ -94,7 +94,7 @@ class Graphs:
                 return None
             while len(self._held) >= MOST_GRAPHS:  # before, so that the new one can have its memory
                 del self._held[next(iter(self._held))]
-            with _capturing:
+            with _capturing.lock:
                 found = self._captured(columns, about, memory)
         self._held[key] = found
         for held, given in zip(found.inputs, about, strict=True):

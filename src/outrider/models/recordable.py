@@ -37,6 +37,10 @@ class RecordableModel(SlotModel[SlotSequence]):
     _recorded: RecordedPasses | CapturedPasses | None = None
     _to_record: object = None
 
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
     @abstractmethod
     def _kept_states(self) -> Mapping[int, StateLayer]:
         """Where the hidden states of a pass are put, by layer."""
@@ -122,12 +126,19 @@ class RecordableModel(SlotModel[SlotSequence]):
             row.advance(part.shape[1])
         return True
 
+    def _are_tokens(self, tokens: Tensor, rows: int) -> bool:
+        if not tokens.is_cpu or tokens.dtype is not torch.int64 or len(tokens) != rows or not tokens.numel():
+            return False
+        least, most = torch.aminmax(tokens)
+        return int(least) >= 0 and int(most) < self.vocab_size
+
     def _unread(self, rows: list[SlotSequence], tokens: Tensor, lengths: Sequence[int]) -> list[int]:
         """Which of these rows are left when those were read that can be, in one call each.
 
         Many short ones are quicker in one pass, by which weights are read once.
         """
-        if len(rows) > FEW and sum(lengths) < WORTH_ITS_OWN * len(rows):
+        many = len(rows) > FEW and sum(lengths) < WORTH_ITS_OWN * len(rows)
+        if many or not self._are_tokens(tokens, len(rows)):  # which an ordinary pass refuses before it writes anything
             return list(range(len(rows)))
         every = enumerate(zip(rows, lengths, strict=True))
         return [i for i, (row, count) in every if not self._read_in_one_call(row, tokens[i : i + 1, :count])]
@@ -148,7 +159,7 @@ class RecordableModel(SlotModel[SlotSequence]):
         if not isinstance(recording, Recording) or not recording.in_one_call or not is_piece(tokens):
             return None
         at, count = row.length, tokens.shape[1]
-        into = [layer.place(row.slot, at) for layer in self._kept_states().values()]
+        into = [layer.place(row.slot, at, count) for layer in self._kept_states().values()]
         placed = [place for place in into if place is not None]
         if len(placed) < len(into):
             return None

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.alone import OneAtATime
 from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.kernels.chain_calls import Piece, Place
@@ -34,7 +34,7 @@ _FORMAT = 13  # to be raised when what is traced changes with neither torch nor 
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _modules: Any = torch.nn.modules.module
-_recording = RLock()  # tracing changes tables of torch and transformers for a while
+_recording = OneAtATime()  # tracing changes tables of torch and transformers for a while
 
 
 class Untouched:
@@ -150,7 +150,7 @@ def record(
     what: all that the graph depends on. make: traces it. agrees: whether its results are those of ordinary passes. still:
     the same of one that was kept, more quickly: the code of a model may have been changed since, under the same names.
     """
-    with _recording:
+    with _recording.lock:
         return _record(model, name, what, make, agrees, still)
 
 

@@ -123,12 +123,10 @@ class StateLayer(SlotLayer):
         assert self.keys is not None
         _write(self.keys, states.unsqueeze(1), self._owner.placement)
 
-    def place(self, slot: int, position: int) -> Place | None:
-        """Where that position's state lies, and behind it those of the next ones; None as long as there are none, or none in
-        float32.
-        """
+    def place(self, slot: int, position: int, count: int) -> Place | None:
+        """Where the states of so many positions from that one on lie; None while there is no place, or none in float32."""
         kept = self.keys
-        if kept is None or kept.dtype is not torch.float32:
+        if kept is None or kept.dtype is not torch.float32 or slot >= kept.shape[0] or position + count > kept.shape[2]:
             return None
         width = kept.shape[3]
         return kept.data_ptr() + 4 * width * (slot * kept.shape[2] + position), width
@@ -167,6 +165,8 @@ def _write(cache: Tensor, states: Tensor, place: Placement) -> None:
 
 
 def _grown(old: Tensor, slots: int, capacity: int, used: int) -> Tensor:
+    if (old.shape[0], old.shape[2]) == (slots, capacity):
+        return old
     new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])  # pages that nobody wrote to cost nothing
     new[: old.shape[0], :, :used] = old[:, :, :used]
     return new
@@ -184,6 +184,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.kept_dtype = kept_dtype
         self.num_slots = 1
         self.capacity = MIN_CAPACITY
+        self._whole = True  # whether all layers have these sizes
         self._placement: Placement | None = None
         self._used: dict[int, int] = {}  # how far each slot was ever written
         self.states: dict[int, StateLayer] = {}  # by the layer they come from; the model never sees them
@@ -231,13 +232,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         if capacity > self.capacity:
             capacity = max(capacity, 2 * self.capacity)
         capacity = max(capacity, self.capacity)
-        if (slots, capacity) == (self.num_slots, self.capacity):
+        if not self._whole:  # layers that had grown when that was interrupted, or memory lacked
+            slots, capacity = (max(size, *grown) for size, grown in zip((slots, capacity), self._sizes(), strict=True))
+        elif (slots, capacity) == (self.num_slots, self.capacity):
             return
-        self.num_slots, self.capacity = slots, capacity
+        self._whole = False
         self.views.clear()  # they would keep the tensors that are replaced here
         used = max(self._used.values(), default=0)  # a batch is opened row by row, before anything is written
         for layer in self._held:
             layer.resize(slots, capacity, used)
+        self.num_slots, self.capacity, self._whole = slots, capacity, True
+
+    def _sizes(self) -> tuple[list[int], list[int]]:
+        """Slots and capacity of what is kept, 0 among them."""
+        held = [tensor for layer in self._held for tensor in (layer.keys, layer.values) if tensor is not None]
+        return [0, *(tensor.shape[0] for tensor in held)], [0, *(tensor.shape[2] for tensor in held)]
 
     def largest(self) -> float:
         """The largest number that it keeps, by its size; NaN if one is none."""
@@ -254,7 +263,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def drop(self) -> None:
         """Give all memory back: no slot is in use, and nobody holds an address."""
-        self.num_slots, self.capacity = 1, MIN_CAPACITY
+        self.num_slots, self.capacity, self._whole = 1, MIN_CAPACITY, True
         self._used.clear()
         self.views.clear()
         for layer in self._held:
