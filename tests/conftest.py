@@ -17,7 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from outrider import cache_folder
 from outrider.costs import Costs
+from outrider.kernels.chain_calls import ChainPlan
 from outrider.models.loading import load_transformers
+from outrider.models.recording import Recording
 from tests import real_gpu
 from tests.device_texts import opened
 from tests.real_gpu import GPU, RealGPU
@@ -190,3 +192,22 @@ def simulated(gpu: GPU) -> SimulatedGPU:
     if not isinstance(gpu, SimulatedGPU):
         pytest.skip("this is about the simulated GPU")
     return gpu
+
+
+@pytest.fixture
+def chains_called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call of a chain had (`kernels.chain_calls`), and of recorded passes by torch's interpreter -1."""
+    seen: list[int] = []
+    call, run = ChainPlan.run, Recording.run
+
+    def counted(self: ChainPlan, tokens: int, *others: Any) -> None:
+        seen.append(tokens)
+        call(self, tokens, *others)
+
+    def interpreted(self: Recording, *given: Any) -> list[torch.Tensor]:
+        seen.append(-1)
+        return run(self, *given)
+
+    monkeypatch.setattr(ChainPlan, "run", counted)
+    monkeypatch.setattr(Recording, "run", interpreted)
+    return seen

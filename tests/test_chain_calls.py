@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,13 +14,9 @@ from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.opening import open_head
 from outrider.kernels.chain_calls import ChainCalls, ChainPlan, numbers, piece_of
 from outrider.kernels.models import LIBRARY, Kernels, build, chain_calls, kernels
-from outrider.models import slot_cache
 from outrider.models.base import LAST
-from outrider.models.recording import Recording
-from outrider.models.shared_keys import WIDEST
 from outrider.models.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
-from outrider.prefill import prefill
 from tests.ragged import score, some_tokens
 from tests.test_chains import WIDTH, kept_of
 from tests.test_heads import write_head
@@ -33,48 +28,29 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds n
 ONE_CALL = ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi3")
 
 
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each such call had, and of passes by torch's interpreter -1."""
-    seen: list[int] = []
-    call, run = ChainPlan.run, Recording.run
-
-    def counted(self: ChainPlan, tokens: int, *others: Any) -> None:
-        seen.append(tokens)
-        call(self, tokens, *others)
-
-    def interpreted(self: Recording, *given: Any) -> list[Tensor]:
-        seen.append(-1)
-        return run(self, *given)
-
-    monkeypatch.setattr(ChainPlan, "run", counted)
-    monkeypatch.setattr(Recording, "run", interpreted)
-    return seen
-
-
 @pytest.mark.parametrize("architecture", ONE_CALL)
-def test_a_pass_of_one_row_is_one_call_of_the_same_bits(architecture: str, cache: Path, called: list[int]) -> None:
+def test_a_pass_of_one_row_is_one_call_of_the_same_bits(architecture: str, cache: Path, chains_called: list[int]) -> None:
     ordinary, quick = pair(architecture, "int8")
     row, widths = some_tokens(96, 1), (1, 2, 3, 8, 1, 30)
     wanted = scored(ordinary, row, 20, widths)
-    called.clear()
+    chains_called.clear()
     got = scored(quick, row, 20, widths)
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
-    assert called == [20, *(width for width in widths for _ in range(2))]  # the prompt first
+    assert chains_called == [20, *(width for width in widths for _ in range(2))]  # the prompt first
 
 
-def test_others_are_not(cache: Path, called: list[int]) -> None:
+def test_others_are_not(cache: Path, chains_called: list[int]) -> None:
     for architecture, kind in (("Gemma", "int8"), ("Llama", "float32")):
         _, quick = pair(architecture, kind)
-        called.clear()
+        chains_called.clear()
         scored(quick, some_tokens(30, 1), 20, (1, 2))
-        assert called == [-1] * 4
+        assert chains_called == [-1] * 4
     _, quick = pair("Llama", "int8")
     rows = [quick.open() for _ in range(2)]
     score(quick, rows, [[5], [6]])  # the first one is compared
-    called.clear()
+    chains_called.clear()
     score(quick, rows, [[7], [8]])
-    assert called == [-1]
+    assert chains_called == [-1]
 
 
 def states_of(model: TransformersModel, layers: tuple[int, ...]) -> list[Tensor]:
@@ -94,7 +70,7 @@ def states_of(model: TransformersModel, layers: tuple[int, ...]) -> list[Tensor]
     return out
 
 
-def test_states_are_written_where_they_are_kept(cache: Path, called: list[int]) -> None:
+def test_states_are_written_where_they_are_kept(cache: Path, chains_called: list[int]) -> None:
     ordinary, quick = (
         made("Llama", "int8", num_hidden_layers=3, max_position_embeddings=4 * MIN_CAPACITY) for _ in range(2)
     )
@@ -102,15 +78,15 @@ def test_states_are_written_where_they_are_kept(cache: Path, called: list[int]) 
         model.keep_states((1, 2))
     record_now(quick)
     wanted = states_of(ordinary, (LAST, 1, 2))
-    called.clear()
+    chains_called.clear()
     got = states_of(quick, (LAST, 1, 2))
-    assert set(called[1:]) >= {1, 2, 3}
-    assert -1 not in called[1:]  # the first one makes room for them
+    assert set(chains_called[1:]) >= {1, 2, 3}
+    assert -1 not in chains_called[1:]  # the first one makes room for them
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
     assert all(each.abs().sum(-1).all() for each in got)  # every position of every layer
 
 
-def test_the_first_pass_makes_room_for_states(cache: Path, called: list[int]) -> None:
+def test_the_first_pass_makes_room_for_states(cache: Path, chains_called: list[int]) -> None:
     """Of one token: as there is nothing before it, no ordinary pass has kept any."""
     ordinary, quick = (made("Llama", "int8") for _ in range(2))
     record_now(quick)
@@ -119,7 +95,7 @@ def test_the_first_pass_makes_room_for_states(cache: Path, called: list[int]) ->
     record_now(quick)
     for layer in quick._cache.states.values():
         layer.keys, layer.is_initialized = None, False  # type: ignore[assignment]
-    called.clear()
+    chains_called.clear()
     found = []
     for model in (ordinary, quick):
         sequence = model.open()
@@ -127,14 +103,14 @@ def test_the_first_pass_makes_room_for_states(cache: Path, called: list[int]) ->
             score(model, [sequence], [[token]])
         found.append(model.states(sequence, 0, 2, (1,)).clone())
         sequence.close()
-    assert called == [-1, 1]
+    assert chains_called == [-1, 1]
     assert torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("layers", [(), (1,)])
 @pytest.mark.parametrize("kind", ["int8", "float32", "bfloat16"])
 def test_a_head_reads_states_of_any_target_in_one_call(
-    kind: str, layers: tuple[int, ...], cache: Path, tmp_path: Path, called: list[int]
+    kind: str, layers: tuple[int, ...], cache: Path, tmp_path: Path, chains_called: list[int]
 ) -> None:
     target = made("Llama", kind)
     record_now(target)
@@ -145,7 +121,7 @@ def test_a_head_reads_states_of_any_target_in_one_call(
     for i, head in enumerate(heads):
         assert isinstance(head, AutoregressiveModel)
         head.recorded = None if i else head.recorded
-        called.clear()
+        chains_called.clear()
         sequence, out = head.open_on(base), []
         for tokens in (row[:18], row[18:20], row[20:21], row[21:22], row[22:23]):
             logits = head.score_few([sequence], torch.tensor([tokens]), [len(tokens)], "last")
@@ -153,134 +129,8 @@ def test_a_head_reads_states_of_any_target_in_one_call(
             assert sequence.last is not None
             out += [logits.clone(), sequence.last.clone()]
         sequence.close()
-        assert called[-4:] == ([] if i else [2, 1, 1, 1])  # the first one reads a state that is kept by nobody
+        assert chains_called[-4:] == ([] if i else [2, 1, 1, 1])  # the first one reads a state that is kept by nobody
         found.append(out)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def kept_by(model: TransformersModel, prompts: list[list[int]]) -> list[Tensor]:
-    """Keys, values and states of prompts that are read beside each other, and the logits of two tokens after them."""
-    rows = [model.open() for _ in prompts]
-    prefill(model, rows, prompts)
-    held = [each[:, :, : max(map(len, prompts))].clone() for each in model.cache_rows(slice(0, len(rows)))]
-    states = [model.states(row, 0, row.length, (1,)).clone() for row in rows]
-    after = score(model, rows, [[7, 8]] * len(rows))
-    for row in rows:
-        row.close()
-    cut = [each[i, :, : len(prompt)] for each in held for i, prompt in enumerate(prompts)]
-    return [*cut, *states, *after]
-
-
-@pytest.mark.parametrize("lengths", [(1,), (20,), (WIDEST,), (WIDEST + 1,), (3 * WIDEST + 5,), (40, 3, 90), (20,) * 6])
-def test_prompts_are_read_in_calls_of_the_same_bits(lengths: tuple[int, ...], cache: Path, called: list[int]) -> None:
-    """Without logits, in parts; what is kept, and what follows, as by ordinary passes."""
-    ordinary, quick = (made("Llama", "int8", max_position_embeddings=6 * WIDEST) for _ in range(2))
-    for model in (ordinary, quick):
-        model.keep_states((1,))
-    record_now(quick)
-    score(quick, [quick.open()], [[5]])  # makes room for states
-    quick._open[0].close()
-    prompts = [some_tokens(length, i) for i, length in enumerate(lengths)]
-    wanted = kept_by(ordinary, prompts)
-    called.clear()
-    got = kept_by(quick, prompts)
-    parts = [min(WIDEST, length - at) for length in lengths for at in range(0, length, WIDEST)]
-    assert called[: len(parts)] == parts
-    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
-
-
-@pytest.mark.parametrize("architecture", ONE_CALL)
-def test_long_prompts_are_read_in_calls_of_the_same_bits(architecture: str, cache: Path, called: list[int]) -> None:
-    ordinary, quick = (made(architecture, "int8", max_position_embeddings=6 * WIDEST) for _ in range(2))
-    record_now(quick)
-    score(quick, [quick.open()], [[5]])
-    quick._open[0].close()
-    row, found = some_tokens(3 * WIDEST + 9, 1), []
-    for model in (ordinary, quick):
-        called.clear()
-        sequence = model.open()
-        prefill(model, [sequence], [row[: 2 * WIDEST + 3]])
-        prefill(model, [sequence], [row])  # a further turn
-        found.append([*score(model, [sequence], [[7, 8]]), *(one.clone() for one in model.cache_rows(slice(0, 1)))])
-        length = sequence.length
-        sequence.close()
-    assert called[:5] == [WIDEST, WIDEST, 3, WIDEST, 6]
-    (wanted, *kept), (got, *mine) = found
-    assert torch.equal(wanted, got)
-    assert all(torch.equal(a[:, :, :length], b[:, :, :length]) for a, b in zip(kept, mine, strict=True))
-
-
-def test_what_an_ordinary_pass_refuses_is_refused_before_anything_is_read(cache: Path) -> None:
-    _, quick = pair("Llama", "int8")
-    rows = [quick.open() for _ in range(3)]
-    prefill(quick, rows, [[5, 6, 7]] * 3)
-    good = torch.tensor([some_tokens(70, i) for i in range(3)])
-    for wrong in (quick.vocab_size, -1):
-        bad = good.clone()
-        bad[2, 69] = wrong
-        with pytest.raises((IndexError, RuntimeError)):
-            quick.score(rows, bad, [70, 70, 70], "none")
-    with pytest.raises((IndexError, RuntimeError)):
-        quick.score(rows, good[:2], [70, 70, 70], "none")
-    assert [row.length for row in rows] == [3, 3, 3]
-
-
-@pytest.mark.parametrize("at", [1, 2, 4, 5])
-def test_a_cache_whose_growing_was_interrupted_grows_to_the_end_later(
-    at: int, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two layers' keys and values, then of states: no pass writes where there is no room, and the engine goes on."""
-    ordinary, quick = (made("Llama", "int8", max_position_embeddings=4000) for _ in range(2))
-    for model in (ordinary, quick):
-        model.keep_states((1,))
-    record_now(quick)
-    score(quick, [quick.open()], [[5]])
-    quick._open[0].close()
-    grown, calls = slot_cache._grown, []
-
-    def interrupted(*given: Any) -> Tensor:
-        calls.append(given)
-        if len(calls) == at:
-            raise MemoryError
-        return grown(*given)
-
-    monkeypatch.setattr(slot_cache, "_grown", interrupted)
-    with pytest.raises(MemoryError):
-        quick.open(600)
-    monkeypatch.setattr(slot_cache, "_grown", grown)
-    prompts = [some_tokens(590, 1)]
-    assert all(torch.equal(a, b) for a, b in zip(kept_by(ordinary, prompts), kept_by(quick, prompts), strict=True))
-    held = [each for layer in quick._cache._held for each in (layer.keys, layer.values) if each is not None]
-    assert {(each.shape[0], each.shape[2]) for each in held} == {(quick._cache.num_slots, quick._cache.capacity)}
-
-
-def test_many_short_prompts_are_read_in_one_pass(cache: Path, called: list[int]) -> None:
-    _, quick = pair("Llama", "int8")
-    rows = [quick.open() for _ in range(6)]
-    called.clear()
-    prefill(quick, rows, [some_tokens(5, i) for i in range(6)])
-    assert not called
-    assert all(row.length == 5 for row in rows)
-
-
-def test_a_head_reads_long_prompts_in_calls_of_the_same_bits(cache: Path, tmp_path: Path, called: list[int]) -> None:
-    target = made("Llama", "int8", max_position_embeddings=4 * WIDEST)
-    record_now(target)
-    path, row, found = write_head(tmp_path, "layered"), some_tokens(200, 3), []
-    heads, base = [open_head(target, path, "int8") for _ in range(2)], target.open()
-    prefill(target, [base], [row])
-    for i, head in enumerate(heads):
-        assert isinstance(head, AutoregressiveModel)
-        head.recorded = None if i else head.recorded
-        called.clear()
-        sequence = head.open_on(base)
-        prefill(head, [sequence], [row[: 2 * WIDEST + 9]])
-        assert called == ([] if i else [WIDEST, WIDEST, 9])
-        logits = head.score_few([sequence], torch.tensor([row[2 * WIDEST + 9 : 2 * WIDEST + 11]]), [2], "last")
-        assert logits is not None
-        held = [each[:, :, : sequence.length].clone() for each in head.cache_rows(slice(sequence.slot, sequence.slot + 1))]
-        found.append([logits.clone(), *held])
-        sequence.close()
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -299,7 +149,7 @@ def test_keys_that_are_moved_are_read_where_they_are(cache: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_what_it_is_not_for_goes_the_ordinary_way(cache: Path, called: list[int]) -> None:
+def test_what_it_is_not_for_goes_the_ordinary_way(cache: Path, chains_called: list[int]) -> None:
     """Tokens without memory or of more rows than there are, which it refuses, and strided ones."""
     _, quick = pair("Llama", "int8")
     sequence = quick.open()
@@ -309,22 +159,22 @@ def test_what_it_is_not_for_goes_the_ordinary_way(cache: Path, called: list[int]
     assert sequence.length == 0
     want = quick.score([sequence], torch.tensor([[5, 7]]), [2])
     sequence.truncate(0)
-    called.clear()
+    chains_called.clear()
     with torch.device("meta"):  # what new tensors lie on, where nothing else is said
         got = quick.score([sequence], torch.tensor([[5, 6, 7]], device="cpu")[:, ::2], [2])
-    assert called == [-1]
+    assert chains_called == [-1]
     assert want is not None
     assert got is not None
     assert torch.equal(want, got)
 
 
-def test_results_do_not_lie_on_the_default_device(cache: Path, called: list[int]) -> None:
+def test_results_do_not_lie_on_the_default_device(cache: Path, chains_called: list[int]) -> None:
     _, quick = pair("Llama", "int8")
     sequence, tokens = quick.open(), torch.tensor([[5, 7]])
-    called.clear()
+    chains_called.clear()
     with torch.device("meta"):
         got = quick.score([sequence], tokens, [2])
-    assert called == [2]
+    assert chains_called == [2]
     assert got is not None
     assert got.is_cpu
 
