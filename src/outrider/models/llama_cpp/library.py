@@ -33,7 +33,7 @@ _log_callback: Any = None  # kept: llama.cpp holds a bare pointer to it
 def require_library() -> Any:
     """The module `llama_cpp`, told to be quiet."""
     global _log_callback  # noqa: PLW0603 - one log for the process, as in llama.cpp
-    require("llama_cpp", "the llama.cpp engine", "use --engine transformers (it compiles for some minutes)")
+    require("llama_cpp", "the llama.cpp engine", "use --engine transformers")
     import llama_cpp
 
     if _log_callback is None:
