@@ -12,7 +12,7 @@ from outrider.heads.config import HeadConfig, Kind
 from outrider.heads.layers import make_network
 from outrider.models.transformers_model import TransformersModel
 from outrider.train import fused
-from outrider.train.fused import TargetLaws, summed
+from outrider.train.fused import Rows, TargetLaws, summed
 from outrider.train.losses import Loss
 from outrider.train.states import states_of
 from outrider.train.trainee import HeadTrainee
@@ -33,15 +33,16 @@ def divergence(target_probs: torch.Tensor, draft_logits: torch.Tensor, loss: Los
 
 def test_losses_are_what_they_are_called() -> None:
     target = torch.tensor([[0.5, 0.3, 0.1]])  # a tenth lies outside the vocabulary
-    laws, one = TargetLaws(target.log(), torch.zeros(1), torch.eye(3), None), torch.ones(1, 1)
+    rows, one = Rows(torch.eye(3), None), torch.ones(1, 1)
+    laws = TargetLaws(target.log(), torch.zeros(1), rows)
     drafted = torch.tensor([[[0.6, 0.2, 0.2]]]).log()
-    tv, kl, mix = (summed(drafted, laws, one, loss) for loss in LOSSES_BY_NAME)
+    tv, kl, mix = (summed(drafted, rows, laws, one, loss) for loss in LOSSES_BY_NAME)
     assert float(tv.alpha) == pytest.approx(0.5 + 0.2 + 0.1)
     assert float(tv.loss) == pytest.approx(0.2)
     assert float(kl.loss) == pytest.approx(-(0.5 * np.log(0.6) + 0.3 * np.log(0.2) + 0.1 * np.log(0.2)))
     assert float(mix.loss) == pytest.approx(float(tv.loss + kl.loss))
     best = (target / target.sum()).log().unsqueeze(0).requires_grad_()
-    (gradient,) = torch.autograd.grad(summed(best, laws, one, "kl").loss, best)
+    (gradient,) = torch.autograd.grad(summed(best, rows, laws, one, "kl").loss, best)
     assert gradient.abs().max() < 1e-7
 
 
@@ -82,18 +83,19 @@ def test_losses_summed_part_by_part_are_the_formulas(loss: Loss, offset: bool, m
     rows, states = torch.randn(9, 5, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
     shift = torch.randn(9, dtype=torch.float64) if offset else None
     whole = torch.nn.functional.linear(states, rows, shift)
-    laws = TargetLaws(states, whole.logsumexp(-1) + 0.2, rows, shift)  # a fifth lies outside
+    laws = TargetLaws(states, whole.logsumexp(-1) + 0.2, Rows(rows, shift))  # a fifth lies outside
+    head = Rows(rows + 0.1 * torch.randn_like(rows), shift)  # of the draft: another one than the target's
     predicted = (states + 0.4 * torch.randn(2, 7, 5, dtype=torch.float64)).requires_grad_()
     weights = torch.rand(2, 7, dtype=torch.float64)
     weights[1, 0] = 0.0
-    probs, logits = laws.probs(slice(None)), laws.logits(predicted)
+    probs, logits = laws.probs(slice(None)), head.logits(predicted)
     losses, alphas = divergence(probs, logits, loss)
     best, sure = probs.max(-1), probs.amax(-1) >= 1 - probs.sum(-1)
     same = (logits.argmax(-1) == best.indices) & sure & (weights > 0)
     (wanted,) = torch.autograd.grad((losses * weights).sum(), predicted)
     for size in (1, 2 * 9, 1000):
         monkeypatch.setattr(fused, "AT_ONCE", size)
-        found = summed(predicted, laws, weights, loss)
+        found = summed(predicted, head, laws, weights, loss)
         (gradient,) = torch.autograd.grad(found.loss, predicted)
         torch.testing.assert_close(found.loss, (losses * weights).sum())
         torch.testing.assert_close(found.alpha, (alphas * (weights > 0)).sum(-1))

@@ -10,8 +10,8 @@ from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig
 from outrider.heads.layers import AutoregressiveHead, make_network
 from outrider.models.transformers_model import TransformersModel
+from outrider.train.shallow import _shallow, make_shallow
 from outrider.train.start import start_from_target, weight_of
-from outrider.train.student import _shallow, make_student
 from tests.tiny_models import VOCABULARY, module, tiny
 
 TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
@@ -51,22 +51,22 @@ def test_a_narrower_head_starts_with_the_neurons_that_matter() -> None:
 
 def test_a_students_layers_are_the_targets_first() -> None:
     target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=6))
-    student = make_student(target, 2)
+    student = make_shallow(target, 2)
     for own, theirs in zip(student.module.model.layers, target.module.model.layers[:2], strict=True):
         torch.testing.assert_close(own.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
     assert not student.module.get_input_embeddings().weight.requires_grad
     assert {name.partition(".")[0] for name, one in student.named_parameters() if one.requires_grad} == {"module", "map"}
     with pytest.raises(ParameterError, match=r"layers must be in 1 … 5, got 6"):
-        make_student(target, 6)
+        make_shallow(target, 6)
     target.module.lm_head = torch.nn.Sequential(target.module.lm_head)
     with pytest.raises(ModelError, match="its head is no linear layer"):
-        make_student(target, 2)
+        make_shallow(target, 2)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_students_map_is_fitted_and_becomes_a_part_of_its_head(tied: bool) -> None:
     target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=4, tie_word_embeddings=tied))
-    student = make_student(target, 1)
+    student = make_shallow(target, 1)
     windows = [torch.randint(VOCABULARY, (48,), generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
     with torch.no_grad():
         own = [student.own_states(one.unsqueeze(0))[0] for one in windows]
@@ -88,7 +88,7 @@ def test_a_map_is_fitted_without_dropout() -> None:
     maps = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        student = make_student(target, 1)
+        student = make_shallow(target, 1)
         student.fit(
             (window, torch.randn(48, 32, generator=torch.Generator().manual_seed(i))) for i, window in enumerate(tokens)
         )
@@ -117,4 +117,4 @@ def test_what_a_configuration_lists_by_layer_is_cut_with_the_layers() -> None:
 def test_a_student_stops_where_its_target_does() -> None:
     target = TransformersModel(module("Llama", 0, torch.float32, num_hidden_layers=3))
     target.module.generation_config.eos_token_id = [2, 41]
-    assert make_student(target, 1).module.generation_config.eos_token_id == [2, 41]
+    assert make_shallow(target, 1).module.generation_config.eos_token_id == [2, 41]

@@ -36,10 +36,9 @@ except Exception as error:  # another version of transformers
     print(f"without transformers' module: {error!r}", flush=True)
     for loaded in [loaded for loaded in sys.modules if loaded.startswith("outrider")]:
         del sys.modules[loaded]
-    for stub, what in (("outrider.models.transformers_model", "TransformersModel"), ("outrider.train.student", "Student")):
-        module = types.ModuleType(stub)
-        setattr(module, what, type(what, (nn.Module,), {}))
-        sys.modules[stub] = module
+    module = types.ModuleType("outrider.models.transformers_model")
+    vars(module)["TransformersModel"] = type("TransformersModel", (nn.Module,), {})
+    sys.modules[module.__name__] = module
 
 from outrider.heads.config import HeadConfig, load_head, save_head
 from outrider.heads.layers import AutoregressiveHead

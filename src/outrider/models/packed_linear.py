@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from outrider.errors import ParameterError
 from outrider.models.side_by_side import groups_of, put_together
 
 ROWS_HINT = 4  # the layout that suited 1 … 16 rows best (EXPERIMENTS.md)
@@ -52,6 +53,14 @@ class OpaqueLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def check_readable(module: nn.Module, what: str) -> None:
+    """Raise `ParameterError` if weights of a model lie in a kernel's layout."""
+    if any(isinstance(part, OpaqueLinear) for part in module.modules()):
+        raise ParameterError(
+            f"{what} must be a model whose weights can be read: load it with pack=False, and not in int8 or int4"
+        )
 
 
 def bytes_of(layers: Iterable[nn.Module]) -> int:

@@ -21,23 +21,30 @@ AT_ONCE = 1 << 20  # logits of a part: 4 MB in float32
 
 
 @dataclass(frozen=True)
-class TargetLaws:
-    """What the target says at some positions: its states [N, W] and log normalisers [N], of which `rows` [T, W] and `offset`
-    [T] (or None), its head for the tokens that are drafted, make probabilities.
-    """
+class Rows:
+    """Those of an output layer for the tokens that are drafted, not trained. weight: [T, W]. offset: [T], None for 0."""
 
-    states: Tensor
-    normalisers: Tensor
-    rows: Tensor
+    weight: Tensor
     offset: Tensor | None
 
     def logits(self, states: Tensor) -> Tensor:
         """[.., W] → [.., T]"""
-        return torch.nn.functional.linear(states, self.rows, self.offset)
+        return torch.nn.functional.linear(states, self.weight, self.offset)
+
+
+@dataclass(frozen=True)
+class TargetLaws:
+    """What the target says at some positions: its states [N, W] and log normalisers [N], of which its rows make
+    probabilities.
+    """
+
+    states: Tensor
+    normalisers: Tensor
+    rows: Rows
 
     def probs(self, part: slice) -> Tensor:
         """They sum to less than 1 by the tokens that are not drafted. → [n, T]"""
-        logits = self.logits(self.states[part])
+        logits = self.rows.logits(self.states[part])
         return logits.sub_(self.normalisers[part].unsqueeze(-1)).exp_()
 
 
@@ -50,22 +57,26 @@ class Sums:
     match: Tensor
 
 
-def summed(predicted: Tensor, target: TargetLaws, weights: Tensor, loss: Loss) -> Sums:
-    """The losses of predicted states [D, N, W]. weights: of the rows in the loss, [D, N], 0 for those that don't count.
+def summed(predicted: Tensor, rows: Rows, target: TargetLaws, weights: Tensor, loss: Loss) -> Sums:
+    """The losses of predicted states [D, N, W].
 
-    match counts the rows whose best token is the target's best one, as far as that is sure to be drafted.
+    rows: of the same tokens as the target's; they make the draft's logits of such states. weights: of the positions in the
+    loss, [D, N], 0 for those that don't count. match counts the positions whose best token is the target's best one, as far
+    as that is sure to be drafted.
     """
-    return Sums(*_Summed.apply(predicted, target, weights, loss))  # type: ignore[no-untyped-call]
+    return Sums(*_Summed.apply(predicted, rows, target, weights, loss))  # type: ignore[no-untyped-call]
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, predicted: Tensor, target: TargetLaws, weights: Tensor, loss: Loss) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, predicted: Tensor, rows: Rows, target: TargetLaws, weights: Tensor, loss: Loss
+    ) -> tuple[Tensor, ...]:
         wanted = ctx.needs_input_grad[0]
         gradient = torch.zeros_like(predicted) if wanted else None
         total = predicted.new_zeros(())
         alphas, matches = (predicted.new_zeros(len(predicted)) for _ in range(2))
-        step = max(1, AT_ONCE // len(target.rows))
+        step = max(1, AT_ONCE // len(rows.weight))
         for start in range(0, predicted.shape[1], step):
             part = slice(start, start + step)
             probs = target.probs(part)
@@ -73,14 +84,14 @@ class _Summed(torch.autograd.Function):
             best, at = probs.max(-1)
             sure = best >= 1.0 - mass  # else a token that is not drafted may be the best
             for depth, states in enumerate(predicted):
-                logits, weight = target.logits(states[part]), weights[depth, part]
+                logits, weight = rows.logits(states[part]), weights[depth, part]
                 counted = weight > 0
                 matches[depth] += ((logits.argmax(-1) == at) & sure & counted).sum()
                 row = _Row(probs, mass, logits)
                 alphas[depth] += (row.alpha * counted).sum()
                 total += (row.loss(loss) * weight).sum()
                 if gradient is not None:
-                    gradient[depth, part] = row.gradient(loss).mul_(weight.unsqueeze(-1)) @ target.rows
+                    gradient[depth, part] = row.gradient(loss).mul_(weight.unsqueeze(-1)) @ rows.weight
         ctx.save_for_backward(*([] if gradient is None else [gradient]))
         ctx.mark_non_differentiable(alphas, matches)
         return total, alphas, matches
@@ -88,7 +99,7 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, outer: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * outer, None, None, None
+        return gradient * outer, None, None, None, None
 
 
 class _Row:

@@ -21,8 +21,6 @@ from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
 from outrider.heads.opening import check_fits
 from outrider.models.base import end_tokens, refuse_draft_only
-from outrider.models.cut_head import DRAFT_TOKENS
-from outrider.models.pretrained import without_bars
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.checkpoints import CHECKPOINTS
@@ -31,14 +29,12 @@ from outrider.train.losses import Loss
 from outrider.train.run import Report, RunSettings, Windows, processes, train
 from outrider.train.start import head_config, start_from_target
 from outrider.train.states import StateFolder, StateWindows, check_states, digest, frequent_tokens, keep_states
-from outrider.train.student import fit_on, make_student
-from outrider.train.trainee import HeadTrainee, StudentTrainee
+from outrider.train.trainee import HeadTrainee
 
 VOCABULARY = 8192
 SAMPLE = 16  # windows that a head's start is fitted on
-POSITIONS_A_COLUMN = 20  # that a student's map is fitted on
 Network = AutoregressiveHead | BlockwiseHeads
-Bar = Callable[[Iterable[int], str], None]
+Bar = Callable[[Iterable[int], str, str], None]  # steps, what is done, in what it is counted
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ def _states(
     if not done.exists():
         cut = windows([source], target.tokenizer, settings.length, held_out)
         try:
-            bar(keep_states(target, cut, folder, settings.layers), f"States of {source.name}")
+            bar(keep_states(target, cut, folder, settings.layers), f"States of {source.name}", "windows")
         finally:
             if not folder.paths:  # not a window: nothing to keep for other runs
                 shutil.rmtree(folder.folder, ignore_errors=True)
@@ -199,13 +195,13 @@ def train_head(
     shape = {**asdict(head), "start": None if head.start is None else str(head.start)}
     report = train(trainee, data.train, data.held_out, output / CHECKPOINTS, run, {**data.about, **shape})
     if processes().is_main_process:
-        save_head(output, config, tokens, network.state_dict(), _kept_dtype(target))
+        save_head(output, config, tokens, network.state_dict(), kept_dtype(target))
     return config, report
 
 
 def _begin(target: TransformersModel, data: Data, head: HeadSettings) -> tuple[HeadConfig, Tensor, Network]:
     """A new head."""
-    tokens = _drafted(target, data, VOCABULARY if head.vocabulary is None else head.vocabulary)
+    tokens = drafted_tokens(target, data, VOCABULARY if head.vocabulary is None else head.vocabulary)
     config = head_config(target, head.kind, len(tokens), head.intermediate_size, head.blocks, head.window, head.layers)
     network = make_network(config)
     if isinstance(network, AutoregressiveHead):
@@ -214,12 +210,16 @@ def _begin(target: TransformersModel, data: Data, head: HeadSettings) -> tuple[H
     return config, tokens, network
 
 
-def _drafted(target: TransformersModel, data: Data, most: int) -> Tensor:
-    """The tokens that the target would say most often along the data, and those that end texts or have a special meaning."""
-    count = min(most, target.vocab_size)
+def drafted_tokens(target: TransformersModel, data: Data, most: int, size: int | None = None) -> Tensor:
+    """The tokens that the target would say most often along the data, and those that end texts or have a special meaning.
+
+    size: of the draft's own vocabulary, if it is smaller than the target's.
+    """
+    size = target.vocab_size if size is None else size
+    count = min(most, size)
     special = end_tokens(target) | set(getattr(target.tokenizer, "all_special_ids", None) or ())
-    always = frozenset(token for token in special if 0 <= token < target.vocab_size) if count > 256 else frozenset()
-    return frequent_tokens(data.paths, count, target.vocab_size, always)
+    always = frozenset(token for token in special if 0 <= token < size) if count > 256 else frozenset()
+    return frequent_tokens(data.paths, count, size, always)
 
 
 def _begin_from(
@@ -232,45 +232,11 @@ def _begin_from(
     network = make_network(config)
     load_weights(network, config, {name: value.float() for name, value in weights.items()})
     if head.vocabulary is not None:
-        tokens = _drafted(target, data, head.vocabulary)
+        tokens = drafted_tokens(target, data, head.vocabulary)
         config = replace(config, num_tokens=len(tokens))
     return config, tokens, network
 
 
-@dataclass(frozen=True)
-class StudentSettings:
-    """layers: the target's first ones. vocabulary: tokens that the student drafts, None for all of the target's."""
-
-    layers: int
-    vocabulary: int | None = None
-    loss: Loss = "mix"
-
-
-def train_student(
-    target: TransformersModel, data: Data, settings: StudentSettings, run: RunSettings, output: Path
-) -> tuple[int, Report]:
-    """Train a wide-and-shallow student and save it as an ordinary transformers model with the target's tokenizer.
-
-    It has the target's width and its first layers (Chen Table 2), and reads all tokens; embeddings start as the target's and
-    stay as they are. → the tokens that it drafts, the report
-    """
-    torch.manual_seed(run.seed)
-    student = make_student(target, settings.layers)
-    fit_on(student, data.train, max(SAMPLE, POSITIONS_A_COLUMN * target.state_size // len(data.train[0]["tokens"])))
-    every = settings.vocabulary is None or settings.vocabulary >= target.vocab_size
-    tokens = torch.arange(target.vocab_size) if every else _drafted(target, data, settings.vocabulary or 0)
-    trainee = StudentTrainee(student, target, tokens, settings.loss)
-    report = train(
-        trainee, data.train, data.held_out, output / CHECKPOINTS, run, {**data.about, "kind": "student", **asdict(settings)}
-    )
-    if processes().is_main_process:
-        whole = student.whole()
-        setattr(whole.config, DRAFT_TOKENS, None if every else tokens.tolist())
-        with without_bars():
-            whole.to(_kept_dtype(target)).save_pretrained(output)
-        target.tokenizer.save_pretrained(output)
-    return len(tokens), report
-
-
-def _kept_dtype(target: TransformersModel) -> torch.dtype:
+def kept_dtype(target: TransformersModel) -> torch.dtype:
+    """That a draft's weights are saved in."""
     return target.dtype if target.dtype in (torch.float32, torch.float64) and not target.rounded else torch.bfloat16

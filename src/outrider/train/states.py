@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -101,6 +102,11 @@ class StateWindows(Dataset[dict[str, Tensor]]):
         out = {name: file.get_slice(name)[at] for name in _BY_WINDOW}
         return {**out, "tokens": out["tokens"].long()}
 
+    def spread(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """So many windows, evenly over all; all of them if there are no more."""
+        count = min(count, len(self))
+        return (self[i * len(self) // count] for i in range(count))
+
 
 def keep_states(
     target: TransformersModel,
@@ -168,13 +174,18 @@ def _normalisers(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_rows(target: TransformersModel, states: Tensor, logits: Tensor) -> None:
     """Raise `ModelError` unless the logits are the output layer's on these states: no caps, no scales in between."""
-    own = target.module.get_output_embeddings()(states).float()
-    off = float((own - logits.float()).square().mean().sqrt() / logits.float().std())
-    if not off <= TOLERANCE:
+    if (off := rows_off(target, states, logits)) > TOLERANCE:
         raise ModelError(
             f"{target.name} can't be trained for: its logits are not those of its output layer on its last state (off by "
             f"{off:.2g} of their spread); use a smaller model of its family as the draft"
         )
+
+
+def rows_off(model: TransformersModel, states: Tensor, logits: Tensor) -> float:
+    """How far a model's logits are from its output layer on these states, as a share of their spread."""
+    own = model.module.get_output_embeddings()(states).float()
+    off = float((own - logits.float()).square().mean().sqrt() / logits.float().std())
+    return off if math.isfinite(off) else math.inf
 
 
 def check_states(target: TransformersModel, folder: StateFolder, layers: Many[int] = ()) -> None:
@@ -215,7 +226,7 @@ def frequent_tokens(paths: list[Path], count: int, vocab_size: int, always: froz
     counts = torch.zeros(vocab_size)
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            counts += file.get_tensor("mass")
+            counts += file.get_tensor("mass")[:vocab_size]
     for token in always:
         counts[token] = counts.max() + 1
     order: Any = counts.argsort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""What is trained, with the frozen parts of the target that it needs: a head, or a student.
+"""What is trained, with the frozen parts of the target that it needs: a head, or a student (`students`).
 
 `forward` gives the loss, and by depth the sums of alpha and of greedy matches over positions, for the held-out text.
 """
@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads
 from outrider.heads.target_parts import output_rows
 from outrider.models.transformers_model import TransformersModel
-from outrider.train.fused import Sums, TargetLaws, summed
+from outrider.train.fused import Rows, Sums, TargetLaws, summed
 from outrider.train.losses import Loss
-from outrider.train.student import Student
 from outrider.train.unroll import blocks, chains, shifted
 
 DECAY = 0.8  # the weight of a depth relative to the one before: later tokens count only if earlier ones are accepted
@@ -28,16 +27,23 @@ class Trainee(nn.Module):
     def __init__(self, target: TransformersModel, tokens: Tensor, loss: Loss) -> None:
         super().__init__()
         rows = output_rows(target, tokens.to(target.device))
-        self.register_buffer("rows", rows.weight.float(), persistent=False)
-        self.register_buffer("offset", None if rows.bias is None else rows.bias.float(), persistent=False)
+        self.keep("target", rows.weight, rows.bias)
         self.loss: Loss = loss
+
+    def keep(self, whose: str, weight: Tensor, bias: Tensor | None) -> None:
+        """Rows of an output layer, which move with the module to its device."""
+        self.register_buffer(f"{whose}_rows", weight.float(), persistent=False)
+        self.register_buffer(f"{whose}_offset", None if bias is None else bias.float(), persistent=False)
+
+    def rows(self, whose: str = "target") -> Rows:
+        """Those of the target, or the student's own."""
+        return Rows(self.get_buffer(f"{whose}_rows"), self._buffers[f"{whose}_offset"])
 
     def laws(self, states: Tensor, normalisers: Tensor) -> TargetLaws:
         """What the target says. States whose first W are the last ones [.., ≥ W], [..]"""
-        rows = self.get_buffer("rows")
-        return TargetLaws(
-            states[..., : rows.shape[1]].float().flatten(0, -2), normalisers.flatten(), rows, self._buffers["offset"]
-        )
+        rows = self.rows()
+        last = states[..., : rows.weight.shape[1]].float()
+        return TargetLaws(last.flatten(0, -2), normalisers.flatten(), rows)
 
 
 class HeadTrainee(Trainee):
@@ -66,28 +72,12 @@ class HeadTrainee(Trainee):
         positions = counted.sum((1, 2))
         decays = torch.tensor([DECAY**s for s in range(self.depth)], device=tokens.device)
         rows = counted.flatten(1) * (decays / decays.sum() / positions.clamp(min=1)).unsqueeze(-1)
-        sums = summed(torch.stack(predicted).flatten(1, 2), self.laws(states, normalisers), rows, self.loss)
-        return {"loss": sums.loss, "counts": _counts(sums, positions)}
+        every = torch.stack(predicted).flatten(1, 2)
+        sums = summed(every, self.rows(), self.laws(states, normalisers), rows, self.loss)
+        return {"loss": sums.loss, "counts": counts(sums, positions)}
 
 
-class StudentTrainee(Trainee):
-    """A small model of the target's kind, over tokens [T] of its vocabulary."""
-
-    def __init__(self, student: Student, target: TransformersModel, tokens: Tensor, loss: Loss) -> None:
-        super().__init__(target, tokens, loss)
-        self.network = student
-
-    def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor, drafted: Tensor) -> dict[str, Any]:
-        """As `HeadTrainee.forward`, one depth."""
-        counted = torch.ones_like(drafted) if self.training else drafted
-        positions = counted.sum().unsqueeze(0)
-        weights = counted.flatten().unsqueeze(0) / positions.clamp(min=1)
-        predicted = self.network(tokens).flatten(0, 1).unsqueeze(0)
-        sums = summed(predicted, self.laws(states, normalisers), weights, self.loss)
-        return {"loss": sums.loss, "counts": _counts(sums, positions)}
-
-
-def _counts(sums: Sums, positions: Tensor) -> list[dict[str, Tensor]]:
+def counts(sums: Sums, positions: Tensor) -> list[dict[str, Tensor]]:
     """What alpha and the greedy match are made of, by depth."""
     every = zip(sums.alpha, sums.match, positions, strict=True)
     return [{"alpha": alpha, "match": match, "positions": count} for alpha, match, count in every]

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.files import check_new_folder, new_folder
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.shared_options import add_options, json_option
@@ -101,26 +100,40 @@ def blocks(models: ModelChoice, given: dict[str, Any], **settings: Any) -> None:
 
 @click.command()
 @_training_options
-@click.option("--layers", default=4, show_default=True, help="The target's first ones.")
+@click.option("--layers", type=int, help="The target's first ones  [default: 4, without --body]")
+@click.option(
+    "--body",
+    metavar="MODEL",
+    help="A smaller model with the target's tokenizer to begin with, all layers of it, instead of the target's first ones.",
+)
+@click.option("--intermediate-size", type=int, help="Neurons that are left in each layer of --body  [default: all of them]")
 @click.option("--vocabulary", type=int, help="Tokens that are drafted: the target's most probable  [default: all]")
-def student(models: ModelChoice, given: dict[str, Any], layers: int, vocabulary: int | None) -> None:
-    """A wide-and-shallow student: a model of the target's first layers, for --draft FOLDER."""
+def student(models: ModelChoice, given: dict[str, Any], body: str | None, **shape: Any) -> None:
+    """A student, for --draft FOLDER: the target's first layers (wide and shallow), or another model with fewer neurons (deep
+    and narrow).
+    """
     from outrider.train.losses import check_loss
-    from outrider.train.make import StudentSettings, train_student
     from outrider.train.run import processes
-    from outrider.train.student import check_student
+    from outrider.train.students import StudentSettings, check_student, train_student
 
-    if vocabulary is not None:
-        check_count("vocabulary", vocabulary)
-    use, settings = as_model(given["output"]), StudentSettings(layers, vocabulary, check_loss(given["loss"]))
-    target, data, run = _prepared(
-        models, given, False, vocabulary=vocabulary, check=lambda target: check_student(target, layers)
-    )
-    tokens, report = train_student(target, data, settings, run, given["output"])
-    what = f"A wide-and-shallow student: the target's first {layers} layers, trained, and its embeddings"
-    # What is foretold is for the target as it is used; the one that students are made of has its weights unpacked.
-    used = models.load_target() if processes().is_main_process else target
-    finish(used, data, given, report, Made(use, f"{what}, over {tokens} tokens", tokens))
+    use, settings = as_model(given["output"]), StudentSettings(**shape, loss=check_loss(given["loss"]))
+    bodies: list[TransformersModel] = []
+
+    def check(target: TransformersModel) -> None:
+        bodies.extend([] if body is None else [_body(models, body)])
+        check_student(target, settings, bodies[0] if bodies else None)
+
+    # The layers of a shallow student are the target's own weights, which must lie open.
+    target, data, run = _prepared(models, given, body is not None, vocabulary=settings.vocabulary, check=check)
+    tokens, report = train_student(target, data, settings, run, given["output"], bodies[0] if bodies else None, _bar)
+    # What is foretold is for the target as it is used; the one that shallow students are made of has its weights unpacked.
+    used = models.load_target() if body is None and processes().is_main_process else target
+    finish(used, data, given, report, Made(use, f"{settings.what(body)}, over {tokens} tokens", tokens))
+
+
+def _body(models: ModelChoice, name: str) -> TransformersModel:
+    """As it is stored, but for packed weights."""
+    return cast("TransformersModel", ModelChoice(name, device=models.device).load_target(pack=False))
 
 
 def _no_shape_with_start(start: Path | None) -> None:
@@ -220,11 +233,11 @@ def _data(given: dict[str, Any]) -> DataSettings:
     return DataSettings(sources, held_out, given["cache"] or given["output"], given["length"])
 
 
-def _bar(steps: Iterable[int], title: str) -> None:
+def _bar(steps: Iterable[int], title: str, unit: str) -> None:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed} windows"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn(f"{{task.description}}: {{task.completed}} {unit}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)
         for done in steps:

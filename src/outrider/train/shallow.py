@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError, ParameterError, in_one_line
-from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.packed_linear import check_readable
 from outrider.models.transformers_model import TransformersModel
 
 RIDGE = 1e-3  # of the mean square: keeps the fit sound where positions are few
 
 
-class Student(nn.Module):
+class ShallowStudent(nn.Module):
     """module: of the target's class with its first layers. Trained: the layers, the final norm, and the map."""
 
     def __init__(self, module: Any) -> None:
@@ -71,12 +71,12 @@ class Student(nn.Module):
         return self.module
 
 
-def make_student(target: TransformersModel, layers: int) -> Student:
+def make_shallow(target: TransformersModel, layers: int) -> ShallowStudent:
     """A student with the target's first `layers` layers, in float32, its map still to be fitted; embeddings frozen.
 
-    Raises as `check_student` does.
+    Raises as `check_shallow` does.
     """
-    config, prefix = check_student(target, layers)
+    config, prefix = check_shallow(target, layers)
     module = target.module
     student = type(module)(config)
     try:
@@ -87,17 +87,16 @@ def make_student(target: TransformersModel, layers: int) -> Student:
     student = student.float()
     for frozen in (student.get_input_embeddings(), student.get_output_embeddings()):
         frozen.requires_grad_(False)
-    return Student(student).train()
+    return ShallowStudent(student).train()
 
 
-def check_student(target: TransformersModel, layers: int) -> tuple[Any, str]:
+def check_shallow(target: TransformersModel, layers: int) -> tuple[Any, str]:
     """The student's configuration, and what the names of the target's layers begin with.
 
     The target must have been loaded with `pack=False`. Raises `ParameterError` or `ModelError` where there can be none.
     """
     module = target.module
-    if any(isinstance(part, OpaqueLinear) for part in module.modules()):
-        raise ParameterError("a student needs a target whose weights can be read: load it with pack=False and no int8")
+    check_readable(module, "a student's target")
     total = int(module.config.get_text_config().num_hidden_layers)
     if not 1 <= layers < total:
         raise ParameterError(f"layers must be in 1 … {total - 1}, got {layers}")
@@ -127,13 +126,6 @@ def _shallow(whole: Any, layers: int, name: str) -> Any:
             f"{name} can't be made a student of: with {layers} layers its configuration is refused: {reason}"
         ) from error
     return config
-
-
-def fit_on(student: Student, windows: Any, count: int) -> None:
-    """Fit the map on `count` windows, spread evenly over a data set of {"tokens", "states"}."""
-    count = min(count, len(windows))
-    chosen = (windows[i * len(windows) // count] for i in range(count))
-    student.fit((window["tokens"], window["states"]) for window in chosen)
 
 
 def _prefix(module: nn.Module, layers: nn.ModuleList) -> str:
