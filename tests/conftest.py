@@ -19,7 +19,7 @@ from outrider import cache_folder
 from outrider.costs import Costs
 from outrider.kernels.chain_calls import ChainPlan
 from outrider.models.loading import load_transformers
-from outrider.models.recording import Recording
+from outrider.models.passes.recording import Recording
 from tests import real_gpu
 from tests.device_texts import opened
 from tests.real_gpu import GPU, RealGPU

@@ -331,7 +331,7 @@ def simulated_gpu() -> Iterator[SimulatedGPU]:
         for name, other in replaced.items():
             patch.setattr(torch.cuda, name, other)
         patch.setattr(Capture, "default_stream", None)
-        patch.setattr("outrider.models.cuda_graphs._side_streams", {})
+        patch.setattr("outrider.models.passes.cuda_graphs._side_streams", {})
         patch.setattr(Tensor, "to", _to_numbered)
         patch.setattr(Tensor, "cuda", lambda tensor, device="cuda": tensor.to(device))
         patch.setattr(torch, "tensor", _tensor)

@@ -275,7 +275,7 @@ def test_what_was_put_off_is_done_once_and_whatever_puts_it_off() -> None:
 _FORKED_WHILE_OTHERS_RECORD = """
 import multiprocessing, sys, threading
 from outrider.alone import OneAtATime
-from outrider.models import recording
+from outrider.models.passes import recording
 entered, ending = threading.Event(), threading.Event()
 def recording_something():
     with recording._recording.lock:

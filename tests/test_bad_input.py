@@ -194,7 +194,7 @@ def test_an_interrupted_conversion_leaves_nothing(cache: Path, monkeypatch: pyte
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.models.gguf._load", interrupt)
+    monkeypatch.setattr("outrider.models.weights.gguf._load", interrupt)
     with pytest.raises(KeyboardInterrupt):
         outrider.load()
     assert not list((cache / "models").iterdir())

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.models import block_attention
-from outrider.models.block_attention import BLOCKS, adds_up_alike, columns_read
-from outrider.models.int8_linear import largest_weight
-from outrider.models.rounded import round_to_int8
-from outrider.models.steady_attention import STEADY, use_steady_attention
+from outrider.models.attention import in_blocks
+from outrider.models.attention.in_blocks import BLOCKS, adds_up_alike, columns_read
+from outrider.models.attention.in_float64 import STEADY, use_steady_attention
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.int8_linear import largest_weight
+from outrider.models.weights.rounded import round_to_int8
 from outrider.prefill import prefill
 from tests.ragged import score, some_tokens
 from tests.tiny_models import module, record_now
@@ -37,7 +37,7 @@ pytestmark = [
 def _torchs_kernels() -> Iterator[None]:
     """Ours have an attention of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.models.rounded.kernels", lambda: None)
+        patch.setattr("outrider.models.weights.rounded.kernels", lambda: None)
         yield
 
 
@@ -56,14 +56,14 @@ def test_whole_blocks_and_parts_of_the_last_are_read() -> None:
 
 
 def test_parts_that_are_summed_otherwise_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = block_attention._attention
+    own = in_blocks._attention
 
     def by_columns(rows: torch.Tensor, key: torch.Tensor, *others: torch.Tensor, **named: object) -> tuple[torch.Tensor]:
         out: torch.Tensor = own(rows, key, *others, **named)[0]
         return (out * (1 + 2**-22) if key.shape[2] % 512 == 192 else out,)
 
     assert alike is not None
-    monkeypatch.setattr(block_attention, "_attention", by_columns)
+    monkeypatch.setattr(in_blocks, "_attention", by_columns)
     adds_up_alike.cache_clear()
     found = adds_up_alike(6, 2, 16, torch.get_num_threads(), torch.float32)
     adds_up_alike.cache_clear()
@@ -106,7 +106,7 @@ def test_neighbours_of_other_lengths_leave_the_bits(model: TransformersModel) ->
 def test_it_is_the_attention_of_float64_but_for_rounding() -> None:
     made = module("Llama", dtype=torch.float32, **HEADS)
     blocks, steady = copy.deepcopy(made), copy.deepcopy(made)
-    assert block_attention.use_block_attention(blocks)
+    assert in_blocks.use_block_attention(blocks)
     use_steady_attention(steady)
     text = some_tokens(600, 2)
     with torch.inference_mode():
@@ -124,13 +124,13 @@ def test_what_it_does_not_apply_to_is_computed_in_float64(architecture: str, ove
 
 
 def test_where_kernels_add_up_otherwise_float64_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = block_attention._attention
+    own = in_blocks._attention
 
     def by_width(rows: torch.Tensor, *others: torch.Tensor, **named: object) -> tuple[torch.Tensor]:
         out: torch.Tensor = own(rows, *others, **named)[0]
         return (out if rows.shape[2] > 8 else out * (1 + 2**-22),)
 
-    monkeypatch.setattr(block_attention, "_attention", by_width)
+    monkeypatch.setattr(in_blocks, "_attention", by_width)
     adds_up_alike.cache_clear()
     made = module("Llama", dtype=torch.float32, **HEADS)
     round_to_int8(made)

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import outrider
-import outrider.models.captured as passes
+import outrider.models.passes.captured as passes
 from outrider.drafters import HeadDrafter, ModelDrafter
 from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.recorded import CapturedHead
-from outrider.models.captured import MOST_ROWS, CapturedPasses
-from outrider.models.captured_trial import SAME
 from outrider.models.loading import load_transformers
-from outrider.models.pass_graph import run_pass
-from outrider.models.tracing import Inputs
+from outrider.models.passes.captured import MOST_ROWS, CapturedPasses
+from outrider.models.passes.captured_trial import SAME
+from outrider.models.passes.graph import run_pass
+from outrider.models.passes.tracing import Inputs
 from outrider.models.transformers_model import TransformersModel
 from tests.device_texts import PROMPTS, flat, given, opened, write
 from tests.real_gpu import GPU, RealGPU

@@ -15,7 +15,7 @@ from outrider.heads.opening import open_head
 from outrider.kernels.chain_calls import ChainCalls, ChainPlan, numbers, piece_of
 from outrider.kernels.models import LIBRARY, Kernels, build, chain_calls, kernels
 from outrider.models.base import LAST
-from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
 from tests.test_chains import WIDTH, kept_of

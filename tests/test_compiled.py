@@ -17,14 +17,14 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import PromptLookupDrafter
 from outrider.errors import ParameterError
-from outrider.models import compiled
-from outrider.models.compiled import CompiledPasses, check_compilable, compile_passes, rounded_up
+from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.first_layers import first_layers
 from outrider.models.loading import load_transformers
-from outrider.models.packed_linear import pack_linears
-from outrider.models.rounded import can_round, round_to_int8
-from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.passes import compiled
+from outrider.models.passes.compiled import CompiledPasses, check_compilable, compile_passes, rounded_up
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.packed_linear import pack_linears
+from outrider.models.weights.rounded import can_round, round_to_int8
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.tune.configuration import Configuration, read_configuration

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from outrider.models.base import LAST
-from outrider.models.captured import captured_pass, columns_captured, width_captured
-from outrider.models.compiled import CompiledPasses
-from outrider.models.cuda_graphs import MOST_GRAPHS, WARM_UP, Graphs
-from outrider.models.pass_graph import run_pass
-from outrider.models.pass_trial import difference
-from outrider.models.tracing import Inputs
+from outrider.models.passes.captured import captured_pass, columns_captured, width_captured
+from outrider.models.passes.compiled import CompiledPasses
+from outrider.models.passes.compiled_trial import difference
+from outrider.models.passes.cuda_graphs import MOST_GRAPHS, WARM_UP, Graphs
+from outrider.models.passes.graph import run_pass
+from outrider.models.passes.tracing import Inputs
 from outrider.models.transformers_model import TransformersModel
 from tests.real_gpu import GPU, RealGPU
 from tests.simulated_gpu import SimulatedGPU

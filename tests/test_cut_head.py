@@ -13,7 +13,7 @@ from outrider.device_data import pad_rows
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head
-from outrider.models.rounded import can_round
+from outrider.models.weights.rounded import can_round
 from tests.tiny_models import module
 
 LEFT = 150

@@ -99,6 +99,14 @@ def test_examples_print_what_they_say(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """`folder/file.py` in the checkout, the package or the tests."""
+    named = re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)+\.(?:py|cpp|h|sh))", page.read_text())
+    missing = {path for path in named if not any((ROOT / top / path).exists() for top in (".", "src/outrider", "tests"))}
+    assert not missing
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     """Files exist; anchors are headings; a link whose text is code names something in the linked Python file."""
     for text, target in re.findall(r"\[([^\]]+)\]\(((?!https:)[^)]+)\)", page.read_text()):

@@ -10,7 +10,7 @@ import transformers
 
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
-from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from tests.ragged import ragged_difference, reference, score, some_tokens

@@ -15,12 +15,12 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from outrider.kernels.models import Kernels, kernels
-from outrider.models import recording
 from outrider.models.kernels.fusing import fuse, fuse_operations
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
-from outrider.models.pass_graph import trace_pass
-from outrider.models.rounded import round_to_int8
+from outrider.models.passes import recording
+from outrider.models.passes.graph import trace_pass
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.rounded import round_to_int8
 from tests.tiny_models import module, record_now
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
@@ -85,7 +85,7 @@ def test_what_cannot_be_fused_is_recorded_apart(
     made = module("Llama", dtype=torch.float32)
     round_to_int8(made)
     model = TransformersModel(made, name="rounded")
-    with caplog.at_level(logging.DEBUG, logger="outrider.models.recording"):
+    with caplog.at_level(logging.DEBUG, logger="outrider.models.passes.recording"):
         record_now(model)
     assert model.recorded is not None
     (text,) = [path.read_text() for path in (tmp_path / "recorded").glob("*.txt")]

@@ -310,7 +310,7 @@ def test_blocks_are_the_most_that_is_drafted(tmp_path: Path) -> None:
 
 def test_output_rows_are_found_whatever_the_layer_is_made_of() -> None:
     from outrider.heads.target_parts import output_rows
-    from outrider.models.packed_linear import pack_linears
+    from outrider.models.weights.packed_linear import pack_linears
 
     made = module("Phi", 0, torch.float32)  # its head has a bias
     ids = torch.tensor([3, 17, 60])

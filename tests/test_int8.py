@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from outrider.models import int8_linear
-from outrider.models.int8_linear import Int8Linear, RowScale, has_tiles, largest_weight
-from outrider.models.rounded import round_to_int8
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights import int8_linear
+from outrider.models.weights.int8_linear import Int8Linear, RowScale, has_tiles, largest_weight
+from outrider.models.weights.rounded import round_to_int8
 from tests.ragged import score, some_tokens
 from tests.tiny_models import module, record_now
 
@@ -69,7 +69,7 @@ def test_both_kernels_give_the_same_bits(size: tuple[int, int]) -> None:
 @pytest.mark.skipif(not has_tiles(), reason="this processor has no tiles of integers")
 def test_a_model_with_both_kernels_gives_the_bits_of_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large layers by tiles, recorded as well."""
-    monkeypatch.setattr("outrider.models.rounded.kernels", lambda: None)
+    monkeypatch.setattr("outrider.models.weights.rounded.kernels", lambda: None)
     rows = [some_tokens(30, 1)]
     found = []
     for least in (1 << 30, 0, 1536):  # none, all, and some layers of this model
@@ -113,7 +113,7 @@ def test_kernels_that_saturate_get_weights_that_they_add_up(
         out: torch.Tensor = product * scale * weight.q_per_channel_scales().float()
         return out
 
-    monkeypatch.setattr("outrider.models.int8_linear._multiply", multiply)
+    monkeypatch.setattr("outrider.models.weights.int8_linear._multiply", multiply)
     assert largest_weight.__wrapped__() == largest
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.kernels.models import Kernels, build, kernels
-from outrider.models.gguf_tensors import BLOCKS, Q4_K, Q6_K, gguf_tensors, mapped
-from outrider.models.k_quants import KQuants
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel, KQuantKernel
-from outrider.models.packed_linear import OpaqueLinear
-from outrider.models.rounded import round_to_int4
+from outrider.models.weights.gguf_tensors import BLOCKS, Q4_K, Q6_K, gguf_tensors, mapped
+from outrider.models.weights.k_quants import KQuants
+from outrider.models.weights.packed_linear import OpaqueLinear
+from outrider.models.weights.rounded import round_to_int4
 from tests.test_kernels import HERE, product, rows_of
 from tests.tiny_models import module
 

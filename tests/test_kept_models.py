@@ -16,8 +16,9 @@ from torch import Tensor
 
 import outrider
 from outrider.kernels.models import kernels
-from outrider.models import kept, loading, pretrained
+from outrider.models import loading, pretrained
 from outrider.models.loading import load_transformers
+from outrider.models.weights import kept
 from tests.conftest import save_encoder_decoder, save_model
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
@@ -174,7 +175,8 @@ def test_a_kept_model_is_recorded_as_the_first_was(tmp_path: Path, cache: Path, 
     """It would be recorded anew otherwise: what transformers notes when a model is made belongs to what is recorded."""
     folder = save_model(tmp_path / "model", 0)
     program = (
-        "import sys, outrider; from outrider.models import kept; from outrider.models.pass_graph import describe_pass; "
+        "import sys, outrider; from outrider.models.weights import kept; "
+        "from outrider.models.passes.graph import describe_pass; "
         f"kept.LEAST = 0; model = outrider.load({str(folder)!r}, dtype='int8'); print(describe_pass(model)); "
         "out = model.module(input_ids=__import__('torch').tensor([[3, 4]]), output_hidden_states=True); "
         "print(len(out.hidden_states))"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.models import Kernels, build, kernels
+from outrider.models.attention.in_float64 import STEADY
 from outrider.models.kernels.attention import KERNEL, attend
-from outrider.models.rounded import round_to_int8
-from outrider.models.steady_attention import STEADY
+from outrider.models.weights.rounded import round_to_int8
 from tests.test_kernels import HERE
 from tests.tiny_models import module
 

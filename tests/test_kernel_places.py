@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.kernels.models import Kernels, build, kernels
+from outrider.models.cache.masks import AttentionPattern, make_mask
 from outrider.models.kernels.rows import RotaryAngles, replace_rows
-from outrider.models.masks import AttentionPattern, make_mask
 from tests.test_kernels import HERE
 from tests.tiny_models import module
 

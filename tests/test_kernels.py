@@ -15,8 +15,8 @@ from outrider.kernels import build as build_module
 from outrider.kernels import models as models_module
 from outrider.kernels.build import LEVELS, UnbuiltError, level_here
 from outrider.kernels.models import Kernels, build, kernels
-from outrider.models.int8_linear import Int8Linear, RowScale, largest_weight
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.weights.int8_linear import Int8Linear, RowScale, largest_weight
 
 HERE = list(LEVELS)[list(LEVELS).index(level_here() or "") :] if level_here() else []  # what this processor has, and less
 SIZES = [(1, 1), (16, 32), (33, 31), (300, 500), (64, 1030), (17, 160), (20, 288), (40, 448)]

@@ -19,8 +19,8 @@ import torch
 from outrider.models.base import LAST
 from outrider.models.lean.layout import layout_of
 from outrider.models.lean.run import LeanPass, Shape, lean_pass
-from outrider.models.pass_graph import run_pass
-from outrider.models.tracing import Inputs
+from outrider.models.passes.graph import run_pass
+from outrider.models.passes.tracing import Inputs
 from outrider.models.transformers_model import TransformersModel
 from tests.tiny_models import module
 

@@ -18,11 +18,11 @@ import outrider
 from outrider.audit.greedy import first_divergence
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
-from outrider.models.gguf import gguf_tokenizer
 from outrider.models.llama_cpp.engine import FIRST_CELLS, SPARE, LlamaCppModel
 from outrider.models.llama_cpp.library import OUTPUTS, Context
 from outrider.models.loading import load_llama_cpp
 from outrider.models.sources import default_model
+from outrider.models.weights.gguf import gguf_tokenizer
 from outrider.prefill import prefill
 from tests.real_models import smollm2
 

@@ -12,8 +12,8 @@ from torch import nn
 import outrider
 from outrider.errors import ModelError
 from outrider.models.loading import load_tokenizer, load_transformers
-from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
 from outrider.models.sources import DEFAULT_MODEL
+from outrider.models.weights.packed_linear import PackedLinear, can_pack, pack_linears
 from tests.tiny_models import module
 
 

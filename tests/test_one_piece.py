@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from outrider.kernels.models import kernels
-from outrider.models import one_piece
-from outrider.models.one_piece import put_in_one_piece
-from outrider.models.packed_linear import OpaqueLinear, can_pack, pack_linears
-from outrider.models.rounded import round_to_int8
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights import one_piece
+from outrider.models.weights.one_piece import put_in_one_piece
+from outrider.models.weights.packed_linear import OpaqueLinear, can_pack, pack_linears
+from outrider.models.weights.rounded import round_to_int8
 from tests.tiny_models import module, record_now
 
 

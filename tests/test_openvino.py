@@ -19,8 +19,8 @@ from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights
-from outrider.models.rounded import can_round
 from outrider.models.steady_width import SteadyWidth
+from outrider.models.weights.rounded import can_round
 from outrider.prefill import prefill
 from tests.ragged import some_tokens
 from tests.tiny_models import CONFIGS, module

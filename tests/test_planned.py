@@ -18,9 +18,9 @@ from outrider.decode.row import Request
 from outrider.draft_length import FixedLength
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.kernels.models import kernels
+from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.kernels.fusing import fuse
-from outrider.models.planned import PlannedGraph
-from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.passes.planned import PlannedGraph
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.round import Extras

@@ -13,9 +13,9 @@ from outrider.bench.profile import memory_bandwidth
 from outrider.cli.main import run
 from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import OpenVinoModel
-from outrider.models.packed_linear import pack_linears
-from outrider.models.rounded import can_round, round_to_int8
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.packed_linear import pack_linears
+from outrider.models.weights.rounded import can_round, round_to_int8
 from tests.tiny_models import module
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.opening import open_head
 from outrider.kernels.models import kernels
-from outrider.models import slot_cache
-from outrider.models.shared_keys import WIDEST
+from outrider.models.attention.shared_keys import WIDEST
+from outrider.models.cache import slot_cache
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from tests.ragged import score, some_tokens

@@ -21,8 +21,8 @@ from outrider.costs import Costs, kept
 from outrider.drafters import IntersectionDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_transformers
-from outrider.models.packed_linear import OpaqueLinear
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.packed_linear import OpaqueLinear
 from outrider.results import Result
 
 PROMPT = "the quick brown fox jumps over the quick brown"

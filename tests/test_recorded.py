@@ -16,16 +16,16 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter, PromptLookupDrafter
 from outrider.kernels.models import kernels
-from outrider.models import recording
+from outrider.models.attention.shared_keys import WIDEST, use_shared_keys
+from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.first_layers import first_layers
-from outrider.models.packed_linear import pack_linears
-from outrider.models.planned import PlannedGraph
-from outrider.models.recording import Recording
-from outrider.models.rounded import can_round, round_to_int8
-from outrider.models.shared_keys import WIDEST, use_shared_keys
-from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.passes import recording
+from outrider.models.passes.planned import PlannedGraph
+from outrider.models.passes.recording import Recording
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.packed_linear import pack_linears
+from outrider.models.weights.rounded import can_round, round_to_int8
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from tests.ragged import score, some_tokens

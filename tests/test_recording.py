@@ -18,11 +18,11 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import outrider
 from outrider.drafters import HeadDrafter
-from outrider.models import model_code, recorded, recording
 from outrider.models.base import LAST
-from outrider.models.graph_text import graph_text
-from outrider.models.pass_graph import trace_pass
-from outrider.models.tracing import Traced
+from outrider.models.passes import model_code, recorded, recording
+from outrider.models.passes.graph import trace_pass
+from outrider.models.passes.graph_text import graph_text
+from outrider.models.passes.tracing import Traced
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
 from tests.test_heads import write_head

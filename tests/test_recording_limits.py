@@ -18,11 +18,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 
-from outrider.models import recorded
-from outrider.models.model_code import ReachedCode, describe_code
-from outrider.models.pass_graph import trace_pass
-from outrider.models.shared_keys import SHARED_KEYS, attend
-from outrider.models.slot_cache import MIN_CAPACITY
+from outrider.models.attention.shared_keys import SHARED_KEYS, attend
+from outrider.models.cache.slot_cache import MIN_CAPACITY
+from outrider.models.passes import recorded
+from outrider.models.passes.graph import trace_pass
+from outrider.models.passes.model_code import ReachedCode, describe_code
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import score, some_tokens
 from tests.test_recorded import made, pair

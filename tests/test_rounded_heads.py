@@ -12,8 +12,8 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.opening import open_head
-from outrider.models.rounded import can_round, rounding_of
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.rounded import can_round, rounding_of
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
 from tests.test_engine_decode import GREEDY, WARM, requests
 from tests.test_heads import KINDS, Shape, exact_joint, first_draft, sample, small_target, write_head

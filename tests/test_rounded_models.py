@@ -12,11 +12,11 @@ import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ModelError, ParameterError
 from outrider.kernels.models import kernels
-from outrider.models.int8_linear import Int8Linear, largest_weight
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.loading import load_transformers
-from outrider.models.rounded import Int8Embedding, can_round, round_to_int4, round_to_int8
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.int8_linear import Int8Linear, largest_weight
+from outrider.models.weights.rounded import Int8Embedding, can_round, round_to_int4, round_to_int8
 from tests.tiny_models import module
 
 WAYS = [
@@ -32,7 +32,7 @@ WITH_TORCHS = [
 @pytest.fixture
 def _kernels(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "torch's int8":
-        monkeypatch.setattr("outrider.models.rounded.kernels", lambda: None)
+        monkeypatch.setattr("outrider.models.weights.rounded.kernels", lambda: None)
 
 
 def test_the_embedding_table_is_near() -> None:

@@ -13,13 +13,14 @@ import outrider
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import ModelDrafter
-from outrider.models import block_attention, same_bits, steady_attention
-from outrider.models.block_attention import BLOCKS, few, fours
+from outrider.models.attention import in_blocks, in_float64
+from outrider.models.attention.in_blocks import BLOCKS, few, fours
+from outrider.models.attention.shared_keys import use_shared_keys
 from outrider.models.dtypes import native_dtype
-from outrider.models.packed_linear import PackedLinear, can_pack, pack_linears
-from outrider.models.same_bits import FILL, use_same_bits
-from outrider.models.shared_keys import use_shared_keys
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights import same_bits
+from outrider.models.weights.packed_linear import PackedLinear, can_pack, pack_linears
+from outrider.models.weights.same_bits import FILL, use_same_bits
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.records import Round
@@ -263,11 +264,11 @@ def test_layers_that_are_not_laid_out_are_not_trusted() -> None:
 
 def test_the_attention_it_falls_back_on_is_not_that_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it does not apply: without float64's copies of all keys."""
-    monkeypatch.setattr(steady_attention, "attend", None)
+    monkeypatch.setattr(in_float64, "attend", None)
     query, key = torch.randn(1, 4, 3, 16).bfloat16(), torch.randn(1, 2, 9, 16).bfloat16()
     mask = torch.ones(1, 1, 3, 9, dtype=torch.bool).tril(6)
     layer = type("Layer", (), {"num_key_value_groups": 2, "training": False, "is_causal": True})()
-    out, _ = block_attention.attend(layer, query, key, key[..., :8], mask, scaling=0.25)
+    out, _ = in_blocks.attend(layer, query, key, key[..., :8], mask, scaling=0.25)
     wanted = torch.nn.functional.scaled_dot_product_attention(
         query, key.repeat_interleave(2, 1), key[..., :8].repeat_interleave(2, 1), attn_mask=mask, scale=0.25
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outrider
-from outrider.models.shared_keys import SHARED_KEYS, _kept, use_shared_keys
+from outrider.models.attention.shared_keys import SHARED_KEYS, _kept, use_shared_keys
 from outrider.models.transformers_model import TransformersModel
 from tests.ragged import reference, score, some_tokens
 from tests.tiny_models import module

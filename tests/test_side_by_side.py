@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from outrider.models import packed_linear
-from outrider.models.packed_linear import bytes_of, can_pack, pack_linears
-from outrider.models.rounded import can_round, round_to_int8
-from outrider.models.side_by_side import Share, Together
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights import packed_linear
+from outrider.models.weights.packed_linear import bytes_of, can_pack, pack_linears
+from outrider.models.weights.rounded import can_round, round_to_int8
+from outrider.models.weights.side_by_side import Share, Together
 from tests.ragged import score, some_tokens
 from tests.tiny_models import module
 

@@ -27,7 +27,7 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.drafters import Drafter, ModelDrafter
-from outrider.models.captured import CapturedPasses
+from outrider.models.passes.captured import CapturedPasses
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.records import Round

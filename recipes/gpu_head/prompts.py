@@ -143,7 +143,7 @@ def main(corpus: Path, out: Path) -> None:
     from head_prompts import THINGS as FIRST_THINGS
 
     from outrider.bench.examples import Source, load_examples
-    from outrider.models.gguf import gguf_tokenizer
+    from outrider.models.weights.gguf import gguf_tokenizer
     from outrider.prompts import encode
     from outrider.train.texts import _around
 

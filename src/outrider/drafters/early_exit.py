@@ -15,8 +15,8 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import LanguageModel
+from outrider.models.cache.slots import SlotSequence
 from outrider.models.first_layers import FirstLayers, SharedSequence, first_layers
-from outrider.models.slots import SlotSequence
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 

@@ -16,12 +16,12 @@ from outrider.heads.layers import HeadNetwork
 from outrider.heads.parts import HeadParts
 from outrider.heads.recorded import CapturedHead, Kind, NewestToken, RecordedHead, record_head
 from outrider.kernels.chain_calls import is_piece, numbers, piece_of
+from outrider.models.attention.shared_keys import WIDEST, together
 from outrider.models.base import HandsOutStates, WhichLogits
+from outrider.models.cache.masks import AttentionPattern, make_mask
+from outrider.models.cache.slot_cache import Placement
 from outrider.models.kernels import attention as kernel_attention
-from outrider.models.masks import AttentionPattern, make_mask
-from outrider.models.recording import Recording
-from outrider.models.shared_keys import WIDEST, together
-from outrider.models.slot_cache import Placement
+from outrider.models.passes.recording import Recording
 from outrider.models.states_model import StatesModel
 
 

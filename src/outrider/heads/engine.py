@@ -21,10 +21,10 @@ from outrider.heads.config import HeadConfig
 from outrider.heads.parts import HeadParts
 from outrider.heads.recorded import CapturedHead, RecordedHead
 from outrider.models.base import HandsOutStates, Sequence
+from outrider.models.cache.slots import SlotModel, SlotSequence
 from outrider.models.cut_head import spread
-from outrider.models.packed_linear import bytes_of
-from outrider.models.rounded import rounded_by
-from outrider.models.slots import SlotModel, SlotSequence
+from outrider.models.weights.packed_linear import bytes_of
+from outrider.models.weights.rounded import rounded_by
 
 
 class HeadSequence(SlotSequence):

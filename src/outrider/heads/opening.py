@@ -16,7 +16,7 @@ from outrider.heads.parts import parts_of
 from outrider.heads.published.eagle import usual_layers
 from outrider.heads.stored import read_shape
 from outrider.models.base import HandsOutStates
-from outrider.models.rounded import can_round
+from outrider.models.weights.rounded import can_round
 
 HEAD_DTYPES = ("auto", "float", "int8")
 """Of a head's weights: "float", the target's states' type; "int8"; "auto", in 8 bits on a CPU with kernels for it, unless

@@ -24,9 +24,9 @@ from outrider.heads.stored import files_of, read_head
 from outrider.heads.target_parts import output_rows
 from outrider.kernels.models import kernels
 from outrider.models.base import HandsOutStates
-from outrider.models.one_piece import put_in_one_piece
-from outrider.models.packed_linear import pack_linears
-from outrider.models.rounded import round_linears
+from outrider.models.weights.one_piece import put_in_one_piece
+from outrider.models.weights.packed_linear import pack_linears
+from outrider.models.weights.rounded import round_linears
 
 if TYPE_CHECKING:
     from outrider.heads.recorded import RecordedHead

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from outrider.models.captured import Captured
-from outrider.models.captured_trial import Trial
-from outrider.models.cuda_graphs import say_uncaptured
-from outrider.models.pass_trial import spread_off
+from outrider.models.attention.shared_keys import WIDEST
+from outrider.models.passes.captured import Captured
+from outrider.models.passes.captured_trial import Trial
+from outrider.models.passes.compiled_trial import spread_off
+from outrider.models.passes.cuda_graphs import say_uncaptured
+from outrider.models.passes.recording import Recording, changed, record
+from outrider.models.passes.tracing import Inputs, Sizes, Traced, parts_of, trace
 from outrider.models.probe import TOLERANCE
-from outrider.models.recording import Recording, changed, record
-from outrider.models.shared_keys import WIDEST
-from outrider.models.tracing import Inputs, Sizes, Traced, parts_of, trace
 
 if TYPE_CHECKING:
     from outrider.heads.autoregressive import AutoregressiveModel

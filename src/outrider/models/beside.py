@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from outrider.device_data import index
+from outrider.models.cache.slots import SlotSequence, order_by_slot
 from outrider.models.engine_checks import check_alternative, check_places, check_score
-from outrider.models.slots import SlotSequence, order_by_slot
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel

@@ -23,13 +23,13 @@ from transformers.modeling_outputs import BaseModelOutput
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.inference import in_inference_mode
 from outrider.models.base import Source
-from outrider.models.cross_cache import CrossCache, SourceLayer
+from outrider.models.cache.cross_cache import CrossCache, SourceLayer
+from outrider.models.cache.masks import make_mask
+from outrider.models.cache.row_positions import at_positions, position_modules
+from outrider.models.cache.slot_cache import Placement
+from outrider.models.cache.slots import SlotSequence
 from outrider.models.encoder_states import EncoderStates, same_weights, source_key
 from outrider.models.limits import context_limit
-from outrider.models.masks import make_mask
-from outrider.models.row_positions import at_positions, position_modules
-from outrider.models.slot_cache import Placement
-from outrider.models.slots import SlotSequence
 from outrider.models.transformers_model import TransformersModel
 
 STAND_IN = 64  # tokens

@@ -10,10 +10,10 @@ from torch import nn
 
 from outrider.errors import ParameterError
 from outrider.models.base import Sequence
-from outrider.models.captured import CapturedPasses
-from outrider.models.recorded import RecordedPasses
-from outrider.models.slot_cache import StateLayer
-from outrider.models.slots import SlotSequence
+from outrider.models.cache.slot_cache import StateLayer
+from outrider.models.cache.slots import SlotSequence
+from outrider.models.passes.captured import CapturedPasses
+from outrider.models.passes.recorded import RecordedPasses
 from outrider.models.transformers_model import TransformersModel, as_it_is
 
 

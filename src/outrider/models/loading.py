@@ -11,20 +11,20 @@ from torch import nn
 from outrider.errors import ModelError, ParameterError
 from outrider.kernels.models import kernels
 from outrider.kernels.sampling import sampling_kernels
+from outrider.models.attention.shared_keys import use_shared_keys
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_device, parse_dtype
-from outrider.models.gguf import check_gguf, gguf_tokenizer
-from outrider.models.k_quants import KQuants
-from outrider.models.kept import KeptModel
-from outrider.models.one_piece import put_in_one_piece
-from outrider.models.packed_linear import pack_linears
 from outrider.models.pretrained import read_feature_extractor, read_pretrained, read_tokenizer
-from outrider.models.rounded import can_round, round_to_int4, round_to_int8
-from outrider.models.same_bits import use_same_bits
-from outrider.models.shared_keys import use_shared_keys
 from outrider.models.sources import folder_of, identity, resolve
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.gguf import check_gguf, gguf_tokenizer
+from outrider.models.weights.k_quants import KQuants
+from outrider.models.weights.kept import KeptModel
+from outrider.models.weights.one_piece import put_in_one_piece
+from outrider.models.weights.packed_linear import pack_linears
+from outrider.models.weights.rounded import can_round, round_to_int4, round_to_int8
+from outrider.models.weights.same_bits import use_same_bits
 from outrider.optional import require
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import ModelError
-from outrider.models.block_attention import BLOCKS
+from outrider.models.attention.in_blocks import BLOCKS
+from outrider.models.attention.in_float64 import STEADY
+from outrider.models.attention.shared_keys import SHARED_KEYS
 from outrider.models.kernels.attention import KERNEL
-from outrider.models.shared_keys import SHARED_KEYS
-from outrider.models.steady_attention import STEADY
 
 
 def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False) -> None:

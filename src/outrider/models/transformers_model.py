@@ -17,28 +17,28 @@ from outrider.device_data import places_from
 from outrider.errors import ModelError, ParameterError
 from outrider.inference import in_inference_mode
 from outrider.models.as_opened import AsOpened
+from outrider.models.attention.in_blocks import BLOCKS, columns_of
+from outrider.models.attention.in_float64 import STEADY
+from outrider.models.attention.shared_keys import forget_masks
 from outrider.models.base import LAST, Sequence, WhichLogits
 from outrider.models.beside import score_beside, take_alternative
-from outrider.models.block_attention import BLOCKS, columns_of
-from outrider.models.captured import CapturedPasses, capture_passes
-from outrider.models.compiled import CompiledPasses, compile_passes
+from outrider.models.cache.masks import attention_pattern, make_mask
+from outrider.models.cache.slot_cache import Placement
+from outrider.models.cache.slots import SlotSequence
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.engine_checks import check_copy
 from outrider.models.hidden_states import caught
 from outrider.models.kernels.attention import KERNEL, LARGE, keys_dtype
 from outrider.models.limits import context_limit, end_tokens_of
-from outrider.models.masks import attention_pattern, make_mask
-from outrider.models.packed_linear import bytes_of
+from outrider.models.passes.captured import CapturedPasses, capture_passes
+from outrider.models.passes.compiled import CompiledPasses, compile_passes
+from outrider.models.passes.recorded import RecordedPasses, record_passes
 from outrider.models.probe import probe, reads_alternatives
-from outrider.models.recorded import RecordedPasses, record_passes
 from outrider.models.rollback import refuse_without_rollback
-from outrider.models.rounded import Int8Embedding, rounded_by, rounding_of
-from outrider.models.same_bits import multiplies
-from outrider.models.shared_keys import forget_masks
-from outrider.models.slot_cache import Placement
-from outrider.models.slots import SlotSequence
 from outrider.models.states_model import StatesModel, no_further_states
-from outrider.models.steady_attention import STEADY
+from outrider.models.weights.packed_linear import bytes_of
+from outrider.models.weights.rounded import Int8Embedding, rounded_by, rounding_of
+from outrider.models.weights.same_bits import multiplies
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from outrider.models.packed_linear import OpaqueLinear, PackedLinear, can_pack, plain_weight
+from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear, can_pack, plain_weight
 
 
 @dataclass

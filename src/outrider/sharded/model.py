@@ -19,8 +19,8 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.models.base import Sequence, WhichLogits
+from outrider.models.cache.slots import SlotSequence
 from outrider.models.engine_checks import owned_sequences
-from outrider.models.slots import SlotSequence
 from outrider.models.transformers_model import TransformersModel
 from outrider.sharded.linear import Cut, Spent
 from outrider.sharded.team import Op, Team, share_tokens

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.models.compatibility import check_same_tokens
-from outrider.models.packed_linear import check_readable
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.packed_linear import check_readable
 from outrider.train.neurons import check_adds, narrowed
 from outrider.train.states import TOLERANCE, rows_off
 

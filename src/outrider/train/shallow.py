@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError, ParameterError, in_one_line
-from outrider.models.packed_linear import check_readable
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.packed_linear import check_readable
 
 RIDGE = 1e-3  # of the mean square: keeps the fit sound where positions are few
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.models import kernels
-from outrider.models import steady_attention
-from outrider.models.attention_function import give_attention, register_attention
+from outrider.models.attention import in_float64
+from outrider.models.attention.function import give_attention, register_attention
 
 KERNEL = "outrider_kernel"
 LANE = 8  # what the size of a head must be a multiple of
@@ -46,7 +46,7 @@ def attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls it, and where it does not apply in float64 (`steady_attention`).
+    """As transformers calls it, and where it does not apply in float64 (`in_float64`).
 
     query [B, heads, N, D], key and value [B, kv_heads, L, D] in float32 or both in float16 → [B, N, heads, D].
     attention_mask: bool [B, 1, N or 1, L], or None for causal, for all in an encoder.
@@ -57,7 +57,7 @@ def attend(
     mask = attention_mask
     unusual = unusual or (mask is not None and (mask.dtype is not torch.bool or mask.shape[1] != 1))
     if unusual or ours is None:
-        return steady_attention.attend(module, query, key, value, mask, scaling=scaling, **others)
+        return in_float64.attend(module, query, key, value, mask, scaling=scaling, **others)
     if mask is None and getattr(module, "is_causal", True) and new > 1:
         mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)[None, None]
     mask = None if mask is None else mask.expand(-1, -1, new, -1)

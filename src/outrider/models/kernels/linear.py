@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.models import Kernels
-from outrider.models.gguf_tensors import BLOCKS, Q4_K
-from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.weights.gguf_tensors import BLOCKS, Q4_K
+from outrider.models.weights.packed_linear import OpaqueLinear
 
 OUTPUTS = 16  # of a block
 

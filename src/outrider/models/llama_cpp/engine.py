@@ -19,9 +19,9 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.engine_checks import check_truncate, new_tokens, owned_sequences
-from outrider.models.gguf import fingerprint
-from outrider.models.gguf_tensors import gguf_tensors, mapped
 from outrider.models.llama_cpp.library import BATCH, OUTPUTS, Context, Weights
+from outrider.models.weights.gguf import fingerprint
+from outrider.models.weights.gguf_tensors import gguf_tensors, mapped
 
 FIRST_CELLS = 1024
 SPARE = 2  # contexts kept for sequences to come

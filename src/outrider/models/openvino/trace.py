@@ -18,9 +18,9 @@ import torch
 
 from outrider.errors import ModelError, in_one_line
 from outrider.models.base import LAST
+from outrider.models.cache.masks import attention_pattern
 from outrider.models.hidden_states import body_layers, caught
 from outrider.models.limits import context_limit
-from outrider.models.masks import attention_pattern
 from outrider.models.openvino.attention import NAME, OPERATION, register
 from outrider.models.rollback import refuse_without_rollback
 

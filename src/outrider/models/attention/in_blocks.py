@@ -4,7 +4,7 @@ Matrix kernels sum in other orders for other shapes, and torch's attention for C
 time. A block of 512 keys is summed in one order if there are four rows or more, and its first 64, 128, … keys like these
 alone. So fewer rows are filled up (`few`; to a multiple of four where that is not enough, `fours`), and as many columns are
 read as such blocks have (`columns_read`): what lies beyond a row's own position is masked and adds zeros. Models in 8 bits
-use it where there are no kernels of ours (`kernels`); attention is in float32 there (`steady_attention` says why): keys are
+use it where there are no kernels of ours (`kernels`); attention is in float32 there (`in_float64` says why): keys are
 read as they are, where float64 has to copy all of them. And models in bfloat16 whose products have the same bits, too
 (`same_bits`).
 
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.models import shared_keys, steady_attention
-from outrider.models.attention_function import give_attention
-from outrider.models.shared_keys import WIDEST, Fill, mask_for_all
+from outrider.models.attention import in_float64, shared_keys
+from outrider.models.attention.function import give_attention
+from outrider.models.attention.shared_keys import WIDEST, Fill, mask_for_all
 
 BLOCKS = "outrider_blocks"
 BLOCK = 512  # keys that torch's kernel multiplies at once
@@ -111,7 +111,7 @@ def attend(
     unusual = unusual or (attention_mask is None and not getattr(module, "is_causal", True))
     unusual = unusual or value.shape[3] != query.shape[3] or query.dtype not in DTYPES
     if unusual or key.shape[1] == 1:  # a lone product is divided among threads, by its rows
-        other = shared_keys.attend if query.dtype is torch.bfloat16 else steady_attention.attend
+        other = shared_keys.attend if query.dtype is torch.bfloat16 else in_float64.attend
         return other(module, query, key, value, attention_mask, **others)
     if attention_mask is None:  # without a cache: the keys there are
         new, length = query.shape[2], key.shape[2]

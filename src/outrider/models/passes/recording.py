@@ -23,12 +23,12 @@ from outrider.alone import OneAtATime
 from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.kernels.chain_calls import Piece, Place
-from outrider.models.graph_text import UnwritableError, graph_text
 from outrider.models.kernels.fusing import fuse, fuse_operations
-from outrider.models.model_code import ReachedCode
-from outrider.models.packed_linear import OpaqueLinear
-from outrider.models.planned import Bound, PlannedGraph
-from outrider.models.tracing import Cached, DecidesError, PassInputs, Traced, versions
+from outrider.models.passes.graph_text import UnwritableError, graph_text
+from outrider.models.passes.model_code import ReachedCode
+from outrider.models.passes.planned import Bound, PlannedGraph
+from outrider.models.passes.tracing import Cached, DecidesError, PassInputs, Traced, versions
+from outrider.models.weights.packed_linear import OpaqueLinear
 
 _FORMAT = 13  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "

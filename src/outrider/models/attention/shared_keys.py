@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.models.attention_function import give_attention
+from outrider.models.attention.function import give_attention
 
 SHARED_KEYS = "outrider_shared_keys"
 Fill = Callable[[int], int]

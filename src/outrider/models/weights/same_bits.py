@@ -1,7 +1,7 @@
 """The same bits for a token in a pass of any width, in bfloat16: then greedy speculation writes plain decoding's text.
 
 bfloat16's best logits often tie, and a last bit decides there. Two things sum in an order that may depend
-on the width: products, by the kernel that oneDNN takes for so many rows, and attention (`block_attention`). Products of four
+on the width: products, by the kernel that oneDNN takes for so many rows, and attention (`in_blocks`). Products of four
 rows and more are alike on the processors that this is used on, those of fewer are not: so fewer rows are filled up to four,
 which takes no longer.
 
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.block_attention import use_block_attention
-from outrider.models.packed_linear import OpaqueLinear, PackedLinear, plain_weight
+from outrider.models.attention.in_blocks import use_block_attention
+from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear, plain_weight
 
 FILL = 4  # rows
-FALLS_BACK = ("attn_logit_softcapping", "v_head_dim", "kv_lora_rank")  # of what `block_attention` leaves to other attention
+FALLS_BACK = ("attn_logit_softcapping", "v_head_dim", "kv_lora_rank")  # of what `in_blocks` leaves to other attention
 WIDTHS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 24, 32, 33, 48, 64)
 OWN = 1 << 24  # layers of more weights than that are tried with these: so many outputs show it on any input
 

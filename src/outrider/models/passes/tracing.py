@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from outrider.models.int8_linear import Int8Linear, RowScale
-from outrider.models.packed_linear import OpaqueLinear, PackedLinear, packed_arguments
-from outrider.models.shared_keys import WIDEST
-from outrider.models.slot_cache import SlotCache, View
+from outrider.models.attention.shared_keys import WIDEST
+from outrider.models.cache.slot_cache import SlotCache, View
+from outrider.models.weights.int8_linear import Int8Linear, RowScale
+from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear, packed_arguments
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.attention_function import give_attention, register_attention
+from outrider.models.attention.function import give_attention, register_attention
 
 STEADY = "outrider_steady"
 

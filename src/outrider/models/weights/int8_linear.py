@@ -11,7 +11,7 @@ Processors without VNNI add two products in 16 bits and cut the sum at 32,767. T
 with 127 levels of activations and all of weights the divergence from the model was three times as large (EXPERIMENTS.md).
 
 Rounding makes a step of any difference in a last bit, so nothing else may depend on the width of a pass either: see
-`block_attention` and `steady_attention`.
+`in_blocks` and `in_float64`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.weights.packed_linear import OpaqueLinear
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 UNIT = 1.0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ParameterError
-from outrider.models.side_by_side import groups_of, put_together
+from outrider.models.weights.side_by_side import groups_of, put_together
 
 ROWS_HINT = 4  # the layout that suited 1 … 16 rows best (EXPERIMENTS.md)
 _DTYPES = (torch.bfloat16, torch.float32)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from outrider.models.compiled import CompiledPasses
+    from outrider.models.passes.compiled import CompiledPasses
     from outrider.models.transformers_model import TransformersModel
 
 CONTEXT = 64

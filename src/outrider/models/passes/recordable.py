@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.chain_calls import is_piece, numbers, piece_of
-from outrider.models.captured import CapturedPasses, width_captured
-from outrider.models.recorded import RecordedPasses
-from outrider.models.recording import Recording, kernels_allowed
-from outrider.models.shared_keys import WIDEST
-from outrider.models.slot_cache import StateLayer
-from outrider.models.slots import SlotModel, SlotSequence
+from outrider.models.attention.shared_keys import WIDEST
+from outrider.models.cache.slot_cache import StateLayer
+from outrider.models.cache.slots import SlotModel, SlotSequence
+from outrider.models.passes.captured import CapturedPasses, width_captured
+from outrider.models.passes.recorded import RecordedPasses
+from outrider.models.passes.recording import Recording, kernels_allowed
 
 FEW, WORTH_ITS_OWN = 4, 16  # rows, and tokens of each of more of them, that are read sooner by calls of their own
 

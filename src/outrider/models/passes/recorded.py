@@ -16,11 +16,11 @@ from torch import Tensor
 
 from outrider.device_data import pad_rows
 from outrider.models.base import has_encoder, open_sequence
-from outrider.models.pass_graph import describe_pass, trace_pass
-from outrider.models.recording import Recording, record
+from outrider.models.passes.graph import describe_pass, trace_pass
+from outrider.models.passes.recording import Recording, record
 
 if TYPE_CHECKING:
-    from outrider.models.captured import CapturedPasses
+    from outrider.models.passes.captured import CapturedPasses
     from outrider.models.transformers_model import TransformersModel
 
 CHECKED, BEFORE = (3, 1, 2, 8, 1), 90  # tokens of the passes by which a new recording is compared with ordinary ones, and

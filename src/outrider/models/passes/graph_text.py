@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from outrider.models.int8_linear import product_arguments, tiles_arguments
-from outrider.models.packed_linear import packed_arguments
+from outrider.models.weights.int8_linear import product_arguments, tiles_arguments
+from outrider.models.weights.packed_linear import packed_arguments
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

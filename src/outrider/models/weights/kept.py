@@ -25,13 +25,13 @@ from outrider.cache_folder import build_once, cache_folder, file_name
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.garbage import uncollected
 from outrider.kernels.models import kernels
-from outrider.models.block_attention import BLOCKS
+from outrider.models.attention.in_blocks import BLOCKS
+from outrider.models.attention.in_float64 import register_steady_attention
 from outrider.models.kernels.attention import register_kernel_attention
 from outrider.models.kernels.linear import GroupedKernel, Int8Kernel
-from outrider.models.model_code import own_files
-from outrider.models.packed_linear import OpaqueLinear
-from outrider.models.steady_attention import register_steady_attention
-from outrider.models.tracing import versions
+from outrider.models.passes.model_code import own_files
+from outrider.models.passes.tracing import versions
+from outrider.models.weights.packed_linear import OpaqueLinear
 
 FOLDER, FILE = "rounded", "module.pt"
 LEAST = 32 * 10**6  # bytes of a model that is worth a file: smaller ones are rounded in no time

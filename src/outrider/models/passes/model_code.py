@@ -229,6 +229,7 @@ def _digest(file: str) -> str:
 def own_files() -> str:
     """Of what traces, and of what is traced of ours."""
     folder = Path(outrider.models.__file__).parent
-    kernels = [*sorted((folder / "kernels").rglob("*.py")), *sorted((folder.parent / "kernels").glob("*.*"))]
-    files = [*sorted(folder.glob("*.py")), *sorted((folder.parent / "heads").glob("*.py")), *kernels]
+    others = [folder / name for name in ("lean", "llama_cpp", "openvino")]
+    models = [file for file in sorted(folder.rglob("*.py")) if not any(file.is_relative_to(other) for other in others)]
+    files = [*models, *sorted((folder.parent / "heads").glob("*.py")), *sorted((folder.parent / "kernels").glob("*.*"))]
     return hashlib.sha256("".join(_digest(str(file)) for file in files).encode()).hexdigest()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outrider.models.packed_linear import OpaqueLinear
+from outrider.models.weights.packed_linear import OpaqueLinear
 
 MOST = 640 << 20  # bytes of weights: of larger models this gains a hundredth, and takes a second
 LEAST = 1 << 20  # of fewer bytes nothing is gained

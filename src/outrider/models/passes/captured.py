@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import in_one_line
+from outrider.models.attention.shared_keys import WIDEST
 from outrider.models.base import has_encoder
-from outrider.models.cuda_graphs import Graphs, say_uncaptured
 from outrider.models.lean.run import LeanPass, lean_pass
-from outrider.models.pass_graph import run_pass
-from outrider.models.recording import Untouched, changed
-from outrider.models.shared_keys import WIDEST
-from outrider.models.tracing import Cached, Inputs, PassInputs
+from outrider.models.passes.cuda_graphs import Graphs, say_uncaptured
+from outrider.models.passes.graph import run_pass
+from outrider.models.passes.recording import Untouched, changed
+from outrider.models.passes.tracing import Cached, Inputs, PassInputs
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
@@ -150,7 +150,7 @@ def capture_passes(model: TransformersModel, layers: Sequence[int]) -> CapturedP
 
     layers: whose states are handed out. They are captured when they are wanted, here only some to be tried.
     """
-    from outrider.models.captured_trial import try_passes
+    from outrider.models.passes.captured_trial import try_passes
 
     if has_encoder(model):
         return None

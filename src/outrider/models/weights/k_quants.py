@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.models.gguf_tensors import BLOCKS, damaged, gguf_tensors, mapped
+from outrider.models.weights.gguf_tensors import BLOCKS, damaged, gguf_tensors, mapped
 
 if TYPE_CHECKING:
     from outrider.kernels.models import Kernels

@@ -13,8 +13,8 @@ import torch
 
 from outrider.cache_folder import build_once
 from outrider.errors import ModelError
-from outrider.models.gguf_tensors import architecture, mapped
 from outrider.models.pretrained import without_bars
+from outrider.models.weights.gguf_tensors import architecture, mapped
 
 MAGIC = b"GGUF"
 ENCODER_DECODERS = ("t5", "t5encoder")

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from outrider.device_data import pad_rows
-from outrider.models.captured import Captured, CapturedPasses
-from outrider.models.pass_trial import spread_off
+from outrider.models.passes.captured import Captured, CapturedPasses
+from outrider.models.passes.compiled_trial import spread_off
 from outrider.models.probe import TOLERANCE
 
 if TYPE_CHECKING:
+    from outrider.models.cache.slots import SlotSequence
     from outrider.models.lean.run import LeanPass
-    from outrider.models.slots import SlotSequence
     from outrider.models.transformers_model import TransformersModel
 
 SAME = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}

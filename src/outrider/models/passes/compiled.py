@@ -1,7 +1,7 @@
 """Compiled passes: of one row and a few tokens, for which Python and small operations take a third of the time on a CPU.
 
 `torch.compile` traces a model in every process before it finds what it has compiled, 20 s and more for 30 layers and four
-widths. Here each pass is traced once (`pass_graph`), compiled by the same compiler and kept in the cache folder; the next
+widths. Here each pass is traced once (`graph`), compiled by the same compiler and kept in the cache folder; the next
 process reads it. A width is used only where it was measured to be quicker than the ordinary pass, a decision that is kept
 beside it: like cost tables, it must be the same in the next run for the same seed to give the same tokens.
 
@@ -28,11 +28,11 @@ from torch import Tensor
 
 from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, ParameterError, in_one_line
-from outrider.models.captured import captured_pass, columns_captured
-from outrider.models.pass_graph import describe_pass, trace_pass
-from outrider.models.pass_trial import difference, gain
+from outrider.models.passes.captured import captured_pass, columns_captured
+from outrider.models.passes.compiled_trial import difference, gain
+from outrider.models.passes.graph import describe_pass, trace_pass
+from outrider.models.passes.tracing import STEP, PassInputs, check_free, lower_packed, versions
 from outrider.models.probe import TOLERANCE
-from outrider.models.tracing import STEP, PassInputs, check_free, lower_packed, versions
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
