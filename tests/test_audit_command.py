@@ -28,7 +28,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         (["--tokens", "0"], "tokens must be 1 or more, got 0"),
         (["--temperature", "-1"], "temperature must be in 0 … 1e6"),
         (["--rounding", "-1"], "rounding must be in [0, 100)"),
-        (["--save", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
+        (["--log", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
         (["--outputs", "/nowhere/x.jsonl"], "outputs file /nowhere/x.jsonl can't be read"),
         (["--extra", "[1]"], "extra must be a JSON object"),
         (["--extra", "{}"], "give --endpoint, too"),
@@ -36,7 +36,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         (["--outputs", "a", "--num-draft-tokens", "2"], "for Outrider's own decoder"),
         (["--temperature", "0", "--plot", "x.svg"], "a greedy law has no histogram"),
         (["--outputs", "a", "--endpoint", "b"], "exclude each other"),
-        (["--temperature", "1", "--temperature", "0", "--save", "x"], "texts of one temperature"),
+        (["--temperature", "1", "--temperature", "0", "--log", "x"], "texts of one temperature"),
         (["--endpoint", "http://127.0.0.1:9/v1"], "gave no answer"),
     ],
 )
@@ -74,13 +74,13 @@ def test_texts_are_saved_resumed_and_audited_again(target_folder: Path, tmp_path
     saved = tmp_path / "texts.jsonl"
     target = ["--target", str(target_folder), "--dtype", "float32"]
     common = [*target, "--json", "--temperature", "0.8"]
-    code, out, _ = run("--tokens", "64", "--save", str(saved), *common)
+    code, out, _ = run("--tokens", "64", "--log", str(saved), *common)
     first = json.loads(out)
     assert code == 2
     assert first["verdict"] == UNCLEAR  # of 64 tokens
     lines = saved.read_text().splitlines()
     assert len(lines) == first["audits"][0]["texts"]
-    code, out, _ = run("--tokens", "64", "--save", str(saved), *common)
+    code, out, _ = run("--tokens", "64", "--log", str(saved), *common)
     assert json.loads(out)["audits"][0]["histograms"] == first["audits"][0]["histograms"]
     assert saved.read_text().splitlines() == lines  # nothing new was needed
     code, out, _ = run("--outputs", str(saved), "--draft", "self:temperature=1.5", *common)

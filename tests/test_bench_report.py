@@ -146,7 +146,7 @@ def test_the_trace_is_of_the_rounds_that_were_timed(logs: dict[str, Path], page:
 
 def test_what_is_not_measured_is_named_with_its_command(logs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "part.html"
-    result = bench("report", str(logs["alpha"]), "--out", str(out), "--json")
+    result = bench("report", str(logs["alpha"]), "--output", str(out), "--json")
     printed = json.loads(result.stdout)
     assert printed["written"] == str(out)
     assert set(printed["missing"]) == {"tasks", "sweep", "toyllm"}
@@ -207,7 +207,7 @@ def test_what_is_no_such_log_is_refused_in_one_line(content: str | None, message
     assert "\n" not in str(result.exception)
     assert not (tmp_path / "x.html").exists()
     wrong = CliRunner().invoke(cli, ["bench", "report", "-o", str(tmp_path / "x.pdf")])
-    assert "out must end in .html" in str(wrong.exception)
+    assert "output must end in .html" in str(wrong.exception)
 
 
 def test_the_page_is_the_same_bytes_again_and_loads_nothing(logs: dict[str, Path], page: Path, tmp_path: Path) -> None:

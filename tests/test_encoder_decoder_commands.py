@@ -112,7 +112,7 @@ def test_audit_sees_texts_of_another_source(t5: Path, tmp_path: Path, capsys: py
     """The negative control: the same texts, said to answer other sources."""
     kept = tmp_path / "texts.jsonl"
     options = ["--target", str(t5), "--dtype", "float32"]
-    run(["audit", *options, "--tokens", "1100", "--save", str(kept), "--json"])
+    run(["audit", *options, "--tokens", "1100", "--log", str(kept), "--json"])
     capsys.readouterr()
     assert run(["audit", *options, "--outputs", str(kept), "--json"]) != 1
     capsys.readouterr()
@@ -203,7 +203,7 @@ def test_audit_hears_recordings(whisper: Path, recordings: Path, capsys: pytest.
     """Own texts, kept and gone on with; read from the file; and, the negative control, said to be of another temperature."""
     kept = recordings.parent / "texts.jsonl"
     options = ["--target", str(whisper), "--dtype", "float32"]
-    own = [*options, "--prompts", str(recordings), "--save", str(kept), "--json"]
+    own = [*options, "--prompts", str(recordings), "--log", str(kept), "--json"]
     for tokens in (400, 1100):
         assert run(["audit", *own, "--tokens", str(tokens)]) != 1
     assert run(["audit", *options, "--outputs", str(kept), "--json"]) != 1

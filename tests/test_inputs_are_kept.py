@@ -33,8 +33,8 @@ def test_an_input_is_no_place_for_an_output(tmp_path: Path, capsys: pytest.Captu
         ["train-ngram", str(text), "-o", str(text)],
         ["train-ngram", str(tmp_path / "folder"), "-o", str(text)],
         ["train-ngram", str(link), "-o", str(text)],
-        ["tune", "--prompts", str(lines), "--write", str(lines)],
-        ["audit", "--prompts", str(lines), "--save", str(lines)],
+        ["tune", "--prompts", str(lines), "--output", str(lines)],
+        ["audit", "--prompts", str(lines), "--log", str(lines)],
         ["batch", str(lines), "-o", str(lines)],
     ]
     for command in commands:

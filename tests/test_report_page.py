@@ -79,7 +79,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {name: folder / f"{name}.html" for name in ("figures", "tables")}
     for name, path in found.items():
-        assert run(["theory", name, "--out", str(path)]) == 0
+        assert run(["theory", name, "--output", str(path)]) == 0
     return found
 
 
@@ -97,7 +97,7 @@ def test_pages_load_nothing_and_run_nothing(pages: dict[str, Path]) -> None:
 
 
 def test_pages_are_the_same_bytes_in_another_process(tmp_path: Path) -> None:
-    chosen = ["theory", "figures", "--figure", "overlap", "--figure", "loop", "--out"]
+    chosen = ["theory", "figures", "--figure", "overlap", "--figure", "loop", "--output"]
     here, again = tmp_path / "here.html", tmp_path / "again.html"
     assert run([*chosen, str(here)]) == 0
     command = [sys.executable, "-m", "outrider", *chosen, str(again)]
@@ -211,13 +211,13 @@ def test_gaps_are_gaps() -> None:
 
 def test_a_folder_gets_figures_and_their_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "new" / "folder"
-    assert run(["theory", "figures", "--figure", "round", "--figure", "limits", "--out", str(folder)]) == 0
+    assert run(["theory", "figures", "--figure", "round", "--figure", "limits", "--output", str(folder)]) == 0
     assert "limits.csv" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == ["limits.csv", "limits.svg", "round.svg"]
     for path in folder.glob("*.svg"):
         ET.fromstring(path.read_text().split("\n", 1)[1])
     assert (folder / "limits.csv").read_text().startswith("figure,panel,curve,x,y\nlimits,")
-    assert run(["theory", "figures", "--figure", "limits", "--out", str(tmp_path / "two"), "--format", "csv"]) == 0
+    assert run(["theory", "figures", "--figure", "limits", "--output", str(tmp_path / "two"), "--format", "csv"]) == 0
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["limits.csv"]
 
 
@@ -226,4 +226,4 @@ def test_without_matplotlib_there_is_one_clear_line(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MissingPackageError, match=r"a figure needs the package matplotlib: run `pip install matplotlib`"):
         draw(DATA)
     assert run(["theory", "figures", "--json"]) == 0, "the data need none"
-    assert run(["theory", "tables", "--out", str(tmp_path / "tables.html")]) == 0, "nor do the tables"
+    assert run(["theory", "tables", "--output", str(tmp_path / "tables.html")]) == 0, "nor do the tables"

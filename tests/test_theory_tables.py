@@ -295,13 +295,13 @@ def test_figure_data_as_csv_and_json_agree(capsys: pytest.CaptureFixture[str]) -
         (["explain", "--alpha", "0.5"], "Missing option"),
         (["tables", "--table", "x"], "table must be one of leviathan-1"),
         (["tables", "--csv", "--json"], "exclude each other"),
-        (["tables", "--out", "tables.txt"], "out must end in .html"),
-        (["tables", "--out", "/nowhere/tables.html"], "there is no folder /nowhere"),
+        (["tables", "--output", "tables.txt"], "output must end in .html"),
+        (["tables", "--output", "/nowhere/tables.html"], "there is no folder /nowhere"),
         (["figures", "--figure", "x"], "figure must be one of round"),
         (["figures", "--csv", "--json"], "exclude each other"),
-        (["figures", "--out", "figures.png"], "out must be a folder, or a file that ends in .html"),
-        (["figures", "--out", "/nowhere/figures.html"], "there is no folder /nowhere"),
-        (["figures", "--out", "/proc/x/y"], "can't be made: "),
+        (["figures", "--output", "figures.png"], "output must be a folder, or a file that ends in .html"),
+        (["figures", "--output", "/nowhere/figures.html"], "there is no folder /nowhere"),
+        (["figures", "--output", "/proc/x/y"], "can't be made: "),
         (["figures", "--format", "svg"], "format is for folders"),
     ],
 )
@@ -316,6 +316,6 @@ def test_bad_input_gets_one_line(arguments: list[str], message: str, capsys: pyt
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("mine")
-    assert run(["theory", "figures", "--out", str(tmp_path / "taken")]) == 2
+    assert run(["theory", "figures", "--output", str(tmp_path / "taken")]) == 2
     assert "can't be made: " in capsys.readouterr().err
     assert (tmp_path / "taken").read_text() == "mine"

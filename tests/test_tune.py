@@ -237,7 +237,7 @@ def test_tuned_as_a_user_would_and_used(tmp_path: Path) -> None:
     prompts, path = tmp_path / "p.txt", tmp_path / "c.toml"
     prompts.write_text("1 2 3 1 2 3 1 2 3\nfoo(a)\\nfoo(b)\n")
     code, out, err = run(
-        "tune", "--dtype", "float32", "--prompts", str(prompts), "--max-new-tokens", "24", "--write", str(path), "--json"
+        "tune", "--dtype", "float32", "--prompts", str(prompts), "--max-new-tokens", "24", "--output", str(path), "--json"
     )
     assert code == 0, err
     found = json.loads(out)
@@ -257,8 +257,8 @@ def test_tuned_as_a_user_would_and_used(tmp_path: Path) -> None:
         (["a", "--target", "b"], "are the same"),
         (["--max-new-tokens", "1"], "max_new_tokens must be 2 or more"),
         (["--prompts", "/nowhere/p"], "prompts file /nowhere/p can't be read"),
-        (["--write", "/nowhere/c.toml"], "there is no folder /nowhere"),
-        (["--write", "."], "it is a folder; name a file in it"),
+        (["--output", "/nowhere/c.toml"], "there is no folder /nowhere"),
+        (["--output", "."], "it is a folder; name a file in it"),
         (["--temperature", "nan"], "temperature must be in 0 … 1e6"),
     ],
 )

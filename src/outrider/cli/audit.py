@@ -42,7 +42,7 @@ class _Wanted:
     outputs: Path | None
     endpoint: str | None
     extra: str | None
-    save: Path | None
+    log: Path | None
     rounding: float | None
     seed: int
     cluster: Cluster | None
@@ -79,7 +79,7 @@ _TOKENS = "How many to generate at least, for each temperature."
 @click.option("--outputs", type=click.Path(path_type=Path), metavar="FILE", help=_OUTPUTS)
 @click.option("--endpoint", metavar="URL", help="Audit a server with OpenAI's completions: http://localhost:8080/v1 say.")
 @click.option("--extra", metavar="JSON", help="Further fields of the requests to the server.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the texts here, and resume from them.")
+@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="Keep the texts here, and resume from them.")
 @click.option("--rounding", type=float, help="By how much the engine's logits may differ from these  [default: measured]")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the histograms of the transform.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -93,7 +93,7 @@ def audit(models: ModelChoice, plot: Path | None, as_json: bool, **given: Any) -
     models.refuse_compile("an audit")
     told_if_greedy(max(given["temperature"]))
     settings = _settings(given)
-    check_other_file("save", given["save"], given["prompts"])
+    check_other_file("log", given["log"], given["prompts"])
     given["prompts"] = _prompts(given["prompts"])
     wanted = _Wanted(models=models, **given)
     _check(wanted, settings, plot)
@@ -154,12 +154,12 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
     parse_extra(wanted.extra)
     if wanted.outputs is not None and wanted.endpoint is not None:
         raise click.UsageError("--outputs and --endpoint exclude each other: leave one out")
-    if wanted.outputs is not None and wanted.save is not None:
-        raise click.UsageError("--save keeps what is generated, --outputs is there already: leave one out")
+    if wanted.outputs is not None and wanted.log is not None:
+        raise click.UsageError("--log keeps what is generated, --outputs is there already: leave one out")
     if len(settings) > 1 and not wanted.own:
         raise click.UsageError("--temperature must be given once for an engine's outputs: they were made at one")
-    if len(settings) > 1 and wanted.save is not None:
-        raise click.UsageError("--save holds texts of one temperature: give --temperature once")
+    if len(settings) > 1 and wanted.log is not None:
+        raise click.UsageError("--log holds texts of one temperature: give --temperature once")
     _check_used(wanted)
     if wanted.tokens < 1:
         raise ParameterError(f"tokens must be 1 or more, got {wanted.tokens}: 5000 show most faults")
@@ -167,7 +167,7 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
         raise ParameterError(f"rounding must be in [0, 100), got {wanted.rounding}: it is a difference of logits")
     if plot is not None and all(one.greedy for one in settings):
         raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
-    check_file(wanted.save)
+    check_file(wanted.log)
     if wanted.outputs is not None:
         read_lines(wanted.outputs)
     check_plot(plot)
@@ -246,14 +246,14 @@ def _made(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings,
 
     name = drafter.name if drafter is not None else None
     saved: list[Text] = []
-    if wanted.save is not None and wanted.save.exists():
-        drop_torn_line(wanted.save)
-        saved = read_texts(wanted.save, model, sampling, name) if wanted.save.stat().st_size else []
+    if wanted.log is not None and wanted.log.exists():
+        drop_torn_line(wanted.log)
+        saved = read_texts(wanted.log, model, sampling, name) if wanted.log.stat().st_size else []
     yield from saved
     missing = wanted.tokens - sum(len(text.tokens) - text.prompt_length for text in saved)
     for text in _fresh(model, drafter, sampling, wanted, missing, len(saved)):
-        if wanted.save is not None:
-            with wanted.save.open("a", encoding="utf-8") as file:
+        if wanted.log is not None:
+            with wanted.log.open("a", encoding="utf-8") as file:
                 file.write(to_json(text, sampling, model.name, name) + "\n")
         yield text
 

@@ -1,4 +1,4 @@
-"""`--config FILE`: options from a file, as `outrider tune --write` makes it. What the command line says goes before it."""
+"""`--config FILE`: options from a file, as `outrider tune --output` makes it. What the command line says goes before it."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
         is_eager=True,
         expose_value=False,
         callback=_use,
-        help="Options from a file, as outrider tune --write makes it.",
+        help="Options from a file, as outrider tune --output makes it.",
     )(command)

@@ -110,7 +110,7 @@ def check_plot(path: Path | None) -> None:
 def check_html(path: Path | None) -> None:
     """Raise unless the path may be that of a page."""
     if path is not None and path.suffix != ".html":
-        raise ParameterError(f"out must end in .html, got {path}")
+        raise ParameterError(f"output must end in .html, got {path}")
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

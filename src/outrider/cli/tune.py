@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.files import check_file, check_other_file
-from outrider.cli.files import write as write_file
+from outrider.cli.files import check_file, check_other_file, write
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options
 from outrider.cli.sampling import told_if_greedy, truncation_options
@@ -64,11 +63,15 @@ class _Found:
 @truncation_options
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--write", type=click.Path(path_type=Path), metavar="FILE.toml", help="Write what was found, for generate --config."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="Write what was found, for generate --config.",
 )
 @ray_options
 @json_option
-def tune(positional: str | None, models: ModelChoice, write: Path | None, as_json: bool, **given: Any) -> None:
+def tune(positional: str | None, models: ModelChoice, output: Path | None, as_json: bool, **given: Any) -> None:
     """Which draft, and how many tokens? Predicted from acceptance and costs on your prompts, then measured.
 
     With --ray, the target's texts, by which drafts are judged, are written by actors; all times are measured here.
@@ -79,18 +82,18 @@ def tune(positional: str | None, models: ModelChoice, write: Path | None, as_jso
         raise click.UsageError("TARGET and --target are the same: give one of them")
     models = replace(models, target=positional or models.target, draft=models.draft or _CANDIDATES)
     told_if_greedy(given["temperature"])
-    sampling, prompts = _check(given, write)
+    sampling, prompts = _check(given, output)
     model = models.load_target()
     found = _tune(model, models, sampling, prompts, given["max_new_tokens"], given["seed"], given["cluster"])
     if as_json:
         click.echo(json.dumps(_as_object(model, found)))
     else:
-        _show(found, write)
-    if write is not None:  # last, so that what was measured is told whatever becomes of the file
-        write_file(write, found.configuration.to_toml())
+        _show(found, output)
+    if output is not None:  # last, so that what was measured is told whatever becomes of the file
+        write(output, found.configuration.to_toml())
 
 
-def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings, list[Prompt]]:
+def _check(given: dict[str, Any], output: Path | None) -> tuple[SamplingSettings, list[Prompt]]:
     """Refuse what can't work before a model is loaded; → settings and prompts."""
     from outrider.audit.sources import PROMPTS
     from outrider.prompt_file import read_prompts
@@ -101,8 +104,8 @@ def _check(given: dict[str, Any], write: Path | None) -> tuple[SamplingSettings,
     check_seed(given["seed"])
     if given["max_new_tokens"] < 2:
         raise ParameterError(f"max_new_tokens must be 2 or more, got {given['max_new_tokens']}: 128 tell more")
-    check_file(write)
-    check_other_file("write", write, given["prompts"])
+    check_file(output)
+    check_other_file("output", output, given["prompts"])
     return sampling, list(PROMPTS[:8]) if given["prompts"] is None else list(read_prompts(given["prompts"]))
 
 
@@ -257,7 +260,7 @@ def _equivalents(found: _Found) -> dict[str, str]:
     return {engine: text for engine, text in every.items() if engine == "transformers" or not found.encoder}
 
 
-def _show(found: _Found, write: Path | None) -> None:
+def _show(found: _Found, output: Path | None) -> None:
     from rich.table import Table
 
     from outrider.cli.output import wide_console
@@ -293,5 +296,5 @@ def _show(found: _Found, write: Path | None) -> None:
     console.print(f"quickest: [bold]{found.chosen}[/]")
     for engine, text in _equivalents(found).items():
         console.print(f"  {engine}: {text}", markup=False)
-    if write is not None:
-        console.print(f"outrider generate --config {write} PROMPT", markup=False)
+    if output is not None:
+        console.print(f"outrider generate --config {output} PROMPT", markup=False)

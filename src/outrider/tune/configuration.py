@@ -83,7 +83,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ParameterError(
-            f"config {path} can't be read ({why_unread(error)}): make one with outrider tune --write"
+            f"config {path} can't be read ({why_unread(error)}): make one with outrider tune --output"
         ) from None
     for key, value in found.items():
         if key not in _KINDS:

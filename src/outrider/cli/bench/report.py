@@ -15,9 +15,9 @@ DEFAULT = Path("outrider-report.html")
 
 @click.command()
 @click.argument("logs", nargs=-1, metavar="LOG…", type=click.Path(path_type=Path))
-@click.option("--out", "-o", type=click.Path(path_type=Path), metavar="FILE.html", help=f"The page  [default: {DEFAULT}]")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object; draws only with --out.")
-def report(logs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help=f"The page  [default: {DEFAULT}]")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object; draws only with --output.")
+def report(logs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """One self-contained page of what was measured, beside the papers' tables and figures.
 
     LOG: of bench sweep, tasks, alpha or toyllm, any of them, each with the LOG.result.json that its command left beside it;
@@ -26,9 +26,9 @@ def report(logs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     from outrider.report.measured import missing, page, read
     from outrider.report.page import render
 
-    check_html(out)
+    check_html(output)
     measured = read(logs)
-    place = out or (None if as_json else DEFAULT)
+    place = output or (None if as_json else DEFAULT)
     if place is not None:
         check_folder(place.parent)
         try:

@@ -29,7 +29,8 @@ COLUMNS = ("figure", "panel", "curve", "x", "y")
     help="Only this figure; several times for several. A wrong name lists all.",
 )
 @click.option(
-    "--out",
+    "-o",
+    "--output",
     type=click.Path(path_type=Path),
     metavar="FILE.html|FOLDER",
     help="A page with all figures, or a folder for NAME.svg and NAME.csv  [default: outrider-theory.html]",
@@ -41,23 +42,25 @@ COLUMNS = ("figure", "panel", "curve", "x", "y")
     type=click.Choice(["svg", "csv"]),
     help="What to put into a folder  [default: both]",
 )
-@click.option("--csv", "csv_format", is_flag=True, help="Print the data as comma-separated values; draws only with --out.")
-@click.option("--json", "as_json", is_flag=True, help="Print the data as one JSON object; draws only with --out.")
-def figures(names: tuple[str, ...], out: Path | None, formats: tuple[str, ...], csv_format: bool, as_json: bool) -> None:
+@click.option(
+    "--csv", "csv_format", is_flag=True, help="Print the data as comma-separated values; draws only with --output."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the data as one JSON object; draws only with --output.")
+def figures(names: tuple[str, ...], output: Path | None, formats: tuple[str, ...], csv_format: bool, as_json: bool) -> None:
     """Leviathan's Figures 2 to 4, the oracle, Chen's trade-off, the limits, other rules; and pictures of a round.
 
     Needs matplotlib (the extra `report`) where something is drawn.
     """
     if csv_format and as_json:
         raise ParameterError("csv and json exclude each other: choose one")
-    if out is not None and out.suffix not in ("", ".html"):
-        raise ParameterError(f"out must be a folder, or a file that ends in .html, got {out}")
-    if formats and (out or DEFAULT).suffix == ".html":
-        raise ParameterError("format is for folders: give --out FOLDER")
+    if output is not None and output.suffix not in ("", ".html"):
+        raise ParameterError(f"output must be a folder, or a file that ends in .html, got {output}")
+    if formats and (output or DEFAULT).suffix == ".html":
+        raise ParameterError("format is for folders: give --output FOLDER")
     chosen = _choose(names)
     written: list[Path] = []
-    if out is not None or not (as_json or csv_format):
-        written = _draw(chosen, out or DEFAULT, formats or ("svg", "csv"))
+    if output is not None or not (as_json or csv_format):
+        written = _draw(chosen, output or DEFAULT, formats or ("svg", "csv"))
         click.echo(f"written: {', '.join(map(str, written))}", err=as_json or csv_format)
     if as_json:
         click.echo(json.dumps({"figures": [figure.to_dict() for figure in chosen], "written": list(map(str, written))}))

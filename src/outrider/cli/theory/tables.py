@@ -25,25 +25,27 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Only this table; several times for several. A wrong name lists all.",
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the tables as a page, too.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the tables as a page, too."
+)
 @click.option("--csv", "csv_format", is_flag=True, help="Print comma-separated values.")
 @json_option
-def tables(names: tuple[str, ...], out: Path | None, csv_format: bool, as_json: bool) -> None:
+def tables(names: tuple[str, ...], output: Path | None, csv_format: bool, as_json: bool) -> None:
     """Every closed-form number of the papers and the notes beside ours: difference, and how theirs was rounded."""
     from outrider.theory.printed import MEANING
     from outrider.theory.printed import tables as compute
 
     if csv_format and as_json:
         raise ParameterError("csv and json exclude each other: choose one")
-    check_html(out)
+    check_html(output)
     found = compute(names)
-    if out is not None:
-        check_folder(out.parent)
+    if output is not None:
+        check_folder(output.parent)
         from outrider.report.page import render
         from outrider.report.theory_page import tables_page
 
-        write(out, render(tables_page(found)))
-        click.echo(f"written: {out}", err=True)
+        write(output, render(tables_page(found)))
+        click.echo(f"written: {output}", err=True)
     if as_json:
         click.echo(json.dumps({"tables": [_to_dict(table) for table in found], "meaning": MEANING}))
     elif csv_format:
