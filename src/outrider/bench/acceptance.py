@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
 from outrider.bench.contest import Setting
 from outrider.bench.examples import Example, TaskKind, asked_of
 from outrider.bench.quality import Estimate, Mean, estimate
+from outrider.bench.resumed import Resumed
 from outrider.drafters import Drafter
 from outrider.forced import betas_along
 from outrider.generation import generate
@@ -67,7 +68,7 @@ def measure(
     log: RunLog,
 ) -> Iterator[Reading]:
     """The text of each example and setting, then every draft on it; what the log holds is not done again."""
-    done = {one.key: one for one in (Reading(**entry) for entry in log.entries)}
+    readings = Resumed(log, Reading)
     wanted = {setting.name: {one.number for one in texts_of(examples, setting)} for setting in settings}
     for example in examples:
         prompt = asked_of(target, kind, example)
@@ -77,16 +78,16 @@ def measure(
             text: list[int] = []
             for name in (TEXT, *drafts):
                 key = (example.name, example.digest, setting.name, name)
-                if key not in done:
+                if (reading := readings.held(key)) is None:
                     if name == TEXT:
                         made = _write(target, prompt, setting, max_new_tokens, example.number)
-                        done[key] = Reading(*key, tokens=made, betas=[], offered=0)
+                        reading = Reading(*key, tokens=made, betas=[], offered=0)
                     else:
                         betas, offered = read(target, drafts[name], setting.sampling, prompt, text)
-                        done[key] = Reading(*key, tokens=[], betas=betas, offered=offered)
-                    log.append(asdict(done[key]))
-                text = done[key].tokens or text
-                yield done[key]
+                        reading = Reading(*key, tokens=[], betas=betas, offered=offered)
+                    readings.keep(key, reading)
+                text = reading.tokens or text
+                yield reading
 
 
 def _write(target: TextModel, prompt: Asked, setting: Setting, tokens: int, seed: int) -> list[int]:

@@ -9,7 +9,8 @@ prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -17,6 +18,7 @@ from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, asked_of, stops
 from outrider.bench.quality import Answer, Estimate, Metric, difference, estimate
+from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.drafters import Drafter
 from outrider.generation import generate
@@ -83,20 +85,16 @@ def measure(
     target: TextModel, draftings: Sequence[Drafting], plan: Plan, metric: Metric | None, log: RunLog
 ) -> Iterator[AnswerRun]:
     """Run what the log does not hold yet, append it there, and yield all runs."""
-    done = {run.key: run for run in (AnswerRun(**entry) for entry in log.entries)}
-    warm: set[str] = set()
+    runs = Resumed(log, AnswerRun)
     for number, example in enumerate(plan.examples):
         for setting in plan.settings:
             for sample in range(plan.samples_of(setting)):
                 for drafting in in_turn(draftings, number):
+                    made = partial(_generate, target, drafting, plan, example, setting, sample)
                     key = (example.name, example.digest, sample, setting.name, drafting.name)
-                    if key not in done:
-                        if drafting.name not in warm:
-                            _generate(target, drafting, plan, example, setting, sample, WARM_UP_TOKENS)
-                            warm.add(drafting.name)
-                        done[key] = _generate(target, drafting, plan, example, setting, sample, plan.max_new_tokens, metric)
-                        log.append(asdict(done[key]))
-                    yield done[key]
+                    yield runs.run(
+                        key, partial(made, plan.max_new_tokens, metric), drafting.name, partial(made, WARM_UP_TOKENS)
+                    )
 
 
 def _generate(

@@ -8,7 +8,7 @@ before the next one loads its models, so ratios of times are fair only where eve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from outrider.batch import Job, Setup
@@ -17,6 +17,7 @@ from outrider.bench.answers import AnswerRun, Drafting, Plan, make_run, seed_of
 from outrider.bench.contest import Setting
 from outrider.bench.examples import Example, prompt_tokens, stops
 from outrider.bench.quality import Metric
+from outrider.bench.resumed import Resumed
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.run_log import RunLog
@@ -34,19 +35,19 @@ def measure_spread(
     log: RunLog,
 ) -> Iterator[AnswerRun]:
     """Run what the log does not hold yet, append it there, and yield all runs. draftings: with their specifications."""
-    done = {run.key: run for run in (AnswerRun(**entry) for entry in log.entries)}
+    runs = Resumed(log, AnswerRun)
     asked = [(e, s, n) for e in plan.examples for s in plan.settings for n in range(plan.samples_of(s))]
     for drafting, spec in draftings:
         missing: dict[int, _Asked] = {}
         for index, (example, setting, sample) in enumerate(asked):
-            held = done.get((example.name, example.digest, sample, setting.name, drafting.name))
+            held = runs.held((example.name, example.digest, sample, setting.name, drafting.name))
             if held is None:
                 missing[index] = (example, setting, sample)
             else:
                 yield held
         if missing:
             own = replace(setup, draft=() if spec is None else (spec,), num_draft_tokens=drafting.length, batch_size=1)
-            yield from _answers(cluster, own, target, drafting.name, missing, plan, metric, log)
+            yield from _answers(cluster, own, target, drafting.name, missing, plan, metric, runs)
 
 
 def _answers(
@@ -57,7 +58,7 @@ def _answers(
     missing: Mapping[int, _Asked],
     plan: Plan,
     metric: Metric | None,
-    log: RunLog,
+    runs: Resumed[AnswerRun],
 ) -> Iterator[AnswerRun]:
     """One way of drafting."""
 
@@ -74,5 +75,4 @@ def _answers(
         if "error" in record:
             raise ModelError(f"{example.name} could not be answered: {record['error']}")
         run = make_run(drafting, example, setting, sample, record["metadata"], record, metric)
-        log.append(asdict(run))
-        yield run
+        yield runs.keep(run.key, run)

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from outrider.batch import ContinuousBatch, Job, Ready, Setup
 from outrider.bench.contest import in_turn
+from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.tasks import human_eval
 from outrider.choices import make_length
@@ -173,17 +175,13 @@ def measure(
     bench: Bench, jobs: Sequence[Job], sizes: Sequence[int], lengths: Sequence[int], block: int, log: RunLog
 ) -> Iterator[BatchRun]:
     """Run what the log does not hold yet, append it there, and yield all runs."""
-    done = {run.key: run for run in (BatchRun(**entry) for entry in log.entries)}
+    runs = Resumed(log, BatchRun)
     cells = [(size, length) for size in sizes for length in lengths]
     for number in range(-(-len(jobs) // block)):
         part = jobs[number * block : (number + 1) * block]
         for size, length in in_turn(cells, number * (len(cells) // 3 + 1)):
-            if (size, length, number) not in done:
-                _warm(bench, size, length, part)
-                made = bench.run(size, length, number, part)
-                done[made.key] = made
-                log.append(asdict(made))
-            yield done[size, length, number]
+            key = (size, length, number)
+            yield runs.run(key, partial(bench.run, *key, part), key, partial(_warm, bench, size, length, part))
 
 
 def _warm(bench: Bench, size: int, length: int, jobs: Sequence[Job]) -> None:

@@ -7,12 +7,14 @@ to prompt. Ends of text are ignored, so all searches take the same steps, and al
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 
 from outrider.beam.generate import BeamGeneration
 from outrider.beam.settings import BeamSettings
 from outrider.bench.contest import in_turn
 from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.models.base import TextModel
@@ -60,20 +62,14 @@ def measure(
     log: RunLog,
 ) -> Iterator[BeamRun]:
     """Run what the log does not hold yet, append it there, and yield all runs. lengths: steps to draft, None: adaptive."""
-    done = {run.key: run for run in (BeamRun(**entry) for entry in log.entries)}
+    runs = Resumed(log, BeamRun)
     choices: list[tuple[int, str]] = [(width, name) for width in widths for name in (PLAIN, *map(_name, lengths))]
-    warm: set[tuple[int, str]] = set()
     for number, example in enumerate(examples):
         prompt = prompt_tokens(target, kind, example)
         for choice in in_turn(choices, number):
+            made = partial(_search, target, draft, prompt, example, *choice)
             key = (example.name, example.digest, *choice)
-            if key not in done:
-                if choice not in warm:
-                    _search(target, draft, prompt, example, *choice, WARM_UP_TOKENS)
-                    warm.add(choice)
-                done[key] = _search(target, draft, prompt, example, *choice, max_new_tokens)
-                log.append(asdict(done[key]))
-            yield done[key]
+            yield runs.run(key, partial(made, max_new_tokens), choice, partial(made, WARM_UP_TOKENS))
 
 
 def _name(length: int | None) -> str:

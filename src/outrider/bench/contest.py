@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.bench.tasks import Task
 from outrider.generation import generate
@@ -93,20 +95,17 @@ def measure(
     kept: RunLog,
 ) -> Iterator[Run]:
     """Run everything that the log does not hold yet, append it there, and yield all runs. asked: tasks, as they are put."""
-    done = {(run.contender, run.setting, run.task): run for run in (Run(**entry) for entry in kept.entries)}
+    runs = Resumed(kept, Run, lambda run: (run.contender, run.setting, run.task))
     entries = list(contenders.items())
-    warm: set[str] = set()
     for number, (task, prompt) in enumerate(asked):
         for setting in settings:
             for name, contender in in_turn(entries, number):
-                key = (name, setting.name, task.name)
-                if key not in done:
-                    if name not in warm:
-                        contender(prompt, setting, WARM_UP_TOKENS, 0)
-                        warm.add(name)
-                    done[key] = _timed(name, contender, prompt, setting, task, max_new_tokens, number)
-                    kept.append(asdict(done[key]))
-                yield done[key]
+                yield runs.run(
+                    (name, setting.name, task.name),
+                    partial(_timed, name, contender, prompt, setting, task, max_new_tokens, number),
+                    name,
+                    partial(contender, prompt, setting, WARM_UP_TOKENS, 0),
+                )
 
 
 def _timed(name: str, contender: Contender, prompt: Asked, setting: Setting, task: Task, tokens: int, seed: int) -> Run:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist, fmean, median
 from typing import Any
 
+from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import captured_share
 from outrider.bench.tasks import Task
 from outrider.costs import DraftSeconds, measured_costs
@@ -98,19 +100,14 @@ def measure(
 
     seeds: texts of each cell when sampling.
     """
-    done = {_key(run): run for run in map(_read, kept.entries)}
+    runs = Resumed(kept, _read, _key)
     for text in texts:
         for temperature in temperatures:
             for repetition in range(repetitions):
                 for drafter, policy in _turns(list(drafters), temperature, repetition):
-                    key = (text.name, drafter, temperature, policy, repetition)
-                    if key not in done:
-                        plan = (temperature, policy, repetition)
-                        made, count = drafters.get(drafter), seeds if temperature else 1
-                        run = _run(target, (drafter, made), text, plan, max_new_tokens, count)
-                        done[key] = run
-                        kept.append(asdict(run))
-                    yield done[key]
+                    plan, count = (temperature, policy, repetition), seeds if temperature else 1
+                    asked = (target, (drafter, drafters.get(drafter)), text, plan, max_new_tokens, count)
+                    yield runs.run((text.name, drafter, *plan), partial(_run, *asked))
 
 
 def count_runs(drafters: int, texts: int, temperatures: Sequence[float], repetitions: int) -> int:
@@ -184,8 +181,8 @@ def _key(run: Run) -> tuple[str, str, float, str, int]:
     return run.text, run.drafter, run.temperature, run.policy, run.repetition
 
 
-def _read(entry: dict[str, Any]) -> Run:
-    return Run(**{**entry, "lengths": {int(k): n for k, n in entry["lengths"].items()}})
+def _read(lengths: dict[str, int], **entry: Any) -> Run:
+    return Run(**entry, lengths={int(length): count for length, count in lengths.items()})
 
 
 def summarise(runs: Sequence[Run]) -> list[Cell]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import torch
@@ -23,6 +24,7 @@ from outrider.audit.text import Text
 from outrider.audit.verdict import judge
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, asked_of
+from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.forced import draft_laws_along, target_laws_along
@@ -80,20 +82,14 @@ def measure(
     log: RunLog,
 ) -> Iterator[LenientRun]:
     """Run what the log does not hold yet, append it there, and yield all runs. length: tokens drafted, None for adaptive."""
-    done = {run.key: run for run in (LenientRun(**entry) for entry in log.entries)}
-    warm: set[float] = set()
+    runs = Resumed(log, LenientRun)
     for number, example in enumerate(examples):
         prompt = asked_of(target, kind, example)
         for setting in settings:
             for lenience in in_turn([PLAIN, *leniences], number):
+                made = partial(_generate, target, draft, prompt, example, setting, lenience, length)
                 key = (example.name, example.digest, setting.name, lenience)
-                if key not in done:
-                    if lenience not in warm:
-                        _generate(target, draft, prompt, example, setting, lenience, length, WARM_UP_TOKENS)
-                        warm.add(lenience)
-                    done[key] = _generate(target, draft, prompt, example, setting, lenience, length, max_new_tokens)
-                    log.append(asdict(done[key]))
-                yield done[key]
+                yield runs.run(key, partial(made, max_new_tokens), lenience, partial(made, WARM_UP_TOKENS))
 
 
 def _generate(

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
 from outrider.bench.examples import Example, TaskKind, asked_of
 from outrider.bench.moment import mean_moment, time_moment
+from outrider.bench.resumed import Resumed
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
@@ -71,19 +73,13 @@ def measure(
 ) -> Iterator[SweepRun]:
     """Run what the log does not hold yet, append it there, and yield all runs."""
     draft.bind(target)
-    done = {run.key: run for run in (SweepRun(**entry) for entry in log.entries)}
-    warm: set[int] = set()
+    runs = Resumed(log, SweepRun)
     for number, example in enumerate(examples):
         for setting in settings:
             for length in in_turn(lengths, number):
+                made = partial(_generate, target, draft, kind, example, setting, length)
                 key = (example.name, example.digest, setting.name, length)
-                if key not in done:
-                    if length not in warm:
-                        _generate(target, draft, kind, example, setting, length, WARM_UP_TOKENS)
-                        warm.add(length)
-                    done[key] = _generate(target, draft, kind, example, setting, length, max_new_tokens)
-                    log.append(asdict(done[key]))
-                yield done[key]
+                yield runs.run(key, partial(made, max_new_tokens), length, partial(made, WARM_UP_TOKENS))
 
 
 def _generate(

@@ -9,12 +9,14 @@ what a pass over one does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Literal
 
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.contest import WARM_UP_TOKENS
+from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.costs import measured_costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
@@ -76,16 +78,13 @@ def new_tokens(target: TextModel, total: int) -> int:
 def measure(target: TextModel, draft: Drafter, lookahead: int, total: int, repetitions: int, log: RunLog) -> Iterator[Run]:
     """Both sides in turn, after a warm-up of each; what the log holds is not run again."""
     count = new_tokens(target, total)
-    done = {run.key: run for run in (Run(**entry) for entry in log.entries)}
-    missing = [side for side in SIDES if any((side, i) not in done for i in range(repetitions))]
-    for side in missing:
-        _generate(target, draft, lookahead, side, 0, min(WARM_UP_TOKENS, count))
+    runs = Resumed(log, Run)
+    for side in SIDES:
+        if any(runs.held((side, i)) is None for i in range(repetitions)):
+            _generate(target, draft, lookahead, side, 0, min(WARM_UP_TOKENS, count))
     for repetition in range(repetitions):
         for side in SIDES if repetition % 2 == 0 else SIDES[::-1]:
-            if (side, repetition) not in done:
-                done[side, repetition] = _generate(target, draft, lookahead, side, repetition, count)
-                log.append(asdict(done[side, repetition]))
-            yield done[side, repetition]
+            yield runs.run((side, repetition), partial(_generate, target, draft, lookahead, side, repetition, count))
 
 
 def _generate(target: TextModel, draft: Drafter, lookahead: int, side: Side, repetition: int, count: int) -> Run:
