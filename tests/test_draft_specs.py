@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.choices import make_drafter
-from outrider.draft_specs import loading_options, make_from_spec, make_named
+from outrider.cli.main import run
+from outrider.draft_specs import check_spec, loading_options, make_from_spec, make_named
 from outrider.drafters import (
     ChoiceDrafter,
     EarlyExitDrafter,
@@ -68,6 +69,38 @@ def test_what_drafts_without_a_name_has_the_head_that_comes_with_the_package(
     assert isinstance(make_named("auto", compiled), ChoiceDrafter)
     compiled.compiled = object()  # type: ignore[assignment]
     assert isinstance(make_named("auto", compiled), PromptLookupDrafter)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("head:foo=3", "has no option 'foo'"),
+        ("prompt-lookup:max_ngram=many", "is no value of this option"),
+        ("prompt_lookup", "did you mean prompt-lookup"),
+        ("none", "is no drafter"),
+        ("org/model:temprature=1", "has no option 'temprature'"),
+        ("org/model:draft=org/other:draft=sufix", "did you mean suffix"),
+    ],
+)
+def test_what_is_wrong_by_itself_is_told_before_anything_is_loaded(
+    spec: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ParameterError, match=said):
+        check_spec(spec)
+    monkeypatch.setattr("outrider.load", lambda *_, **__: pytest.fail("loaded"))
+    assert run(["generate", "x", "--draft", "suffix", "--draft", spec]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_may_be_right_is_left_to_loading() -> None:
+    for spec in (
+        "auto",
+        "random",
+        "suffix:memory=yes",
+        "org/model:draft=org/other:temperature=1,draft=suffix",
+        "no-such-name",
+    ):
+        check_spec(spec)
 
 
 def test_a_drafts_own_options_go_before_the_targets() -> None:

@@ -134,6 +134,15 @@ def meant_by(spec: str) -> str | None:
     return found[0] if found else None
 
 
+def check_spec(spec: str) -> None:
+    """Raise `ParameterError` for a name or options that are wrong whatever the target: before anything is loaded."""
+    if is_named(spec):
+        name, _, text = spec.partition(":")
+        _parse(name, text, {} if name == AUTO else NAMED[name].options)
+    elif (inner := _of_model(spec)[1].get("draft")) is not None:
+        check_spec(inner)
+
+
 def make_named(spec: str, target: LanguageModel) -> Drafter:
     """The drafter for `target` that such a name and its options mean."""
     if spec == AUTO:
@@ -147,6 +156,18 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
     """The drafter for `target` that a name, or a model and its options, mean."""
     if is_named(spec):
         return make_named(spec, target)
+    name, options = _of_model(spec)
+    try:
+        model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
+    except ModelError as error:
+        if "/" in name or Path(name).suffix or Path(name).exists():
+            raise
+        raise ModelError(f"draft {name!r} is none of {', '.join((AUTO, *NAMED))}, and as a model: {error}") from error
+    return make_model_drafter(model, target, options, lambda inner, model: make_from_spec(inner, load, model))
+
+
+def _of_model(spec: str) -> tuple[str, dict[str, Any]]:
+    """A model's name and its options. Raises `ParameterError` for what was meant to be something else."""
     name, text = split_model(spec)
     if name.lower() in _NOTHING and not Path(name).exists():
         raise ParameterError(
@@ -157,16 +178,9 @@ def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter
         raise ParameterError(
             f"draft {name!r} is no drafter: did you mean {meant}? For a model of that name give its folder or owner/name"
         )
-    options = _parse(name, text, _MODEL_OPTIONS)
     if Path(name).expanduser().is_dir() and is_head(Path(name).expanduser()):
         raise ParameterError(f"draft {name!r} is a draft head's folder: give --draft head:path={name}")
-    try:
-        model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
-    except ModelError as error:
-        if "/" in name or Path(name).suffix or Path(name).exists():
-            raise
-        raise ModelError(f"draft {name!r} is none of {', '.join((AUTO, *NAMED))}, and as a model: {error}") from error
-    return make_model_drafter(model, target, options, lambda inner, model: make_from_spec(inner, load, model))
+    return name, _parse(name, text, _MODEL_OPTIONS)
 
 
 def make_model_drafter(

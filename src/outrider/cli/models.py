@@ -36,7 +36,12 @@ class ModelChoice:
     placement: str = "auto"
 
     def load_target(self, pack: bool = True) -> TextModel:
-        """The target, or the default model for None."""
+        """The target, or the default model for None; what is wrong with --draft by itself is told before."""
+        if self.draft:
+            from outrider.draft_specs import check_spec
+
+            for spec in self.draft:
+                check_spec(spec)
         with click_status("Loading the target …", self):
             target = self._load_target(pack)
         collector.loaded()
