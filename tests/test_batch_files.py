@@ -204,12 +204,20 @@ def test_killed_three_times_and_gone_on_nothing_is_lost_or_doubled(
     assert "seed: 0 there, 9 here" in capsys.readouterr().err
 
 
-def test_fixed_lengths_go_on_in_batches_of_another_size(target_folder: Path, tmp_path: Path) -> None:
+def test_fixed_lengths_of_one_draft_go_on_in_batches_of_another_size(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several drafts, which `auto` may be, the one that drafts is chosen by what so many rows cost."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    command = batch_command(source, output, target_folder)
+    command = [*batch_command(source, output, target_folder), "--draft", "suffix"]
     assert run(command) == 0
     first = output.read_bytes()
     assert run([*command, "--batch-size", "2"]) == 0
     assert output.read_bytes() == first
     assert run([*command, "--num-draft-tokens", "auto"]) == 2
+    for name, draft in (("auto", ["auto"]), ("both", ["suffix", "random"])):
+        chosen = batch_command(source, tmp_path / name, target_folder) + [part for one in draft for part in ("--draft", one)]
+        assert run(chosen) == 0
+        assert run([*chosen, "--batch-size", "2"]) == 2
+        assert "batch_size: 4 there, 2 here" in " ".join(capsys.readouterr().err.split())

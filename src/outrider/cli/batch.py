@@ -110,12 +110,17 @@ def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure 
 
 def settings_of(setup: Setup, asked: Prompts) -> dict[str, object]:
     """What all parts of a run must share: not where it runs, nor how many processes share the work."""
+    from outrider.draft_specs import AUTO
+
     about = {name: getattr(setup, name) for name in ("target", "draft", "chat", "dtype", "engine")}
     length = setup.num_draft_tokens
-    if setup.draft and not isinstance(length, int):  # then the lengths follow from the costs of so many rows
-        about |= {"batch_size": setup.batch_size, "num_draft_tokens": f"optimal:{length.alpha}" if length else "auto"}
-    else:
-        about |= {"num_draft_tokens": length if setup.draft else 0}
+    asked_for = length if isinstance(length, int) else f"optimal:{length.alpha}" if length else "auto"
+    about["num_draft_tokens"] = asked_for if setup.draft else 0
+    one = len(setup.draft) == 1 and AUTO not in setup.draft
+    if setup.draft and not (
+        one and isinstance(length, int)
+    ):  # lengths, or who drafts, follow from the costs of so many rows
+        about["batch_size"] = setup.batch_size
     return {"command": "batch", "input_sha256": asked.digest, **about, **setup.defaults}
 
 
