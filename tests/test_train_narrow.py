@@ -12,6 +12,8 @@ import transformers
 
 import outrider
 from outrider.errors import ModelError, ParameterError, VocabularyMismatchError
+from outrider.models.cut_head import cut_head
+from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.train import neurons
@@ -41,7 +43,7 @@ def test_the_neurons_left_are_those_that_least_squares_can_spare_least() -> None
     weight = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     wanted = values @ weight
     gram, cross = values.T @ values, values.T @ wanted
-    kept, made = neurons._least_squares(gram, cross, weight, 4)
+    kept, made = neurons._least_squares(gram, cross, weight, 4)  # gram is used up
 
     def error(some: list[int]) -> float:
         best = torch.linalg.lstsq(values[:, some], wanted).solution
@@ -105,7 +107,10 @@ def test_a_body_with_scaled_embeddings_and_biases_is_narrowed() -> None:
 def test_bodies_that_can_not_be_narrowed_are_refused_by_name() -> None:
     target = tiny("Llama")
     with pytest.raises(ModelError, match="its layers are not of Llama's kind"):
-        check_body(target, tiny("GPT2"), None)
+        check_body(target, tiny("GPT2"), 8)
+    other = tiny("GPT2")
+    check_body(target, other, None)  # to be trained with all its neurons any model will do
+    assert make_narrow(other, None, [], no_bar).whole().config.n_layer == other.module.config.n_layer
     with pytest.raises(ParameterError, match=r"intermediate_size must be in 1 … 48, the neurons of .*, got 49"):
         check_body(target, tiny("Llama"), 49)
     with pytest.raises(VocabularyMismatchError):
@@ -113,10 +118,50 @@ def test_bodies_that_can_not_be_narrowed_are_refused_by_name() -> None:
     capped = TransformersModel(module("Gemma2", 0, torch.float32, final_logit_softcapping=0.01))
     with pytest.raises(ModelError, match="its logits are not those of a linear layer on its last state"):
         check_body(target, capped, None)
-    normed = TransformersModel(module("Gemma2", 0, torch.float32, final_logit_softcapping=None))
+    normed = TransformersModel(module("Gemma2", 0, torch.float32, final_logit_softcapping=None), name="normed")
     check_body(target, normed, None)
-    with pytest.raises(ModelError, match="do not just add what their networks say"):
+    with pytest.raises(
+        ModelError, match=r"normed can't be narrowed: its layers do not just add .* leave intermediate_size out"
+    ):
         check_body(target, normed, 8)
+    scaled = TransformersModel(module("Granite", 0, torch.float32, residual_multiplier=0.22, logits_scaling=1.0))
+    with pytest.raises(ModelError, match="do not just add what their networks say"):
+        check_body(target, scaled, 8)
+    with pytest.raises(ParameterError, match="can't be the target's own module"):
+        check_body(target, target, None)
+    with pytest.raises(ModelError, match="it has an encoder"):
+        check_body(target, EncoderDecoderModel(module("T5", 0, torch.float32)), None)
+    inside = body()
+    for layer in inside.module.model.layers:
+        layer.mlp.ffn_sub_norm = torch.nn.RMSNorm(48)  # as BitNet has it
+    with pytest.raises(ModelError, match="its layers are not of Llama's kind"):
+        check_body(target, inside, 8)
+    few = TransformersModel(module("Llama", 0, torch.float32), name="few")
+    cut_head(few.module, torch.arange(5), "few")
+    few.module.config.draft_tokens = list(range(5))
+    with pytest.raises(ModelError, match="it is a draft of 5 tokens"):
+        check_body(target, TransformersModel(few.module, name="few"), None)
+
+
+def test_values_that_are_not_finite_and_layers_that_say_nothing() -> None:
+    silent = body()
+    with torch.no_grad():
+        silent.module.model.layers[1].mlp.up_proj.weight.zero_()
+    assert all(weight.isfinite().all() for weight in make_narrow(silent, 8, windows(4), no_bar).parameters())
+    endless = body()
+    with torch.no_grad():
+        endless.module.model.layers[1].mlp.up_proj.weight[3] = torch.inf
+    with pytest.raises(ModelError, match="values that are not finite along the data"):
+        make_narrow(endless, 8, windows(4), no_bar)
+
+
+def test_all_windows_are_used() -> None:
+    """In passes of about 2,048 positions, as equal as can be."""
+    whole = body()
+    for count, length in ((9, 256), (1, 32), (3, 1500), (24, 256)):
+        some = list(torch.zeros(count, length, dtype=torch.int64))
+        streams = neurons._Streams.along(whole.module, whole.module.model.layers, some)
+        assert sum(len(one) for one in streams.whole) >= count - len(streams.whole)
 
 
 @pytest.mark.usefixtures("cache")
@@ -167,6 +212,38 @@ def test_going_on_takes_the_checkpoints_neurons_and_no_others(
     assert one.keys() == other.keys()
     for name, weight in one.items():
         torch.testing.assert_close(weight, other[name], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("cache")
+def test_going_on_with_other_weights_is_refused_and_with_the_default_written_out_is_not(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, small = save_model(tmp_path / "target", 0), save_model(tmp_path / "small", 1)
+    narrow = options("student", target, data, "-o", tmp_path / "narrow", "--body", small, "--intermediate-size", 16)
+    call(capsys, *narrow)
+    save_model(tmp_path / "small", 2)
+    assert "body: " in refusal(capsys, [*narrow, "--steps", "3", "--resume"])
+    deep = save_model(tmp_path / "deep", 0, num_hidden_layers=6)
+    shallow = options("student", deep, data, "-o", tmp_path / "shallow")
+    call(capsys, *shallow)
+    assert call(capsys, *shallow, "--layers", 4, "--steps", 3, "--resume")["steps"] == 3
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_body_with_further_rows_drafts_none_of_them(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Padded embeddings: the target has no such tokens, and the student was not trained on their rows."""
+    target, small = save_model(tmp_path / "target", 0), save_model(tmp_path / "small", 1, vocab_size=352)
+    call(capsys, *options("student", target, data, "-o", tmp_path / "out", "--body", small))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    size = outrider.load(target).vocab_size
+    assert config["draft_tokens"] == list(range(size))
+    over = options("student", target, data, "-o", tmp_path / "over", "--body", small, "--vocabulary", size + 1)
+    assert "vocabulary must be" in refusal(capsys, over)
+    tight = save_model(tmp_path / "tight", 1, vocab_size=300)
+    refused = options("student", target, data, "-o", tmp_path / "none", "--body", tight)
+    assert "300 embeddings for a tokenizer of" in refusal(capsys, refused, code=1)
 
 
 @pytest.mark.usefixtures("cache")

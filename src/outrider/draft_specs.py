@@ -135,7 +135,7 @@ def meant_by(spec: str) -> str | None:
 
 
 def check_spec(spec: str) -> None:
-    """Raise `ParameterError` for a name or options that are wrong whatever the target: before anything is loaded."""
+    """Raise `ParameterError` for a name or an option that there is not, before anything is loaded."""
     if is_named(spec):
         name, _, text = spec.partition(":")
         _parse(name, text, {} if name == AUTO else NAMED[name].options)

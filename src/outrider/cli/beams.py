@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -124,6 +124,7 @@ def run_beams(choice: BeamChoice, models: ModelChoice, read: str | Audio, given:
         raise ParameterError("num_draft_tokens must be a number or auto for beam search: nothing is known of its alpha")
     check_count("max_new_tokens", given["max_new_tokens"])
     models.refuse_compile("beam search")
+    models = models if choice.drafts else replace(models, draft=())
     model = models.load_target()
     drafter = models.load_draft(model) if choice.drafts else None
     if drafter is not None:

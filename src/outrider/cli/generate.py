@@ -83,8 +83,10 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     structure = take_structure(given)
     _check(given)
     told_if_greedy(given["temperature"])
+    if given["plain"]:
+        models = replace(models, draft=())
     model = models.load_target()
-    drafter = None if given["plain"] else models.load_draft(model)
+    drafter = models.load_draft(model) if models.draft else None
     _check_memory(drafter)
     compare, as_json, chat = given.pop("compare"), given.pop("as_json"), given.pop("chat")
     profiled = given.pop("profile")

@@ -37,15 +37,19 @@ class ModelChoice:
 
     def load_target(self, pack: bool = True) -> TextModel:
         """The target, or the default model for None; what is wrong with --draft by itself is told before."""
+        self.check_drafts()
+        with click_status("Loading the target …", self):
+            target = self._load_target(pack)
+        collector.loaded()
+        return target
+
+    def check_drafts(self) -> None:
+        """Raise `ParameterError` for what is wrong with --draft by itself."""
         if self.draft:
             from outrider.draft_specs import check_spec
 
             for spec in self.draft:
                 check_spec(spec)
-        with click_status("Loading the target …", self):
-            target = self._load_target(pack)
-        collector.loaded()
-        return target
 
     def _load_target(self, pack: bool) -> TextModel:
         import outrider
@@ -88,6 +92,7 @@ class ModelChoice:
         """
         from outrider.batch import Setup
 
+        self.check_drafts()
         how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "engine": self.engine}
         return Setup(**{"target": self.target, "draft": self.draft, **how, **more})
 

@@ -12,13 +12,14 @@ where a third of the neurons is left.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import TextModel
 from outrider.models.compatibility import check_same_tokens
 from outrider.models.transformers_model import TransformersModel
@@ -27,6 +28,7 @@ from outrider.train.neurons import check_adds, narrowed
 from outrider.train.states import TOLERANCE, rows_off
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
+_SEEN = 4096  # bytes of each weight that tell one body from another
 Bar = Callable[[Iterable[int], str, str], None]
 
 
@@ -61,34 +63,63 @@ def check_body(target: TextModel, body: TextModel, size: int | None) -> None:
     """
     if not isinstance(body, TransformersModel):
         raise ParameterError(f"body must be on the transformers engine, not {body.name}'s: name a folder, hub name or .gguf")
+    if isinstance(target, TransformersModel) and target.module is body.module:
+        raise ParameterError("body is used up, and can't be the target's own module: load the model once more")
+    if body.has_encoder:
+        raise ModelError(f"{body.name} can't be a body: it has an encoder; name a decoder-only model")
+    if body.draft_tokens is not None:
+        raise ModelError(
+            f"{body.name} can't be a body: it is a draft of {len(body.draft_tokens)} tokens; name what it was made of"
+        )
     check_same_tokens(target, body)
+    entries = len(getattr(target, "tokenizer", None) or range(target.vocab_size))
+    if body.vocab_size < entries:
+        raise ModelError(
+            f"{body.name} can't be a body: it has {body.vocab_size} embeddings for a tokenizer of {entries} entries"
+        )
     check_readable(body.module, f"body {body.name}")
     _check_head(body)
+    if size is None:
+        return
     whole = _size(body)
-    if size is not None and not 1 <= size <= whole:
+    if not 1 <= size <= whole:
         raise ParameterError(f"intermediate_size must be in 1 … {whole}, the neurons of {body.name}, got {size}")
-    if size is not None and size < whole:
-        check_adds(_layers(body), body.module, torch.arange(min(8, body.vocab_size)))
+    if size < whole and not check_adds(_layers(body), body.module, torch.arange(min(8, body.vocab_size))):
+        raise ModelError(
+            f"{body.name} can't be narrowed: its layers do not just add what their networks say; leave intermediate_size out"
+        )
 
 
 def make_narrow(body: TransformersModel, size: int | None, windows: Iterable[Tensor], bar: Bar) -> NarrowStudent:
     """A student of a body's module, which is used up, in float32, with `size` neurons a layer; embeddings and head frozen.
 
     windows: of tokens [L] each, on which neurons are chosen; without any the first are left, for weights that come from
-    elsewhere. Raises as `check_body` does.
+    elsewhere. Raises as `check_body` does, and `ModelError` for values that are not finite along the windows.
     """
     module = body.module
+    config = copy.deepcopy(module.config)
     if size is not None and size < _size(body):
         bar(narrowed(_layers(body), module, size, list(windows)), f"Narrowing {body.name}", "layers")
-    config = copy.deepcopy(module.config)
-    config.get_text_config().intermediate_size = _size(body)
+        config.get_text_config().intermediate_size = size
     student = type(module)(config)  # without what loading did to the body
-    student.load_state_dict(module.state_dict())
+    try:
+        student.load_state_dict(module.state_dict())
+    except RuntimeError as error:
+        raise ModelError(f"{body.name} can't be a body: {in_one_line(error)}") from error
     student.generation_config = copy.deepcopy(module.generation_config)
     student = student.float()
     for frozen in (student.get_input_embeddings(), student.get_output_embeddings()):
         frozen.requires_grad_(False)
     return NarrowStudent(student).train()
+
+
+def weights_digest(module: nn.Module) -> str:
+    """What tells one set of weights from another of the same shape, by the beginning of each."""
+    digest = hashlib.sha256()
+    for name, weight in module.named_parameters():
+        beginning = weight.detach().flatten()[:_SEEN].cpu().contiguous().view(torch.uint8)
+        digest.update(name.encode() + beginning[:_SEEN].numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @torch.inference_mode()
@@ -109,11 +140,19 @@ def _size(body: TransformersModel) -> int:
 def _layers(body: TransformersModel) -> Any:
     """Raises `ModelError` unless they are of Llama's kind, all of one size."""
     layers: Any = getattr(body.module.get_decoder(), "layers", None)
-    kind = isinstance(layers, nn.ModuleList) and all(
-        hasattr(layer, "post_attention_layernorm")
-        and all(type(getattr(getattr(layer, "mlp", None), part, None)) is nn.Linear for part in _PARTS)
-        for layer in layers
-    )
+    kind = isinstance(layers, nn.ModuleList) and all(map(_of_llamas_kind, layers))
     if not kind or len({layer.mlp.down_proj.in_features for layer in layers}) != 1:
-        raise ModelError(f"{body.name} can't be narrowed: its layers are not of Llama's kind; name another body")
+        raise ModelError(
+            f"{body.name} can't be narrowed: its layers are not of Llama's kind; leave intermediate_size out, or name "
+            "another body"
+        )
     return layers
+
+
+def _of_llamas_kind(layer: Any) -> bool:
+    """Whether a layer's network is a gate, an up and a down, and nothing else."""
+    mlp = getattr(layer, "mlp", None)
+    if not hasattr(layer, "post_attention_layernorm") or not isinstance(mlp, nn.Module):
+        return False
+    linear = all(type(getattr(mlp, part, None)) is nn.Linear for part in _PARTS)
+    return linear and {name.partition(".")[0] for name, _ in mlp.named_parameters()} == set(_PARTS)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from outrider.errors import ModelError
 
-RIDGE = 1e-2  # of the mean square, towards the weights that there were: keeps the fit sound where positions are few
+RIDGE = 1e-2  # of the median square, towards the weights that there were: keeps the fit sound where positions are few
+SOME = 1e-3  # of the mean square at least, where most neurons say nothing; a few with large values would rule the mean
 STEPS = 3  # in which neurons go; what is left is weighed anew after each
-TOGETHER = 8  # windows of a pass
-TOLERANCE = 0.05  # of a layer's output: bfloat16 rounds to .01
+POSITIONS = 2048  # of a pass
+TOLERANCE = 0.05  # of what a network adds: bfloat16 rounds to .01
 
 
 @torch.no_grad()
@@ -43,15 +44,21 @@ def narrowed(layers: Any, module: Any, size: int, windows: list[Tensor]) -> Iter
 
 
 @torch.no_grad()
-def check_adds(layers: Any, module: Any, tokens: Tensor) -> None:
-    """Raise `ModelError` unless each layer adds what its network says to its stream, and nothing is done to it on the way.
+def check_adds(layers: Any, module: Any, tokens: Tensor) -> bool:
+    """Whether each layer adds what its network says to its stream, and nothing is done to it on the way.
 
     tokens: int64 [L], some to try it with.
     """
     streams = _Streams.along(module, layers, [tokens])
     for number, layer in enumerate(layers):
-        _seen(layer, streams.whole[0], streams.given[number])
-        streams.whole[0] = _call(layer, streams.whole[0], streams.given[number])
+        seen = _seen(layer, streams.whole[0], streams.given[number])
+        added = layer.mlp.down_proj(seen.values).float()
+        off = (seen.after.float() - seen.before.float() - added).norm(dim=-1)
+        rounding = torch.finfo(seen.after.dtype).eps * seen.after.float().norm(dim=-1)
+        if not bool((off <= TOLERANCE * added.norm(dim=-1) + rounding).float().mean() > 0.5):
+            return False
+        streams.whole[0] = seen.after
+    return True
 
 
 @dataclass
@@ -68,7 +75,8 @@ class _Streams:
     @classmethod
     def along(cls, module: Any, layers: Any, windows: list[Tensor]) -> _Streams:
         """At the first layer. Windows that don't fill a pass are left out, unless there is none beside them."""
-        together, device = min(TOGETHER, len(windows)), module.get_input_embeddings().weight.device
+        device = module.get_input_embeddings().weight.device
+        together = len(windows) // -(-len(windows) * len(windows[0]) // POSITIONS) or 1
         passes = [torch.stack(windows[i : i + together]) for i in range(0, len(windows) - together + 1, together)]
         given: list[dict[str, Any]] = []
         first: list[Tensor] = []
@@ -98,6 +106,10 @@ class _Streams:
                 wanted = wanted - down.bias.float()
             gram += (values.T @ values).double().cpu()
             cross += (values.T @ wanted).double().cpu()
+        if not bool(gram.isfinite().all() and cross.isfinite().all()):
+            raise ModelError(
+                f"layer {number} of the body has values that are not finite along the data: load it in another dtype"
+            )
         return _least_squares(gram, cross, down.weight.double().cpu().T, size)
 
     def advance(self, layer: Any, number: int, kept: Tensor, weight: Tensor) -> None:
@@ -107,19 +119,21 @@ class _Streams:
 
 
 def _least_squares(gram: Tensor, cross: Tensor, before: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Of G [n, n], C [n, W] and the output weights that there were [n, W], float64. → the neurons left, their weights
-    [W, size]
+    """Of G [n, n], which is changed, C [n, W] and the output weights that there were [n, W], float64. → the neurons left,
+    their weights [W, size]
     """
-    ridge = RIDGE * gram.diagonal().mean()
-    gram = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
+    count, squares = len(gram), gram.diagonal()
+    ridge = RIDGE * max(float(squares.median()), SOME * float(squares.mean()), torch.finfo(gram.dtype).tiny ** 0.5)
+    squares.add_(ridge)
     cross = cross + ridge * before
-    kept = torch.arange(len(gram))
+    kept = torch.arange(count)
     for step in range(1, STEPS + 1):
-        inverse = torch.linalg.inv(gram[kept][:, kept])
-        costs = (inverse @ cross[kept]).square().sum(1) / inverse.diagonal()
-        left = size if step == STEPS else int(len(gram) * (size / len(gram)) ** (step / STEPS))
-        kept = kept[costs.topk(left).indices.sort().values]
-    return kept, torch.linalg.solve(gram[kept][:, kept], cross[kept]).T
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+        costs = (inverse @ cross).square().sum(1) / inverse.diagonal()
+        left = size if step == STEPS else int(count * (size / count) ** (step / STEPS))
+        some = costs.topk(left).indices.sort().values
+        kept, gram, cross = kept[some], gram[some][:, some], cross[some]
+    return kept, torch.cholesky_solve(cross, torch.linalg.cholesky(gram)).T
 
 
 class _ReachedError(Exception):
@@ -141,14 +155,15 @@ def _stream(module: Any, first: Any, tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Seen:
-    """values: of a layer's neurons [.., n]. before: the stream that its network adds to [.., W]."""
+    """values: of a layer's neurons [.., n]. before, after: the stream that its network adds to [.., W]."""
 
     values: Tensor
     before: Tensor
+    after: Tensor
 
 
 def _seen(layer: Any, stream: Tensor, given: dict[str, Any]) -> _Seen:
-    """What the network of a layer is given and makes of it. Raises `ModelError` if it does not just add to the stream."""
+    """What goes through the network of a layer."""
     seen: dict[str, Tensor] = {}
 
     def first(name: str) -> Callable[..., None]:
@@ -160,11 +175,7 @@ def _seen(layer: Any, stream: Tensor, given: dict[str, Any]) -> _Seen:
     ]
     with _removed(hooks):
         out = _call(layer, stream, given)
-    added = layer.mlp.down_proj(seen["values"])
-    off = (out - seen["before"] - added).float().norm() / out.float().norm()
-    if not off <= TOLERANCE:
-        raise ModelError("a body whose layers do not just add what their networks say can't be narrowed: name another body")
-    return _Seen(seen["values"], seen["before"])
+    return _Seen(seen["values"], seen["before"], out)
 
 
 @contextmanager

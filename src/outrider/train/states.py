@@ -96,16 +96,24 @@ class StateWindows(Dataset[dict[str, Tensor]]):
         return int(self._starts[-1])
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
-        at = int(number - self._starts[shard])
-        file = self._files[shard]
+        file, at = self._place(number)
         out = {name: file.get_slice(name)[at] for name in _BY_WINDOW}
         return {**out, "tokens": out["tokens"].long()}
 
-    def spread(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """So many windows, evenly over all; all of them if there are no more."""
+    def tokens(self, number: int) -> Tensor:
+        """Of one window, int64 [L], without its states."""
+        file, at = self._place(number)
+        found: Tensor = file.get_slice("tokens")[at]
+        return found.long()
+
+    def spread(self, count: int) -> list[int]:
+        """So many windows, evenly over all, by number; all of them if there are no more."""
         count = min(count, len(self))
-        return (self[i * len(self) // count] for i in range(count))
+        return [i * len(self) // count for i in range(count)]
+
+    def _place(self, number: int) -> tuple[Any, int]:
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._files[shard], int(number - self._starts[shard])
 
 
 def keep_states(

@@ -19,10 +19,10 @@ from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.pretrained import without_bars
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.checkpoints import CHECKPOINTS
-from outrider.train.fused import summed
+from outrider.train.fused import Rows, summed
 from outrider.train.losses import Loss
 from outrider.train.make import Data, drafted_tokens, kept_dtype
-from outrider.train.narrow import Bar, NarrowStudent, check_body, make_narrow, no_bar
+from outrider.train.narrow import Bar, NarrowStudent, check_body, make_narrow, no_bar, weights_digest
 from outrider.train.run import Report, RunSettings, processes, train
 from outrider.train.shallow import ShallowStudent, check_shallow, make_shallow
 from outrider.train.states import digest
@@ -51,14 +51,17 @@ class StudentSettings:
             if value is not None:
                 check_count(name, value)
 
+    @property
+    def depth(self) -> int:
+        """Layers of the target that a shallow student has."""
+        return LAYERS if self.layers is None else self.layers
+
     def what(self, body: str | None) -> str:
         """In words, for the card."""
         if body is None:
-            return (
-                f"A wide-and-shallow student: the target's first {self.layers or LAYERS} layers, trained, and its embeddings"
-            )
+            return f"A wide-and-shallow student: the target's first {self.depth} layers, trained, and its embeddings"
         left = "all neurons" if self.intermediate_size is None else f"{self.intermediate_size} neurons"
-        return f"A deep-and-narrow student: {Path(body).name} with {left} in each layer, trained"
+        return f"A deep-and-narrow student: {Path(body).resolve().name} with {left} in each layer, trained"
 
 
 class StudentTrainee(Trainee):
@@ -69,12 +72,7 @@ class StudentTrainee(Trainee):
     ) -> None:
         super().__init__(target, tokens, loss)
         self.network = student
-        self._head = "target"
-        if isinstance(student, NarrowStudent):  # its own head, not the target's, reads its states
-            own = student.module.get_output_embeddings()
-            bias = getattr(own, "bias", None)
-            self.keep("own", own.weight.detach()[tokens], None if bias is None else bias.detach()[tokens])
-            self._head = "own"
+        self.register_buffer("tokens", tokens, persistent=False)
 
     def forward(self, tokens: Tensor, states: Tensor, normalisers: Tensor, drafted: Tensor) -> dict[str, Any]:
         """As `HeadTrainee.forward`, one depth."""
@@ -82,8 +80,17 @@ class StudentTrainee(Trainee):
         positions = counted.sum().unsqueeze(0)
         weights = counted.flatten().unsqueeze(0) / positions.clamp(min=1)
         predicted = self.network(tokens).flatten(0, 1).unsqueeze(0)
-        sums = summed(predicted, self.rows(self._head), self.laws(states, normalisers), weights, self.loss)
+        sums = summed(predicted, self._head(), self.laws(states, normalisers), weights, self.loss)
         return {"loss": sums.loss, "counts": counts(sums, positions)}
+
+    def _head(self) -> Rows:
+        """That reads the student's states: the target's, or of a narrow one its own, which a checkpoint may have brought."""
+        if not isinstance(self.network, NarrowStudent):
+            return self.rows()
+        own, tokens = self.network.module.get_output_embeddings(), self.get_buffer("tokens")
+        if len(tokens) == len(own.weight):
+            return Rows(own.weight, own.bias)
+        return Rows(own.weight[tokens], None if own.bias is None else own.bias[tokens])
 
 
 def check_student(target: TransformersModel, settings: StudentSettings, body: TextModel | None) -> None:
@@ -92,10 +99,14 @@ def check_student(target: TransformersModel, settings: StudentSettings, body: Te
         if settings.layers is not None:
             raise ParameterError(f"layers are the target's first ones: leave them out beside body, got {settings.layers}")
         check_body(target, body, settings.intermediate_size)
+        if (settings.vocabulary or 0) > body.vocab_size:
+            raise ParameterError(
+                f"vocabulary must be {body.vocab_size} or less, the tokens of {body.name}, got {settings.vocabulary}"
+            )
         return
     if settings.intermediate_size is not None:
         raise ParameterError("intermediate_size is of the model that body names: name one, or give layers instead")
-    check_shallow(target, LAYERS if settings.layers is None else settings.layers)
+    check_shallow(target, settings.depth)
 
 
 def train_student(
@@ -115,33 +126,50 @@ def train_student(
     """
     check_student(target, settings, body)
     torch.manual_seed(run.seed)
-    student = _shallow(target, data, settings) if body is None else _narrow(body, data, settings, run, bar)
-    size = min(target.vocab_size, target.vocab_size if body is None else body.vocab_size)
-    every = settings.vocabulary is None or settings.vocabulary >= size
-    tokens = torch.arange(size) if every else drafted_tokens(target, data, settings.vocabulary or 0, size)
-    trainee = StudentTrainee(student, target, tokens, settings.loss)
-    made_of = {} if body is None else {"body": f"{body.name} {digest(body.fingerprint)}"}
-    about = {**data.about, "kind": "student", **asdict(settings), **made_of}
+    begun = _shallow(target, data, settings) if body is None else _narrow(body, data, settings, run, bar)
+    del body
+    size = min(target.vocab_size, begun.rows)
+    every = begun.rows == size and (settings.vocabulary is None or settings.vocabulary >= size)
+    tokens = torch.arange(size) if every else drafted_tokens(target, data, settings.vocabulary or size, size)
+    trainee = StudentTrainee(begun.student, target, tokens, settings.loss)
+    about = {**data.about, "kind": "student", **asdict(settings), **begun.about}
     report = train(trainee, data.train, data.held_out, output / CHECKPOINTS, run, about)
     if processes().is_main_process:
-        whole = student.whole()
+        whole = begun.student.whole()
         setattr(whole.config, DRAFT_TOKENS, None if every else tokens.tolist())
         with without_bars():
-            whole.to(kept_dtype(target)).save_pretrained(output)
+            whole.to(begun.dtype).save_pretrained(output)
         target.tokenizer.save_pretrained(output)
     return len(tokens), report
 
 
-def _shallow(target: TransformersModel, data: Data, settings: StudentSettings) -> ShallowStudent:
+@dataclass(frozen=True)
+class _Begun:
+    """A student before its training. rows: of its head, for the tokens 0 … rows - 1. dtype: that it is saved in. about: what
+    it was made of.
+    """
+
+    student: ShallowStudent | NarrowStudent
+    rows: int
+    dtype: torch.dtype
+    about: dict[str, object]
+
+
+def _shallow(target: TransformersModel, data: Data, settings: StudentSettings) -> _Begun:
     """Its map is fitted on windows that are spread over the data."""
-    student = make_shallow(target, LAYERS if settings.layers is None else settings.layers)
-    length = len(data.train[0]["tokens"])
-    chosen = data.train.spread(max(SAMPLE, POSITIONS_A_COLUMN * target.state_size // length))
-    student.fit((window["tokens"], window["states"]) for window in chosen)
-    return student
+    student = make_shallow(target, settings.depth)
+    chosen = data.train.spread(max(SAMPLE, POSITIONS_A_COLUMN * target.state_size // len(data.train.tokens(0))))
+    windows = (data.train[number] for number in chosen)
+    student.fit((window["tokens"], window["states"]) for window in windows)
+    return _Begun(student, target.vocab_size, kept_dtype(target), {"layers": settings.depth})
 
 
-def _narrow(body: TransformersModel, data: Data, settings: StudentSettings, run: RunSettings, bar: Bar) -> NarrowStudent:
+def _narrow(body: TransformersModel, data: Data, settings: StudentSettings, run: RunSettings, bar: Bar) -> _Begun:
     """Its neurons are chosen on windows that are spread over the data; a checkpoint to go on from has chosen them."""
-    windows = () if run.resume else data.train.spread(POSITIONS // len(data.train[0]["tokens"]))
-    return make_narrow(body, settings.intermediate_size, (window["tokens"] for window in windows), bar)
+    length = len(data.train.tokens(0))
+    if body.max_length is not None and length > body.max_length:
+        raise ParameterError(f"length must be at most the {body.max_length} positions of {body.name}")
+    about: dict[str, object] = {"body": f"{digest(body.fingerprint)} {weights_digest(body.module)}"}
+    rows, dtype = body.vocab_size, kept_dtype(body)
+    windows = [] if run.resume else [data.train.tokens(number) for number in data.train.spread(POSITIONS // length)]
+    return _Begun(make_narrow(body, settings.intermediate_size, windows, bar), rows, dtype, about)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from outrider.cli.files import check_new_folder, new_folder
-from outrider.cli.models import ModelChoice, model_options_without_draft
+from outrider.cli.models import ModelChoice, click_status, model_options_without_draft
 from outrider.cli.shared_options import add_options, json_option
 from outrider.cli.train.made import Made, as_head, as_model, finish
 from outrider.errors import ParameterError
@@ -125,15 +125,18 @@ def student(models: ModelChoice, given: dict[str, Any], body: str | None, **shap
 
     # The layers of a shallow student are the target's own weights, which must lie open.
     target, data, run = _prepared(models, given, body is not None, vocabulary=settings.vocabulary, check=check)
-    tokens, report = train_student(target, data, settings, run, given["output"], bodies[0] if bodies else None, _bar)
+    tokens, report = train_student(target, data, settings, run, given["output"], bodies.pop() if bodies else None, _bar)
     # What is foretold is for the target as it is used; the one that shallow students are made of has its weights unpacked.
     used = models.load_target() if body is None and processes().is_main_process else target
-    finish(used, data, given, report, Made(use, f"{settings.what(body)}, over {tokens} tokens", tokens))
+    finish(used, models, data, given, report, Made(use, f"{settings.what(body)}, over {tokens} tokens", tokens))
 
 
 def _body(models: ModelChoice, name: str) -> TransformersModel:
-    """As it is stored, but for packed weights."""
-    return cast("TransformersModel", ModelChoice(name, device=models.device).load_target(pack=False))
+    """In the type that it is stored in."""
+    import outrider
+
+    with click_status("Loading the body …"):
+        return cast("TransformersModel", outrider.load(name, device=models.device, pack=False))
 
 
 def _no_shape_with_start(start: Path | None) -> None:
@@ -161,7 +164,7 @@ def _head(models: ModelChoice, given: dict[str, Any], kind: Kind, settings: dict
         else (f"{config.blocks} blockwise heads over {config.num_tokens} tokens")
     )
     blocks = config.blocks if kind == "blockwise" else None
-    finish(target, data, given, report, Made(use, what, config.num_tokens, blocks, settings["start"]))
+    finish(target, models, data, given, report, Made(use, what, config.num_tokens, blocks, settings["start"]))
 
 
 def _layers(text: str | None, start: Path | None, kind: Kind) -> tuple[int, ...]:

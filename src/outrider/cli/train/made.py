@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import click
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
+    from outrider.cli.models import ModelChoice
     from outrider.models.base import TextModel
     from outrider.train.make import Data
     from outrider.train.run import Report
@@ -45,23 +46,18 @@ def as_model(output: Path) -> str:
     return f"./{output}" if is_named(str(output)) else str(output)
 
 
-def finish(target: TextModel, data: Data, given: dict[str, Any], report: Report, made: Made) -> None:
-    """The card, and what is said at the end; by one process of several."""
+def finish(target: TextModel, models: ModelChoice, data: Data, given: dict[str, Any], report: Report, made: Made) -> None:
+    """The card, and what is said at the end; by one process of several. models: how both are loaded."""
     from outrider.train.run import processes
 
     if not processes().is_main_process:
         return
-    import outrider
     from outrider.bench.machine import machine
     from outrider.costs import measured_costs
-    from outrider.draft_specs import make_from_spec
     from outrider.train.card import LONGEST, foretold, write_card
     from outrider.train.corpus import parse_source
 
-    def load(name: str, _: dict[str, str]) -> Any:
-        return outrider.load(name, device=str(target.device))
-
-    drafter = make_from_spec(made.use, load, target)
+    drafter = replace(models, draft=(made.use,)).load_draft(target)
     drafter.bind(target)
     drafter.measure()
     costs, drafting = measured_costs(target), drafter.seconds
