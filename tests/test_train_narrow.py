@@ -112,7 +112,7 @@ def test_bodies_that_can_not_be_narrowed_are_refused_by_name() -> None:
     check_body(target, other, None)  # to be trained with all its neurons any model will do
     assert make_narrow(other, None, [], no_bar).whole().config.n_layer == other.module.config.n_layer
     with pytest.raises(ParameterError, match=r"intermediate_size must be in 1 … 48, the neurons of .*, got 49"):
-        check_body(target, tiny("Llama"), 49)
+        check_body(target, TransformersModel(module("Llama", 0, torch.float32)), 49)
     with pytest.raises(VocabularyMismatchError):
         check_body(target, TransformersModel(module("Llama", 0, torch.float32, vocab_size=VOCABULARY + 1)), None)
     capped = TransformersModel(module("Gemma2", 0, torch.float32, final_logit_softcapping=0.01))

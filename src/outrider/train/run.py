@@ -239,7 +239,7 @@ def _steps_of(checkpoint: str) -> int:
     return int(state["global_step"])
 
 
-def _arguments(folder: Path, held_out: bool, settings: RunSettings) -> TrainingArguments:
+def _arguments(folder: Path, held_out: bool, settings: RunSettings, last: str | None) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.steps,
@@ -254,6 +254,7 @@ def _arguments(folder: Path, held_out: bool, settings: RunSettings) -> TrainingA
         logging_first_step=True,
         eval_strategy="steps" if held_out else "no",
         eval_steps=settings.every,
+        eval_on_start=held_out and last is None,
         save_steps=settings.every,
         save_total_limit=2,
         seed=settings.seed,
@@ -281,7 +282,7 @@ def train(
     if last is not None and _steps_of(last) > settings.steps:
         raise ParameterError(f"steps must be {_steps_of(last)} or more, as many as the checkpoint has, got {settings.steps}")
     logging.getLogger("transformers.trainer").setLevel(logging.WARNING)
-    arguments = _arguments(folder, bool(held_out), settings)
+    arguments = _arguments(folder, bool(held_out), settings, last)
     ends = Ends(settings.hours)
     trainer = _Trainer(model=trainee, args=arguments, train_dataset=windows, eval_dataset=dict(held_out), callbacks=[ends])
     trainer.held_out = held_out
