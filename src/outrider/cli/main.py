@@ -31,7 +31,7 @@ INTERRUPTED = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(outrider.__version__, prog_name="outrider")
 def cli() -> None:
-    """Lossless speculative decoding: a cheap draft proposes tokens, the target verifies them, its distribution is kept."""
+    """Lossless speculative decoding: a cheap draft proposes tokens, the target verifies them and keeps its distribution."""
 
 
 for command in (generate, demo, batch, tune, audit, theory, bench, calibrate, train, train_ngram):
