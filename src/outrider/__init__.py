@@ -1,4 +1,4 @@
-"""Outrider: lossless speculative decoding. A cheap draft proposes tokens, the target verifies them and keeps its distribution.
+"""Outrider: lossless speculative decoding. A cheap draft proposes tokens; the target verifies and keeps its distribution.
 
 >>> import outrider
 >>> target = outrider.load("Qwen/Qwen2.5-Coder-1.5B-Instruct")  # hub name, folder or .gguf
