@@ -193,6 +193,19 @@ def test_a_narrow_student_is_trained_goes_on_and_drafts(
 
 
 @pytest.mark.usefixtures("cache")
+def test_without_a_step_the_draft_is_saved_as_it_begins(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, small = save_model(tmp_path / "target", 0), save_model(tmp_path / "small", 1)
+    settings = options("student", target, data, "-o", tmp_path / "out", "--body", small, "--intermediate-size", 16)
+    made = call(capsys, *settings, "--steps", 0)
+    assert (made["steps"], made["finished"]) == (0, True)
+    assert made["held_out"]["held_out"]["positions"] > 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["intermediate_size"] == 16
+    assert "steps must be" in refusal(capsys, [*settings, "-o", str(tmp_path / "other"), "--steps", "-1"])
+
+
+@pytest.mark.usefixtures("cache")
 def test_going_on_takes_the_checkpoints_neurons_and_no_others(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

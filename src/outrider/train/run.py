@@ -33,7 +33,8 @@ Windows = Dataset[dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class RunSettings:
-    """steps: of the optimiser. batch_size: windows a step and device. every: steps between evaluations and checkpoints.
+    """steps: of the optimiser, 0 for a draft as it begins. batch_size: windows a step and device. every: steps between
+    evaluations and checkpoints.
 
     hours: stop (with a checkpoint) after that long, None for never. resume: go on from the newest checkpoint.
     """
@@ -47,7 +48,8 @@ class RunSettings:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "every"):
+        check_count("steps", self.steps, 0)
+        for name in ("batch_size", "every"):
             check_count(name, getattr(self, name))
         for name in ("learning_rate", "hours"):
             value = getattr(self, name)
@@ -281,6 +283,9 @@ def train(
     last = _begin(folder, settings, about)
     if last is not None and _steps_of(last) > settings.steps:
         raise ParameterError(f"steps must be {_steps_of(last)} or more, as many as the checkpoint has, got {settings.steps}")
+    if settings.steps == 0:
+        trainee.to(processes().device)
+        return Report(0, True, 0.0, {name: measure(trainee, part, settings.batch_size) for name, part in held_out.items()})
     logging.getLogger("transformers.trainer").setLevel(logging.WARNING)
     arguments = _arguments(folder, bool(held_out), settings, last)
     ends = Ends(settings.hours)

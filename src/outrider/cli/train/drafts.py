@@ -34,7 +34,7 @@ _OPTIONS = (
         "--cache", type=click.Path(path_type=Path), help="Where the target's states are kept  [default: the output]"
     ),
     click.option("--length", default=256, show_default=True, help="Tokens of a window, 16 … 8192."),
-    click.option("--steps", default=2000, show_default=True),
+    click.option("--steps", default=2000, show_default=True, help="0: the draft as it begins, untrained."),
     click.option("--batch-size", default=8, show_default=True, help="Windows a step and device."),
     click.option("--learning-rate", default=5e-4, show_default=True),
     click.option("--loss", default="mix", show_default=True, help="kl, tv or mix."),
