@@ -10,4 +10,4 @@ out=$1 body=$3 texts=${4:-900} steps=${5:-700} target="--target $2" writing='--d
 . "$(dirname -- "$0")/head_stages.sh"
 
 texts "$texts" 0
-train student student 60000 20000 --body "$body" --intermediate-size 1536 --vocabulary 32000 --learning-rate 2e-4 --steps "$steps"
+train student student 60000 20000 --body "$body" --intermediate-size 1536 --vocabulary 32000 --steps "$steps"

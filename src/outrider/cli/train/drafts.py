@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.train.make import Data, DataSettings
     from outrider.train.run import RunSettings
 
+BODY_RATE = 3e-5  # a model that has been trained unlearns at the rate that suits heads (EXPERIMENTS.md)
 _OPTIONS = (
     click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The draft's folder."),
     click.option(
@@ -104,7 +105,8 @@ def blocks(models: ModelChoice, given: dict[str, Any], **settings: Any) -> None:
 @click.option(
     "--body",
     metavar="MODEL",
-    help="A smaller model with the target's tokenizer to begin with, all layers of it, instead of the target's first ones.",
+    help="A smaller model with the target's tokenizer to begin with, all layers of it, instead of the target's first ones; "
+    f"the learning rate is {BODY_RATE} then, if none is given.",
 )
 @click.option("--intermediate-size", type=int, help="Neurons that are left in each layer of --body  [default: all of them]")
 @click.option("--vocabulary", type=int, help="Tokens that are drafted: the target's most probable  [default: all]")
@@ -116,6 +118,9 @@ def student(models: ModelChoice, given: dict[str, Any], body: str | None, **shap
     from outrider.train.run import processes
     from outrider.train.students import StudentSettings, check_student, train_student
 
+    source = click.get_current_context().get_parameter_source("learning_rate")
+    if body is not None and source is click.core.ParameterSource.DEFAULT:
+        given["learning_rate"] = BODY_RATE
     use, settings = as_model(given["output"]), StudentSettings(**shape, loss=check_loss(given["loss"]))
     bodies: list[TransformersModel] = []
 
