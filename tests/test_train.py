@@ -217,7 +217,7 @@ def test_the_target_writes_texts_and_goes_on(
     [
         (["--loss", "mse"], "loss must be kl, tv or mix, got 'mse'"),
         (["--depth", "9"], "depth must be in 1 … 8, got 9"),
-        (["--steps", "0"], "steps must be a whole number of 1 or more, got 0"),
+        (["--steps", "-1"], "steps must be a whole number of 0 or more, got -1"),
         (["--length", "4"], "length must be in 16 … 8192, got 4"),
         (["--held-out", "code"], "held-out must be NAME=PATH"),
         (["--data", "/nonexistent"], "data /nonexistent does not exist"),
