@@ -100,7 +100,7 @@ def test_what_may_be_right_is_left_to_loading() -> None:
         "org/model:draft=org/other:temperature=1,draft=suffix",
         "no-such-name",
     ):
-        check_spec(spec)
+        assert check_spec(spec) is None  # type: ignore[func-returns-value]
 
 
 def test_a_drafts_own_options_go_before_the_targets() -> None:

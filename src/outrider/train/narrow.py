@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.models.compatibility import check_same_tokens
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import check_readable
 from outrider.train.neurons import check_adds, narrowed
 from outrider.train.states import TOLERANCE, rows_off
+from outrider.train.student_module import student_module
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 _SEEN = 4096  # bytes of each weight that tell one body from another
@@ -101,15 +102,7 @@ def make_narrow(body: TransformersModel, size: int | None, windows: Iterable[Ten
     if size is not None and size < _size(body):
         bar(narrowed(_layers(body), module, size, list(windows)), f"Narrowing {body.name}", "layers")
         config.get_text_config().intermediate_size = size
-    student = type(module)(config)  # without what loading did to the body
-    try:
-        student.load_state_dict(module.state_dict())
-    except RuntimeError as error:
-        raise ModelError(f"{body.name} can't be a body: {in_one_line(error)}") from error
-    student.generation_config = copy.deepcopy(module.generation_config)
-    student = student.float()
-    for frozen in (student.get_input_embeddings(), student.get_output_embeddings()):
-        frozen.requires_grad_(False)
+    student = student_module(module, config, module.state_dict(), f"{body.name} can't be a body")
     return NarrowStudent(student).train()
 
 

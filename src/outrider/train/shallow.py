@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import check_readable
+from outrider.train.student_module import student_module
 
 RIDGE = 1e-3  # of the mean square: keeps the fit sound where positions are few
 
@@ -78,15 +79,8 @@ def make_shallow(target: TransformersModel, layers: int) -> ShallowStudent:
     """
     config, prefix = check_shallow(target, layers)
     module = target.module
-    student = type(module)(config)
-    try:
-        student.load_state_dict(_first(module.state_dict(), prefix, layers))
-    except RuntimeError as error:
-        raise ModelError(f"{target.name} can't be made a student of: {in_one_line(error)}") from error
-    student.generation_config = copy.deepcopy(module.generation_config)
-    student = student.float()
-    for frozen in (student.get_input_embeddings(), student.get_output_embeddings()):
-        frozen.requires_grad_(False)
+    weights = _first(module.state_dict(), prefix, layers)
+    student = student_module(module, config, weights, f"{target.name} can't be made a student of")
     return ShallowStudent(student).train()
 
 
