@@ -116,10 +116,8 @@ def settings_of(setup: Setup, asked: Prompts) -> dict[str, object]:
     length = setup.num_draft_tokens
     asked_for = length if isinstance(length, int) else f"optimal:{length.alpha}" if length else "auto"
     about["num_draft_tokens"] = asked_for if setup.draft else 0
-    one = len(setup.draft) == 1 and AUTO not in setup.draft
-    if setup.draft and not (
-        one and isinstance(length, int)
-    ):  # lengths, or who drafts, follow from the costs of so many rows
+    fixed = isinstance(length, int) and len(setup.draft) == 1 and AUTO not in setup.draft
+    if setup.draft and not fixed:  # how many are drafted, or by whom, follows from the costs of so many rows
         about["batch_size"] = setup.batch_size
     return {"command": "batch", "input_sha256": asked.digest, **about, **setup.defaults}
 
