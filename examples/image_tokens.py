@@ -183,7 +183,7 @@ def measure(count: int, length: int, steps: int, seed: int) -> tuple[Gain, list[
     rounds = [one for image in records for one in image]
     stats = summarise(rounds)
     step = stats.seconds["draft"] / max(stats.drafted, 1)
-    foretold = sum(predicted_seconds(image, costs, {drafter.name: DraftSeconds(step)}, 1) for image in records)
+    expected = sum(predicted_seconds(image, costs, {drafter.name: DraftSeconds(step)}, 1) for image in records)
     alone = sum(plain_seconds(image, costs, 1) for image in records)
     alpha, c = stats.acceptance_rate or 0.0, step / costs.verify(1)
     return Gain(
@@ -192,7 +192,7 @@ def measure(count: int, length: int, steps: int, seed: int) -> tuple[Gain, list[
         plain=sum(plain) / count,
         speculative=sum(drafted) / count,
         speedup=sum(plain) / sum(drafted),
-        predicted_by_costs=alone / foretold,
+        predicted_by_costs=alone / expected,
         predicted_closed_form=walltime_factor(alpha, length, c),
         alpha=alpha,
         c=c,

@@ -70,7 +70,7 @@ def test_the_battery_sees(bend: Callable[..., np.ndarray], part: str) -> None:
 
 @pytest.mark.parametrize("power", [1.05, 1.1, 1.3])
 def test_tokens_to_see_is_enough(power: float) -> None:
-    """Foretold from 5,000 numbers of a bent law, the tokens show it in all but a few of twenty samples."""
+    """Predicted from 5,000 numbers of a bent law, the tokens show it in all but a few of twenty samples."""
     u, _ = uniform(5000)
     needed = tokens_to_see(u**power)
     if needed == float("inf"):

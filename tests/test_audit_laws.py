@@ -28,7 +28,7 @@ def test_faults_are_laws_and_leave_untested_positions_alone(name: str) -> None:
     assert float((law[:3] - target[:3]).abs().max()) > 0.01
 
 
-def test_noise_used_again_has_the_law_that_is_foretold() -> None:
+def test_noise_used_again_has_the_law_that_is_predicted() -> None:
     """200,000 draws each; 0.005 is above 4 σ of a frequency."""
     generator = torch.Generator().manual_seed(3)
     target, draft = (torch.rand(1, 7, generator=generator, dtype=torch.float64) ** 2 for _ in range(2))

@@ -182,7 +182,7 @@ def test_an_ngram_draft_keeps_what_it_knows_of_the_settings_by_row(tmp_path: Pat
     rows = [DraftRow([1, 2, 3], 3, RandomStream(0), target.open()) for _ in range(2)]
     drafter.begin(rows[:1], DraftContext(SAMPLED, target, target.vocab_size))
     drafter.begin(rows[1:], DraftContext(SamplingSettings(), target, target.vocab_size))
-    assert [drafter.prospects(row)[0].foretold for row in rows] == [False, True]
+    assert [drafter.prospects(row)[0].deterministic for row in rows] == [False, True]
 
 
 COLOURS = {"type": "object", "properties": {"colour": {"enum": ["red", "lazy dog"]}}, "required": ["colour"]}

@@ -14,7 +14,7 @@ from outrider.models.attention.in_blocks import BLOCKS, adds_up_alike, columns_r
 from outrider.models.attention.in_float64 import STEADY, use_steady_attention
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.int8_linear import largest_weight
-from outrider.models.weights.rounded import round_to_int8
+from outrider.models.weights.quantized import quantize_to_int8
 from outrider.prefill import prefill
 from tests.ragged import score, some_tokens
 from tests.tiny_models import module, record_now
@@ -37,14 +37,14 @@ pytestmark = [
 def _torchs_kernels() -> Iterator[None]:
     """Ours have an attention of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.models.weights.rounded.kernels", lambda: None)
+        patch.setattr("outrider.models.weights.quantized.kernels", lambda: None)
         yield
 
 
 @pytest.fixture(scope="module")
 def model() -> TransformersModel:
     made = module("Llama", dtype=torch.float32, **HEADS)
-    round_to_int8(made)
+    quantize_to_int8(made)
     assert made.config._attn_implementation == BLOCKS
     return TransformersModel(made)
 
@@ -119,7 +119,7 @@ def test_it_is_the_attention_of_float64_but_for_rounding() -> None:
 def test_what_it_does_not_apply_to_is_computed_in_float64(architecture: str, overrides: dict[str, Any]) -> None:
     """One head of keys for all, scores that are capped, encoder-decoders."""
     made = module(architecture, dtype=torch.float32, **overrides)
-    round_to_int8(made)
+    quantize_to_int8(made)
     assert made.config._attn_implementation == STEADY
 
 
@@ -133,7 +133,7 @@ def test_where_kernels_add_up_otherwise_float64_stays(monkeypatch: pytest.Monkey
     monkeypatch.setattr(in_blocks, "_attention", by_width)
     adds_up_alike.cache_clear()
     made = module("Llama", dtype=torch.float32, **HEADS)
-    round_to_int8(made)
+    quantize_to_int8(made)
     adds_up_alike.cache_clear()
     assert made.config._attn_implementation == STEADY
 

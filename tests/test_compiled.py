@@ -24,7 +24,7 @@ from outrider.models.passes import compiled
 from outrider.models.passes.compiled import CompiledPasses, check_compilable, compile_passes, rounded_up
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import pack_linears
-from outrider.models.weights.rounded import can_round, round_to_int8
+from outrider.models.weights.quantized import can_quantize, quantize_to_int8
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.tune.configuration import Configuration, read_configuration
@@ -300,12 +300,12 @@ def test_columns_are_rounded_up() -> None:
     assert [rounded_up(longest) for longest in (1, 32, 33, 256)] == [32, 32, 64, 256]
 
 
-@pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels")
+@pytest.mark.skipif(not can_quantize(), reason="this build of torch has no 8-bit kernels")
 def test_models_that_promise_bits_are_refused() -> None:
-    rounded = module("Llama", dtype=torch.float32)
-    round_to_int8(rounded)
+    quantized = module("Llama", dtype=torch.float32)
+    quantize_to_int8(quantized)
     with pytest.raises(ParameterError, match="same bits in any pass"):
-        check_compilable(TransformersModel(rounded))
+        check_compilable(TransformersModel(quantized))
 
 
 def test_encoder_decoders_are_refused() -> None:

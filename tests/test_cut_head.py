@@ -13,14 +13,14 @@ from outrider.device_data import pad_rows
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head
-from outrider.models.weights.rounded import can_round
+from outrider.models.weights.quantized import can_quantize
 from tests.tiny_models import module
 
 LEFT = 150
 PROMPT = [5, 80, 17, 200, 42, 9, 33, 120]
 KINDS = [
     ("float32", "transformers"),
-    *([("int8", "transformers")] if can_round() else []),
+    *([("int8", "transformers")] if can_quantize() else []),
     ("float32", "openvino"),
     ("int4", "openvino"),
 ]

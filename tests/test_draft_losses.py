@@ -1,4 +1,4 @@
-"""What drafts that do not pay may cost: tries, debts, foretold tokens, copies judged on paper."""
+"""What drafts that do not pay may cost: tries, debts, deterministic tokens, copies judged on paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.costs import Costs
 from outrider.draft_length import AdaptiveLength, Prospect, Trial
 from outrider.draft_length.account import Account
 from outrider.draft_length.base import Finding
-from outrider.draft_length.foretold import Foretold
+from outrider.draft_length.previews import Previews
 from outrider.draft_length.tries import Tries
 from tests.planned import FLAT, LINEAR
 
@@ -50,21 +50,21 @@ def test_a_few_wrong_first_guesses_lose_no_more_than_a_pass_and_a_draft() -> Non
     assert spent - rounds * costs.verify(1) < costs.verify(1) + worst + 0.04 * spent
 
 
-def test_foretold_tokens_are_compared_with_what_came() -> None:
-    foretold, copy = Foretold(), Prospect("copy", kind=2, foretold=True)
-    foretold.add(copy, [7, 8, 9], start=3)
-    assert foretold.compare([0, 0, 0]) == []
-    assert foretold.compare([0, 0, 0, 7]) == [Finding(copy, 3, 0, True)]
-    foretold.add(copy, [8, 1, 9], start=4)
-    found = foretold.compare([0, 0, 0, 7, 8, 1])
+def test_previewed_tokens_are_compared_with_what_came() -> None:
+    previews, copy = Previews(), Prospect("copy", kind=2, deterministic=True)
+    previews.add(copy, [7, 8, 9], start=3)
+    assert previews.compare([0, 0, 0]) == []
+    assert previews.compare([0, 0, 0, 7]) == [Finding(copy, 3, 0, True)]
+    previews.add(copy, [8, 1, 9], start=4)
+    found = previews.compare([0, 0, 0, 7, 8, 1])
     first = [Finding(copy, 3, 1, True), Finding(copy, 3, 2, False)]
     assert found == [*first, Finding(copy, 4, 0, True), Finding(copy, 4, 1, True, again=True)]
-    foretold.add(copy, [5], start=6)  # nothing that counts in full is followed any more
-    assert foretold.compare([0, 0, 0, 7, 8, 1, 5, 5]) == [Finding(copy, 4, 2, False, again=True), Finding(copy, 6, 0, True)]
-    assert foretold.compare([0, 0, 0, 7, 8, 1, 5, 5, 5]) == []
+    previews.add(copy, [5], start=6)  # nothing that counts in full is followed any more
+    assert previews.compare([0, 0, 0, 7, 8, 1, 5, 5]) == [Finding(copy, 4, 2, False, again=True), Finding(copy, 6, 0, True)]
+    assert previews.compare([0, 0, 0, 7, 8, 1, 5, 5, 5]) == []
 
 
-def test_foretold_tokens_are_read_no_further_than_they_turn_out_right() -> None:
+def test_previewed_tokens_are_read_no_further_than_they_turn_out_right() -> None:
     """An n-gram's guesses are looked up one by one: most are never asked for."""
     read: list[int] = []
 
@@ -73,13 +73,13 @@ def test_foretold_tokens_are_read_no_further_than_they_turn_out_right() -> None:
             read.append(token)
             yield token
 
-    foretold, guess = Foretold(), Prospect("guess", foretold=True)
-    foretold.add(guess, guesses(), start=3)
-    foretold.compare([0, 0, 0])
+    previews, guess = Previews(), Prospect("guess", deterministic=True)
+    previews.add(guess, guesses(), start=3)
+    previews.compare([0, 0, 0])
     assert read == [7]
-    assert foretold.compare([0, 0, 0, 7]) == [Finding(guess, 3, 0, True)]
+    assert previews.compare([0, 0, 0, 7]) == [Finding(guess, 3, 0, True)]
     assert read == [7, 8]
-    assert foretold.compare([0, 0, 0, 7, 1, 9]) == [Finding(guess, 3, 1, False)]
+    assert previews.compare([0, 0, 0, 7, 1, 9]) == [Finding(guess, 3, 1, False)]
     assert read == [7, 8]
 
 
@@ -132,7 +132,7 @@ def test_the_dearer_a_draft_the_sooner_it_is_given_up() -> None:
 
 def test_a_copy_is_learned_without_being_offered() -> None:
     """Neither probes nor rounds are spent on it, and both its rates are learned apart."""
-    copy = Prospect("copy", kind=1, first=0.1, later=0.1, foretold=True)
+    copy = Prospect("copy", kind=1, first=0.1, later=0.1, deterministic=True)
     state = AdaptiveLength(Costs({1: 1.0, 2: 1.6, 17: 10.6})).start()
     for _ in range(200):
         assert state.plan([copy], 64, 0).limit == 0
@@ -185,7 +185,7 @@ def test_time_alone_allows_a_little_more_loss_and_pardons_nothing() -> None:
 
 
 def test_suspended_copies_are_judged_by_what_they_would_have_saved() -> None:
-    copy = Prospect("copy", first=0.95, later=0.95, foretold=True)
+    copy = Prospect("copy", first=0.95, later=0.95, deterministic=True)
     state = AdaptiveLength(Costs({1: 1.0, 2: 1.6, 17: 10.6}), loss_share=0.0).start()
     while (planned := state.plan([copy], 64, 10).limit) > 0:
         state.update(Trial(copy, drafted=planned, tested=1, accepted=0))

@@ -111,7 +111,7 @@ def test_a_drafts_own_options_go_before_the_targets() -> None:
 
 
 def test_a_drafts_own_engine_does_not_get_a_dtype_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.models.loading.can_round", lambda bits: bits == 8)
+    monkeypatch.setattr("outrider.models.loading.can_quantize", lambda bits: bits == 8)
     for engine, dtype in (
         ("llama.cpp", "int8"),
         ("llama.cpp", "float32"),

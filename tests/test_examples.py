@@ -43,8 +43,8 @@ def test_the_environment_runs_and_tells_its_gain() -> None:
     assert gain.steps == 6
     assert 0.0 < gain.beta <= 1.0
     assert gain.speedup == pytest.approx(gain.plain / gain.speculative)
-    foretold = expected_seconds(gain.acceptance, gain.slow, gain.consume, gain.fast, 1)
-    assert gain.predicted == pytest.approx((gain.slow + gain.consume) / foretold)
+    expected = expected_seconds(gain.acceptance, gain.slow, gain.consume, gain.fast, 1)
+    assert gain.predicted == pytest.approx((gain.slow + gain.consume) / expected)
 
 
 def test_the_simulated_world_leaves_the_old_one_as_it_is() -> None:

@@ -20,7 +20,7 @@ from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.passes import recording
 from outrider.models.passes.graph import trace_pass
 from outrider.models.transformers_model import TransformersModel
-from outrider.models.weights.rounded import round_to_int8
+from outrider.models.weights.quantized import quantize_to_int8
 from tests.tiny_models import module, record_now
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
@@ -83,8 +83,8 @@ def test_what_cannot_be_fused_is_recorded_apart(
     if failing == "all of it":
         monkeypatch.setattr(recording, "fuse_operations", fuse_wrongly)
     made = module("Llama", dtype=torch.float32)
-    round_to_int8(made)
-    model = TransformersModel(made, name="rounded")
+    quantize_to_int8(made)
+    model = TransformersModel(made, name="quantized")
     with caplog.at_level(logging.DEBUG, logger="outrider.models.passes.recording"):
         record_now(model)
     assert model.recorded is not None
@@ -240,7 +240,7 @@ class KeptPass:
             key = self.ours.ops.rms_norm(key, self.norm, 1e-6, 1.0 if self.change == "norms of other kinds" else 0.0)
         query = query * cos + turned(query) * sin
         key = key * cos + turned(key) * sin if self.change != "other angles" else key * sin + turned(key) * cos
-        if self.change == "kept in float16, rounded before":
+        if self.change == "kept in float16, quantized before":
             key = key.half().float()
         keys.index_copy_(2, at[0], key.to(keys.dtype))
         values.index_copy_(2, at[0] if self.change != "other columns" else at[0] + 1, value.to(values.dtype))
@@ -268,7 +268,7 @@ class KeptPass:
             "fewer values",
             "heads apart",
             "keys are read again",
-            "kept in float16, rounded before",
+            "kept in float16, quantized before",
             "kept in float16, read in float32",
         )
     ],
@@ -299,8 +299,8 @@ def test_only_such_operations_become_an_attention_of_new_tokens(change: str, fou
 )
 def test_five_operations_are_left_of_a_layer_and_one_of_a_pass(architecture: str, several: bool) -> None:
     made = module(architecture, dtype=torch.float32)
-    round_to_int8(made)
-    graph = trace_pass(TransformersModel(made, name="rounded"), None, (), several).graph
+    quantize_to_int8(made)
+    graph = trace_pass(TransformersModel(made, name="quantized"), None, (), several).graph
     fuse_operations(graph)
     found, layers = calls(graph), made.config.num_hidden_layers
     assert (found["fused_int8.default"], found["attend_new.default"]) == (4 * layers + 1, layers)  # and the head
@@ -317,8 +317,8 @@ def test_five_operations_are_left_of_a_layer_and_one_of_a_pass(architecture: str
 def test_models_with_other_operations_between_have_several_chains(architecture: str, chains: int, several: bool) -> None:
     """A later one reads what an earlier one made."""
     made = module(architecture, dtype=torch.float32)
-    round_to_int8(made)
-    graph = trace_pass(TransformersModel(made, name="rounded"), None, (), several).graph
+    quantize_to_int8(made)
+    graph = trace_pass(TransformersModel(made, name="quantized"), None, (), several).graph
     fuse(graph)
     graph.graph.lint()
     assert calls(graph)["chain.default"] == chains

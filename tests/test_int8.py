@@ -12,7 +12,7 @@ from torch import nn
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights import int8_linear
 from outrider.models.weights.int8_linear import Int8Linear, RowScale, has_tiles, largest_weight
-from outrider.models.weights.rounded import round_to_int8
+from outrider.models.weights.quantized import quantize_to_int8
 from tests.ragged import score, some_tokens
 from tests.tiny_models import module, record_now
 
@@ -32,10 +32,10 @@ def layer(bias: bool, tiles: bool = False) -> tuple[Int8Linear, nn.Linear]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_very_different_size_are_all_near_the_product(bias: bool, dtype: torch.dtype, tiles: bool) -> None:
-    rounded, plain = layer(bias, tiles)
+    quantized, plain = layer(bias, tiles)
     x = (torch.randn(2, 5, 96) * torch.tensor([1.0, 1e-3, 1e3, 7.0, 0.0])[:, None]).to(dtype)
     with torch.inference_mode():
-        got, want = rounded(x), plain(x.float())
+        got, want = quantized(x), plain(x.float())
     assert got.dtype == dtype
     error = (got.float() - want).square().mean(-1).sqrt()
     spread = (want - (plain.bias if bias else 0.0)).square().mean(-1).sqrt()
@@ -44,13 +44,13 @@ def test_rows_of_very_different_size_are_all_near_the_product(bias: bool, dtype:
 
 @pytest.mark.parametrize("tiles", TILES)
 def test_a_rows_bits_do_not_depend_on_its_neighbours(tiles: bool) -> None:
-    rounded, _ = layer(True, tiles)
+    quantized, _ = layer(True, tiles)
     x = torch.randn(17, 96) * torch.rand(17, 1) * 100
     with torch.inference_mode():
-        together = rounded(x)
+        together = quantized(x)
         for width in (1, 2, 3, 5, 8):
             for at in range(0, 17, width):
-                assert torch.equal(rounded(x[at : at + width].clone()), together[at : at + width])
+                assert torch.equal(quantized(x[at : at + width].clone()), together[at : at + width])
 
 
 @pytest.mark.skipif(not has_tiles(), reason="this processor has no tiles of integers")
@@ -69,14 +69,14 @@ def test_both_kernels_give_the_same_bits(size: tuple[int, int]) -> None:
 @pytest.mark.skipif(not has_tiles(), reason="this processor has no tiles of integers")
 def test_a_model_with_both_kernels_gives_the_bits_of_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large layers by tiles, recorded as well."""
-    monkeypatch.setattr("outrider.models.weights.rounded.kernels", lambda: None)
+    monkeypatch.setattr("outrider.models.weights.quantized.kernels", lambda: None)
     rows = [some_tokens(30, 1)]
     found = []
     for least in (1 << 30, 0, 1536):  # none, all, and some layers of this model
         monkeypatch.setattr(int8_linear, "TILES_FROM", least)
-        rounded = module("Llama", dtype=torch.float32)
-        round_to_int8(rounded)
-        model = TransformersModel(rounded)
+        quantized = module("Llama", dtype=torch.float32)
+        quantize_to_int8(quantized)
+        model = TransformersModel(quantized)
         for record in (False, True):
             if record:
                 record_now(model)
@@ -87,7 +87,7 @@ def test_a_model_with_both_kernels_gives_the_bits_of_one(cache: Path, monkeypatc
     assert all(torch.equal(found[0], one) for one in found[1:])
 
 
-def test_layers_side_by_side_share_the_rounded_input_and_never_a_stale_one() -> None:
+def test_layers_side_by_side_share_the_quantized_input_and_never_a_stale_one() -> None:
     rows = RowScale()
     first, second = (Int8Linear(torch.randn(8, 32), None, rows) for _ in range(2))
     alone = Int8Linear.__new__(Int8Linear)

@@ -16,7 +16,7 @@ from outrider.models.kernels.linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.weights.gguf_tensors import BLOCKS, Q4_K, Q6_K, gguf_tensors, mapped
 from outrider.models.weights.k_quants import KQuants
 from outrider.models.weights.packed_linear import OpaqueLinear
-from outrider.models.weights.rounded import round_to_int4
+from outrider.models.weights.quantized import quantize_to_int4
 from tests.test_kernels import HERE, product, rows_of
 from tests.tiny_models import module
 
@@ -200,12 +200,12 @@ def test_a_model_has_the_weights_of_its_file(tmp_path: Path) -> None:
     plain = {
         name: layer.weight.detach().clone() for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
     }
-    round_to_int4(model, KQuants(path, ours, torch.float32))
+    quantize_to_int4(model, KQuants(path, ours, torch.float32))
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, OpaqueLinear)}
     eight = [name for name, layer in layers.items() if isinstance(layer, Int8Kernel)]
     assert eight == ["model.layers.1.self_attn.q_proj_k_proj_v_proj.product"]
     assert not any(isinstance(layer, Int4Kernel) for layer in layers.values())
-    assert [name for name, layer in layers.items() if layer.rounding == "int6"] == [
+    assert [name for name, layer in layers.items() if layer.quantization == "int6"] == [
         "model.layers.1.mlp.down_proj",
         "lm_head",
     ]

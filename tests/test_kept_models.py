@@ -1,4 +1,4 @@
-"""Rounded models that are kept in the cache folder: the very models, read while nothing that they are made of changed."""
+"""Quantized models that are kept in the cache folder: the very models, read while nothing that they are made of changed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.kernels.models import Kernels, build, kernels
 from outrider.models.attention.in_float64 import STEADY
 from outrider.models.kernels.attention import KERNEL, attend
-from outrider.models.weights.rounded import round_to_int8
+from outrider.models.weights.quantized import quantize_to_int8
 from tests.test_kernels import HERE
 from tests.tiny_models import module
 
@@ -196,5 +196,5 @@ def test_models_call_it_and_what_it_is_not_for_is_computed_in_float64() -> None:
         assert float((capped - attend(plain, query, key, value, causal(3, 10))[0]).abs().max()) > 0.01
     for architecture, taken in (("Llama", KERNEL), ("GPT2", KERNEL), ("Gemma2", STEADY)):
         made = module(architecture, dtype=torch.float32)
-        round_to_int8(made)
+        quantize_to_int8(made)
         assert made.config._attn_implementation == taken

@@ -14,7 +14,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights import one_piece
 from outrider.models.weights.one_piece import put_in_one_piece
 from outrider.models.weights.packed_linear import OpaqueLinear, can_pack, pack_linears
-from outrider.models.weights.rounded import round_to_int8
+from outrider.models.weights.quantized import quantize_to_int8
 from tests.tiny_models import module, record_now
 
 
@@ -30,9 +30,9 @@ def storages(made: nn.Module) -> set[int]:
 
 
 @pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
-def test_a_rounded_models_weights_lie_in_one_piece_and_say_the_same() -> None:
+def test_a_quantized_models_weights_lie_in_one_piece_and_say_the_same() -> None:
     made: Any = module("Llama", dtype=torch.float32)
-    round_to_int8(made)
+    quantize_to_int8(made)
     ids = torch.arange(3, 20)[None]
     with torch.inference_mode():
         want = made(ids, use_cache=False).logits

@@ -1,4 +1,4 @@
-"""The OpenVINO engine gives the logits of the plain forward pass, however the tokens are fed; quantised, nearly."""
+"""The OpenVINO engine gives the logits of the plain forward pass, however the tokens are fed; quantized, nearly."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import outrider
 from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import is_flat
-from outrider.models.loading import ROUNDED, load_openvino
+from outrider.models.loading import QUANTIZED, load_openvino
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights
 from outrider.models.steady_width import SteadyWidth
-from outrider.models.weights.rounded import can_round
+from outrider.models.weights.quantized import can_quantize
 from outrider.prefill import prefill
 from tests.ragged import some_tokens
 from tests.tiny_models import CONFIGS, module
@@ -146,7 +146,7 @@ def test_blocks_are_found_by_what_they_hold_and_never_when_it_is_gone() -> None:
 
 
 @pytest.mark.parametrize(("weights", "off"), [("int8", 0.1), ("int4", 0.6)])
-def test_rounded_weights_stay_near(weights: Weights, off: float, cache: Path) -> None:
+def test_quantized_weights_stay_near(weights: Weights, off: float, cache: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     model, plain = opened("Llama", weights, **sizes)
     tokens = some_tokens(20, 3)
@@ -157,7 +157,7 @@ def test_rounded_weights_stay_near(weights: Weights, off: float, cache: Path) ->
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_the_bits_of_a_tokens_logits_do_not_depend_on_the_width_of_the_pass(weights: Weights, cache: Path) -> None:
-    # Large enough for the head to be rounded, deep enough for a last bit to grow.
+    # Large enough for the head to be quantized, deep enough for a last bit to grow.
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     model, _ = opened("Llama", weights, **sizes, num_hidden_layers=6, vocab_size=1024, max_position_embeddings=256)
     tokens = some_tokens(52, 0)
@@ -327,12 +327,12 @@ def test_what_is_filled_in_beside_other_rows_changes_no_bit(weights: Weights, ca
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_rounded_weights_fall_to_openvino_where_there_are_no_kernels(
+def test_quantized_weights_fall_to_openvino_where_there_are_no_kernels(
     dtype: str, target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if can_round(ROUNDED[dtype]):
+    if can_quantize(QUANTIZED[dtype]):
         assert not isinstance(outrider.load(target_folder, dtype=dtype), OpenVinoModel)
-    monkeypatch.setattr("outrider.models.loading.can_round", lambda bits: bits != ROUNDED[dtype])
+    monkeypatch.setattr("outrider.models.loading.can_quantize", lambda bits: bits != QUANTIZED[dtype])
     assert isinstance(outrider.load(target_folder, dtype=dtype), OpenVinoModel)
     with pytest.raises(ModelError, match=f"{dtype} can't be used"):
         outrider.load(target_folder, dtype=dtype, engine="transformers")

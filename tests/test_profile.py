@@ -15,7 +15,7 @@ from outrider.models.openvino.convert import converted
 from outrider.models.openvino.engine import OpenVinoModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import pack_linears
-from outrider.models.weights.rounded import can_round, round_to_int8
+from outrider.models.weights.quantized import can_quantize, quantize_to_int8
 from tests.tiny_models import module
 
 
@@ -35,12 +35,12 @@ def test_a_pass_reads_all_weights_but_the_table_of_embeddings(tied: bool) -> Non
     assert TransformersModel(made).weight_bytes == 4 * wanted
 
 
-@pytest.mark.skipif(not can_round(), reason="this processor's 8-bit kernel saturates")
-def test_rounded_weights_count_a_byte_each() -> None:
+@pytest.mark.skipif(not can_quantize(), reason="this processor's 8-bit kernel saturates")
+def test_quantized_weights_count_a_byte_each() -> None:
     made = module("Llama", dtype=torch.float32)
     linear = sum(layer.weight.numel() for layer in made.modules() if isinstance(layer, torch.nn.Linear))
     rest = multiplied(made) - linear
-    round_to_int8(made)
+    quantize_to_int8(made)
     assert TransformersModel(made).weight_bytes == linear + 4 * rest
 
 

@@ -1,4 +1,4 @@
-"""Prompts of rounded models, read in calls from and to plain memory: bits, parts, what is refused, caches that grow."""
+"""Prompts of quantized models, read in calls from and to plain memory: bits, parts, what is refused, caches that grow."""
 
 from __future__ import annotations
 

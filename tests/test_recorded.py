@@ -25,7 +25,7 @@ from outrider.models.passes.planned import PlannedGraph
 from outrider.models.passes.recording import Recording
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import pack_linears
-from outrider.models.weights.rounded import can_round, round_to_int8
+from outrider.models.weights.quantized import can_quantize, quantize_to_int8
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from tests.ragged import score, some_tokens
@@ -33,7 +33,7 @@ from tests.test_engine_decode import GREEDY, WARM
 from tests.test_heads import write_head
 from tests.tiny_models import CONFIGS, module, record_now
 
-KINDS = ["float32", "bfloat16", *(["int8"] if can_round() else [])]
+KINDS = ["float32", "bfloat16", *(["int8"] if can_quantize() else [])]
 LONG = 4 * MIN_CAPACITY
 
 
@@ -41,7 +41,7 @@ def made(architecture: str, kind: str = "float32", **overrides: Any) -> Transfor
     """As `load` makes them."""
     found = module(architecture, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **overrides)
     if kind == "int8":
-        round_to_int8(found)
+        quantize_to_int8(found)
     else:
         pack_linears(found)
         use_shared_keys(found)
@@ -213,7 +213,7 @@ def test_decoders_with_sources_of_different_length(architecture: str, kind: str,
     found = []
     for quick in (False, True):
         made_now = module(architecture, dtype=torch.float32)
-        (round_to_int8 if kind == "int8" else pack_linears)(made_now)
+        (quantize_to_int8 if kind == "int8" else pack_linears)(made_now)
         model = EncoderDecoderModel(made_now, name=architecture)
         if quick:
             record_now(model)
@@ -266,7 +266,7 @@ def test_recorded_heads_draft_what_ordinary_ones_do(kind: Any, cache: Path, tmp_
 @pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
 @pytest.mark.parametrize("kind", ["autoregressive", "layered"])
-def test_a_rounded_heads_pass_is_one_chain_from_tokens_and_kept_states(
+def test_a_quantized_heads_pass_is_one_chain_from_tokens_and_kept_states(
     kind: Any, dtype: torch.dtype | None, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside targets in float32, bfloat16 and 8 bits."""

@@ -335,7 +335,7 @@ def test_a_ring_of_two_passes_each_byte_once() -> None:
     assert many.sum_seconds(1e10) == pytest.approx(2 * 63 / 64 + 126e-6)
 
 
-def test_a_pass_is_foretold_from_the_share_that_is_cut() -> None:
+def test_a_pass_is_predicted_from_the_share_that_is_cut() -> None:
     assert pass_seconds(1.0, 0.0, 4, 0.25) == pytest.approx(1.25)
     assert pass_seconds(1.0, 0.5, 2, 0.25, fixed=0.4, company=1.2) == pytest.approx(0.4 + 0.6 * 1.2 * 0.75 + 0.25)
     assert pass_seconds(1.0, 1.0, 4, 0.25) == pytest.approx(0.5)

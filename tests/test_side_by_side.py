@@ -11,14 +11,14 @@ from torch import nn
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights import packed_linear
 from outrider.models.weights.packed_linear import bytes_of, can_pack, pack_linears
-from outrider.models.weights.rounded import can_round, round_to_int8
+from outrider.models.weights.quantized import can_quantize, quantize_to_int8
 from outrider.models.weights.side_by_side import Share, Together
 from tests.ragged import score, some_tokens
 from tests.tiny_models import module
 
 KINDS = [
     *(kind for kind in ("float32", "bfloat16") if can_pack(getattr(torch, kind), torch.device("cpu"))),
-    *(["int8"] if can_round() else []),
+    *(["int8"] if can_quantize() else []),
 ]
 
 
@@ -26,7 +26,7 @@ def made(architecture: str, kind: str) -> nn.Module:
     # Functions of each number have other last bits where a row ends within a vector: rows of whole vectors, like real ones.
     size = {} if architecture in ("OPT", "Bart") else {"intermediate_size": 64}
     found: nn.Module = module(architecture, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **size)
-    (round_to_int8 if kind == "int8" else pack_linears)(found)
+    (quantize_to_int8 if kind == "int8" else pack_linears)(found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Speculation for any function: the gain foretold is that of a simulation, and of what was run."""
+"""Speculation for any function: the predicted gain is that of a simulation, and of what was run."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_verdicts_on_planted_rows(row: Row, verdict: str) -> None:
     assert row.verdict == verdict
 
 
-def test_a_prediction_with_rounded_inputs_is_within_their_reach() -> None:
+def test_a_prediction_with_quantized_inputs_is_within_their_reach() -> None:
     """By brute force over α and c that would be printed so."""
     for row in next(table for table in tables() if table.name == "leviathan-4").rows:
         assert row.reach is not None

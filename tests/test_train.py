@@ -24,7 +24,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
-from outrider.train.card import foretold
+from outrider.train.card import predicted_speedup
 from outrider.train.run import Ends, measure
 from outrider.train.states import StateFolder, StateWindows, keep_states, states_of
 from outrider.train.trainee import HeadTrainee
@@ -112,25 +112,25 @@ def _last_alpha(trainee: HeadTrainee, folder: StateFolder) -> float:
     return float(whole - shorter)
 
 
-def test_the_speed_up_foretold_is_leviathans_at_one_alpha() -> None:
+def test_the_predicted_speed_up_is_leviathans_at_one_alpha() -> None:
     costs = Costs({1: 1.0, 17: 1.0})
-    length, speedup = foretold([0.8], costs, DraftSeconds(0.05))
+    length, speedup = predicted_speedup([0.8], costs, DraftSeconds(0.05))
     rates = [(1 - 0.8 ** (g + 1)) / (0.2 * (g * 0.05 + 1)) for g in range(13)]
     assert speedup == pytest.approx(max(rates))
     assert length == rates.index(max(rates))
-    assert foretold([0.01], costs, DraftSeconds(0.5)) == (0, 1.0)
+    assert predicted_speedup([0.01], costs, DraftSeconds(0.5)) == (0, 1.0)
 
 
-def test_no_more_is_foretold_than_blocks_can_draft() -> None:
+def test_no_more_is_predicted_than_blocks_can_draft() -> None:
     """One pass pays for all of them: the first token costs it whole, further ones nothing."""
     costs = Costs({1: 1.0, 17: 1.0})
-    length, speedup = foretold([0.8], costs, DraftSeconds(start=0.2), 4)
+    length, speedup = predicted_speedup([0.8], costs, DraftSeconds(start=0.2), 4)
     assert length == 4
     assert speedup == pytest.approx((1 - 0.8**5) / 0.2 / 1.2)
-    assert foretold([0.9] * 16, costs, DraftSeconds(start=0.2), 16)[0] == 16
-    assert foretold([0.1], costs, DraftSeconds(start=0.2), 4) == (0, 1.0)
+    assert predicted_speedup([0.9] * 16, costs, DraftSeconds(start=0.2), 16)[0] == 16
+    assert predicted_speedup([0.1], costs, DraftSeconds(start=0.2), 4) == (0, 1.0)
     rates = [(1 - 0.8 ** (g + 1)) / 0.2 / (0.3 + g * 0.05 + 1) for g in range(1, 13)]
-    length, speedup = foretold([0.8], costs, DraftSeconds(0.05, 0.3))
+    length, speedup = predicted_speedup([0.8], costs, DraftSeconds(0.05, 0.3))
     assert length == rates.index(max(rates)) + 1
     assert speedup == pytest.approx(max(rates))
 

@@ -115,9 +115,9 @@ def test_a_run_goes_on_only_as_it_was(
 def test_a_start_keeps_its_own_shape(
     target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the card of blockwise heads foretells no more than they have."""
+    """And the card of blockwise heads predicts no more than they have."""
     first = options("blocks", target_folder, data, "-o", tmp_path / "first", "--blocks", 2, "--vocabulary", 90)
-    assert all(one["length"] <= 2 for one in call(capsys, *first)["foretold"].values())
+    assert all(one["length"] <= 2 for one in call(capsys, *first)["predicted"].values())
     again = options("blocks", target_folder, data, "-o", tmp_path / "again", "--start", tmp_path / "first")
     assert "start has its own shape: leave out --blocks" in refusal(capsys, [*again, "--blocks", "2"])
     assert call(capsys, *again)["what"] == "2 blockwise heads over 90 tokens"

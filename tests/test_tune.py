@@ -128,7 +128,7 @@ def test_the_walk_is_the_mean_over_all_outcomes() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 6])
-def test_copies_at_temperature_0_are_foretold_to_the_token(length: int) -> None:
+def test_copies_at_temperature_0_are_predicted_to_the_token(length: int) -> None:
     """There the rounds are certain: what is predicted is what is run."""
     target = table(5, 6, order=1)
     text = written(target, SamplingSettings(), 80)
@@ -140,7 +140,7 @@ def test_copies_at_temperature_0_are_foretold_to_the_token(length: int) -> None:
 
 
 @pytest.mark.slow
-def test_model_drafts_are_foretold_on_average() -> None:
+def test_model_drafts_are_predicted_on_average() -> None:
     """Twelve thousand tokens run with fixed lengths, beside the prediction from other texts. 4 % is above 4 σ."""
     target, drafter = table(1, V), ModelDrafter(table(1, V, sharpness=1.2), step_seconds=0.1)
     measured = [chances(drafter, target, written(target, ONE, 400, seed), 2, ONE) for seed in range(30)]

@@ -1,5 +1,5 @@
 """What a GPU gives: passes with and without CUDA graphs, plain decoding beside the memory's bandwidth, and speed-ups at a
-known alpha beside what the walltime theorem foretells (Leviathan et al. 2022, theorem 3.8).
+known alpha beside what the walltime theorem predicts (Leviathan et al. 2022, theorem 3.8).
 
     python recipes/gpu/measure.py OUT.jsonl [--target 1.5B] [--draft 0.5B] [--device cuda] [--parts passes,plain,speculative]
 
@@ -266,7 +266,7 @@ def speak(
                 tested = sum(record.tested for each in results for record in each)
                 accepted = sum(record.accepted for each in results for record in each)
                 drafting = {drafter.name: DraftSeconds(token=step)}
-                foretold = sum(predicted_seconds(each, costs, drafting, 64) for each in results)
+                by_rounds = sum(predicted_seconds(each, costs, drafting, 64) for each in results)
                 without = sum(plain_seconds(each, costs, 64) for each in results)
                 table = {n: costs.verify(n) for n in (1, 1 + length)}
                 tell(
@@ -274,7 +274,7 @@ def speak(
                     is_best=length == best, per_second=tokens / median(took), plain_per_second=tokens / median(alone),
                     speedup=median(alone) / median(took),
                     by_the_theorem=walltime_factor(alpha, length, step / costs.verify(1)),
-                    by_the_table=measured_speedup(alpha, length, step, table), by_the_rounds=without / foretold,
+                    by_the_table=measured_speedup(alpha, length, step, table), by_the_rounds=without / by_rounds,
                     phases=phases(results[-1]), rounds=len(results[-1]),
                 )  # fmt: skip
 

@@ -310,7 +310,7 @@ def _threshold(probs: Tensor, top_p: float) -> Tensor:
 
 
 def load_target(path: Path, device: torch.device, dtype: torch.dtype) -> Target:
-    """From a GGUF file, its weights dequantised in float32 and then rounded to `dtype`, as `outrider.load` does."""
+    """From a GGUF file, its weights dequantized in float32 and then rounded to `dtype`, as `outrider.load` does."""
     from gguf import GGUFReader, dequantize
 
     reader = GGUFReader(str(path))

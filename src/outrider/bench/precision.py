@@ -1,4 +1,4 @@
-"""What rounding does to the model itself: losslessness is relative to the model that is run.
+"""What quantizing does to the model itself: losslessness is relative to the model that is run.
 
 Teacher-forced on one text: perplexity, how often the most likely token is the reference's, and the divergence of the laws.
 """

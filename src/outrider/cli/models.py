@@ -133,7 +133,7 @@ _HOW = (
         "--engine",
         default="auto",
         show_default=True,
-        help="transformers, openvino (CPU; int8, int4, float32), or llama.cpp (CPU; .gguf files with their own quantised "
+        help="transformers, openvino (CPU; int8, int4, float32), or llama.cpp (CPU; .gguf files with their own quantized "
         "weights); auto: the one that has the dtype.",
     ),
     click.option(

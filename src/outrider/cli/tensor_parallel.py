@@ -88,7 +88,7 @@ def count_traffic(target: TextModel, draft: Drafter | None) -> list[TeamModel]:
 
 
 def shares_of(models: list[TeamModel]) -> list[Share]:
-    """What they were spent on, beside what was foretold and, if it was measured, beside one process."""
+    """What they were spent on, beside what was predicted and, if it was measured, beside one process."""
     if not models:
         return []
     from outrider.costs import kept_costs
@@ -105,7 +105,7 @@ def show_shares(shares: list[Share]) -> None:
         measured = "not measured on a GPU" if share.communication is None else f"{share.communication:.2f} ms measured"
         compute = "" if share.compute is None else f", {share.compute:.2f} ms compute"
         click.echo(
-            f"  communication {measured}, {share.predicted:.2f} foretold ({share.collectives:.0f} collective calls a pass, "
+            f"  communication {measured}, {share.predicted:.2f} predicted ({share.collectives:.0f} collective calls a pass, "
             f"{100 * share.shared_weights:.0f} % of the weights shared out){compute}",
             err=True,
         )
@@ -113,7 +113,7 @@ def show_shares(shares: list[Share]) -> None:
             click.echo("  one process: not measured with as many threads (outrider calibrate measures it)", err=True)
         else:
             click.echo(
-                f"  one process: {share.alone:.2f} ms a pass, from which {share.foretold:.2f} ms are foretold "
+                f"  one process: {share.alone:.2f} ms a pass, from which {share.predicted_pass:.2f} ms are predicted "
                 f"({share.fixed:.2f} ms of it not shared; weights {share.company:.2f} times as long while all ranks read)",
                 err=True,
             )

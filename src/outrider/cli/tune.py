@@ -244,7 +244,7 @@ def _speedup(found: _Found, name: str) -> Any:
 
 
 def _predicted(found: _Found, name: str) -> float | None:
-    """The speed-up foretold for a fixed length."""
+    """The predicted speed-up for a fixed length."""
     draft, length = found.setups[name]
     if draft is None or length == "auto":
         return None

@@ -33,7 +33,7 @@ class CostBook:
 
     @staticmethod
     def name_of(model: LanguageModel) -> str:
-        """What a table is found by: the model, and what its weights were rounded to."""
+        """What a table is found by: the model, and what its weights were quantized to."""
         return f"{model.name} {getattr(model, 'dtype_name', '')}".strip()
 
     def to_dict(self) -> dict[str, dict[str, object]]:

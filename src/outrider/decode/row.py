@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.checks import check_count
 from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
-from outrider.draft_length.foretold import HORIZON, Foretold
+from outrider.draft_length.previews import HORIZON, Previews
 from outrider.drafters.base import Drafter
 from outrider.errors import NumericalError, ParameterError, VocabularyMismatchError
 from outrider.models.base import LanguageModel, Source, has_encoder, refuse_draft_only
@@ -55,7 +55,7 @@ class Row:
         self.draft = DraftRow(self.tokens, len(self.tokens), request.stream, sequence, source=request.source)
         self.finish_reason: FinishReason | None = None
         self.ended = False  # for its drafter
-        self._foretold = Foretold()
+        self._previews = Previews()
         self.prefill_seconds = 0.0
         self._limit = len(self.tokens) + request.max_new_tokens
         self._full: FinishReason = "length"
@@ -76,9 +76,9 @@ class Row:
         if not self.length.learns:
             return
         for i, prospect in enumerate(prospects):
-            if prospect.foretold and prospect.longest:
+            if prospect.deterministic and prospect.longest:
                 limit = max(HORIZON, plan.limit) if i == plan.prospect else HORIZON
-                self._foretold.add(prospect, drafter.foretell(self.draft, i, limit), len(self.tokens))
+                self._previews.add(prospect, drafter.preview(self.draft, i, limit), len(self.tokens))
 
     def extend(self, new: list[int]) -> int:
         """Add the round's tokens up to where the sequence ends; sets `finish_reason` there. → how many were kept"""
@@ -98,7 +98,7 @@ class Row:
                 "or try --dtype float32"
             )
         self.tokens.extend(new[:keep])
-        for finding in self._foretold.compare(self.tokens):
+        for finding in self._previews.compare(self.tokens):
             self.length.learn(finding)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = self._full

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass
 class PaperRound:
-    """A round of a foretold proposal of `length` tokens after `start` tokens, as if it were made."""
+    """A round of a deterministic proposal of `length` tokens after `start` tokens, as if it were made."""
 
     drafter: str
     start: int

@@ -9,11 +9,11 @@ product of the acceptance rates learned for such signals. One more token is draf
 tokens than the same seconds would give at the planned rate: the marginal gain against the marginal cost.
 
 Of a copy it is known what it would propose, so it is learned from the tokens that come, whether it is offered or not
-(`foretold`). Other drafts that aren't tried aren't learned, so now and then one is probed with one token, or made one token
-longer; all probes together may cost a small share of the time spent, by the cost tables, and one that is tried in vain again
-and again is tried ever more seldom (`tries`), since a round with a draft does a little more than the tables know. What
-drafts have lost against plain decoding is kept account of, too, and bounded (`account`): where every drafted token costs a
-pass, a few wrong first guesses would be a loss.
+(`deterministic`). Other drafts that aren't tried aren't learned, so now and then one is probed with one token, or made one
+token longer; all probes together may cost a small share of the time spent, by the cost tables, and one that is tried in vain
+again and again is tried ever more seldom (`tries`), since a round with a draft does a little more than the tables know.
+What drafts have lost against plain decoding is kept account of, too, and bounded (`account`): where every drafted token
+costs a pass, a few wrong first guesses would be a loss.
 
 In a batch whose passes are as wide as their widest row, a row that drafts widens the pass of all. How many others draft with
 it must not matter, or its tokens would depend on its company; so it reckons as if all were like itself. Where a row has
@@ -37,8 +37,8 @@ from outrider.costs import Costs
 from outrider.draft_length.account import Account, PaperRound
 from outrider.draft_length.base import TESTS, DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
 from outrider.draft_length.beside import Beside, best_number
-from outrider.draft_length.foretold import HORIZON
 from outrider.draft_length.kept_widths import KeptWidths
+from outrider.draft_length.previews import HORIZON
 from outrider.draft_length.rates import Rate
 from outrider.draft_length.tries import Tries
 from outrider.draft_steps.signals import PRIORS
@@ -177,7 +177,7 @@ class _AdaptiveState(LengthState):
         others = [
             i
             for i, p in enumerate(prospects)
-            if p.longest and not p.foretold and i != chosen and self._tries.due((p.drafter, p.kind))
+            if p.longest and not p.deterministic and i != chosen and self._tries.due((p.drafter, p.kind))
         ]
         if not others:
             return None
@@ -191,7 +191,7 @@ class _AdaptiveState(LengthState):
 
     def _probe_length(self, about: Prospect, length: int, limit: int) -> int:
         """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
-        if length >= limit or about.foretold:
+        if length >= limit or about.deterministic:
             return 0
         wider = self._verify(length + 2) - self._verify(length + 1)
         wider += self._beyond(length + 1, about) - self._beyond(length, about)
@@ -220,7 +220,7 @@ class _AdaptiveState(LengthState):
     def _plan_on_paper(self, about: Prospect, length: int) -> None:
         """What would be done now, if it can be compared with what comes; one such round at a time, as in earnest."""
         over = self._paper is None or self._context > self._paper.start + self._paper.length
-        if about.foretold and over:
+        if about.deterministic and over:
             self._paper = PaperRound(about.drafter, self._context, min(length, HORIZON))
 
     def _afford(self, seconds: float) -> bool:
@@ -298,7 +298,7 @@ class _AdaptiveState(LengthState):
         saved = self._saved(outcome.accepted + outcome.taken, outcome.drafted, drafting, outcome.alternatives) - kept
         self._account.spend(self._round(outcome.drafted, drafting, outcome.alternatives) + kept, saved)
         self._tries.tried((prospect.drafter, prospect.kind), outcome.accepted > 0, self._worthwhile(prospect))
-        if not prospect.foretold:
+        if not prospect.deterministic:
             first, later = self._of(prospect)
             first.update(min(outcome.tested, 1), min(outcome.accepted, 1))
             later.update(max(outcome.tested - 1, 0), max(outcome.accepted - 1, 0))

@@ -23,8 +23,8 @@ class Prospect:
     drafter: its name in the records. kind: acceptance is learned for each kind apart (the length of a match, say).
     first, later: acceptance to assume at first, of the first drafted token and of each later one; tests: decisions that
     they weigh. step_seconds: per drafted token; start_seconds: before the first. longest: more can't be drafted. gated: the
-    plan is asked before each further token, and told how sure the draft was of the last one. foretold: it is certain what
-    would be proposed, at no cost (`Drafter.foretell`), so how it fares is learned whether it is offered or not.
+    plan is asked before each further token, and told how sure the draft was of the last one. deterministic: it is certain
+    what would be proposed, at no cost (`Drafter.preview`), so how it fares is learned whether it is offered or not.
     """
 
     drafter: str
@@ -36,7 +36,7 @@ class Prospect:
     start_seconds: float = 0.0
     longest: int = MAX_DRAFT
     gated: bool = False
-    foretold: bool = False
+    deterministic: bool = False
 
 
 class Plan(Protocol):
@@ -107,7 +107,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one token of a foretold proposal, or would have.
+    """What became of one token of a deterministic proposal, or would have.
 
     start: tokens before the proposal. place: 0 for its first token. again: a later token of a proposal that began inside
     another one of the same drafter, so that it was most likely counted there already.
@@ -135,7 +135,7 @@ class LengthState(ABC):
     """Whether `learn` is of use."""
 
     def learn(self, finding: Finding) -> None:
-        """Learn from a token of a foretold proposal, made or not."""
+        """Learn from a token of a deterministic proposal, made or not."""
         del finding
 
 

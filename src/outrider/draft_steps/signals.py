@@ -2,7 +2,7 @@
 
 The signal is the draft's own probability of the token at temperature 1, before any filter: at temperature 0 the law is
 one-hot and tells nothing. It belongs to a token that is offered in any case, and only decides about the next one. The
-law's entropy, the margin to the second best token and the position foretell nothing beyond it (EXPERIMENTS.md).
+law's entropy, the margin to the second best token and the position predict nothing beyond it (EXPERIMENTS.md).
 
 The same for tokens that were not drawn, as alternatives (`proposal.Alternatives`): the probability that such a one is the
 recovered token is learned for classes of its own.

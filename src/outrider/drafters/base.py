@@ -138,9 +138,9 @@ class Drafter(ABC):
         del row
         return [Prospect(self.name, step_seconds=self.seconds.token, start_seconds=self.seconds.start)]
 
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> Iterable[int]:
-        """What `propose` would offer for a prospect that is `foretold`: no draw, no pass, and nothing changed. It may be
-        read later, when the row has gone on, and only so far as it turns out right.
+    def preview(self, row: DraftRow, prospect: int, limit: int) -> Iterable[int]:
+        """What `propose` would offer for a prospect that is `deterministic`: no draw, no pass, and nothing changed. It may
+        be read later, when the row has gone on, and only so far as it turns out right.
         """
         del row, prospect, limit
         return []

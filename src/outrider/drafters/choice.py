@@ -87,9 +87,9 @@ class ChoiceDrafter(Drafter):
         row.state.counts = [len(some) for some in offered]
         return [prospect for some in offered for prospect in some]
 
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> Iterable[int]:
+    def preview(self, row: DraftRow, prospect: int, limit: int) -> Iterable[int]:
         number, at = self._whose(row, prospect)
-        return self.drafters[number].foretell(_child(row, number), at, limit)
+        return self.drafters[number].preview(_child(row, number), at, limit)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         chosen = [self._part(row, plan) for row, plan in zip(rows, plans, strict=True)]

@@ -30,10 +30,10 @@ class CopyState:
 def copy_prospect(name: str, length: int, drawn: float) -> Prospect:
     """What a copy after a match of this length promises; nothing for 0. drawn: see `CopyState`."""
     if length == 0:
-        return Prospect(name, 0, 0.0, 0.0, longest=0, foretold=True)
+        return Prospect(name, 0, 0.0, 0.0, longest=0, deterministic=True)
     kind = min(length, len(GREEDY))
     first, later = ((1.0 - drawn) * a + drawn * b for a, b in zip(GREEDY[kind - 1], DRAWN[kind - 1], strict=True))
-    return Prospect(name, kind, first, later, longest=MAX_DRAFT, foretold=True)
+    return Prospect(name, kind, first, later, longest=MAX_DRAFT, deterministic=True)
 
 
 class CopyDrafter(Drafter):
@@ -48,7 +48,7 @@ class CopyDrafter(Drafter):
     def _start(self, drawn: float) -> CopyState:
         """The state of a row that begins."""
 
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
+    def preview(self, row: DraftRow, prospect: int, limit: int) -> list[int]:
         del prospect
         return self._continue(row, limit)
 

@@ -65,9 +65,9 @@ class NgramDrafter(Drafter):
         depth = self.table.depth(row.tokens[-self.table.order :])
         prior = PRIORS[min(depth, len(PRIORS) - 1)]
         quick = bool(row.state)
-        return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[quick], foretold=quick)]
+        return [Prospect(self.name, depth, prior, prior, step_seconds=STEP_SECONDS[quick], deterministic=quick)]
 
-    def foretell(self, row: DraftRow, prospect: int, limit: int) -> Iterator[int]:
+    def preview(self, row: DraftRow, prospect: int, limit: int) -> Iterator[int]:
         """Its guesses at temperature 0, looked up as they are asked for; where it samples nothing is certain."""
         del prospect
         return self._guesses(row.tokens[-self.table.order :], limit)

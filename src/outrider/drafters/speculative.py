@@ -136,7 +136,7 @@ class SpeculativeDrafter(Drafter):
         """One round of the draft model and its drafter."""
         rows = [inner.row for inner in inners]
         prospects = [
-            [replace(p, foretold=False) for p in prospects_of(self.drafter, row)] for row in rows
+            [replace(p, deterministic=False) for p in prospects_of(self.drafter, row)] for row in rows
         ]  # nothing is certain
         plans = [inner.length.plan(p, n, len(inner.row.tokens)) for inner, p, n in zip(inners, prospects, room, strict=True)]
         proposal = (

@@ -167,7 +167,7 @@ class AutoregressiveModel(HeadModel):
 
     def attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Queries [R, heads, N, size], keys and values [R, kv heads, length, size] → [R, heads, N, size]"""
-        if self.rounded:  # a last bit's difference would become a step in the layers after it: batches would be other texts
+        if self.quantized:  # a last bit would become a step in the layers after it: batches would be other texts
             return kernel_attention.attend(self.network, queries, keys, values, mask)[0].transpose(1, 2)
         grouped = self.config.num_heads != self.config.num_kv_heads
         if grouped and self.device.type == "cpu":

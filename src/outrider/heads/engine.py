@@ -24,7 +24,7 @@ from outrider.models.base import HandsOutStates, Sequence
 from outrider.models.cache.slots import SlotModel, SlotSequence
 from outrider.models.cut_head import spread
 from outrider.models.weights.packed_linear import bytes_of
-from outrider.models.weights.rounded import rounded_by
+from outrider.models.weights.quantized import quantized_by
 
 
 class HeadSequence(SlotSequence):
@@ -58,7 +58,7 @@ class HeadModel(SlotModel[HeadSequence]):
         self.config = config
         self.network = parts.network
         self.dtype = parts.dtype
-        self.rounded = parts.rounded
+        self.quantized = parts.quantized
         self.draft_tokens = parts.tokens if len(parts.tokens) < target.vocab_size else None
         """The tokens that it can draft, ascending, if these are not all."""
         self._rows = parts.rows
@@ -84,7 +84,7 @@ class HeadModel(SlotModel[HeadSequence]):
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
         beside = type(self.target).__name__  # embeddings come from its engine, whose threads are at work as well
-        weights = f"int8 by {rounded_by()}" if self.rounded else self.dtype
+        weights = f"int8 by {quantized_by()}" if self.quantized else self.dtype
         how = "" if self.recorded is None else " recorded"
         return f"draft head{how}, drafting on {beside}, then on its own, {weights} {json.dumps(asdict(self.config))}"
 
@@ -96,7 +96,7 @@ class HeadModel(SlotModel[HeadSequence]):
     @property
     def dtype_name(self) -> str:
         """Of its weights."""
-        return "int8" if self.rounded else str(self.dtype).removeprefix("torch.")
+        return "int8" if self.quantized else str(self.dtype).removeprefix("torch.")
 
     @property
     def weight_bytes(self) -> int:

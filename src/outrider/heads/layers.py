@@ -93,7 +93,7 @@ class Layer(nn.Module):
         self.gate = nn.Linear(config.width, config.intermediate_size, bias=False)
         self.up = nn.Linear(config.width, config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.width, bias=False)
-        self.activation = nn.SiLU()  # a module, so that a rounded head can have another (`models.kernels.rows`)
+        self.activation = nn.SiLU()  # a module, so that a quantized head can have another (`models.kernels.rows`)
         self.rotary = Rotary(config)
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend, attended: Tensor | None = None) -> Tensor:

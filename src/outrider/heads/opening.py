@@ -16,11 +16,11 @@ from outrider.heads.parts import parts_of
 from outrider.heads.published.eagle import usual_layers
 from outrider.heads.stored import read_shape
 from outrider.models.base import HandsOutStates
-from outrider.models.weights.rounded import can_round
+from outrider.models.weights.quantized import can_quantize
 
 HEAD_DTYPES = ("auto", "float", "int8")
 """Of a head's weights: "float", the target's states' type; "int8"; "auto", in 8 bits on a CPU with kernels for it, unless
-the target is in float64, which is for checking, or float16. Rounding changes what is proposed, never the law of what is
+the target is in float64, which is for checking, or float16. Quantizing changes what is proposed, never the law of what is
 accepted."""
 
 
@@ -41,16 +41,16 @@ def check_dtype(dtype: str) -> None:
         raise ParameterError(f"draft head's dtype must be {', '.join(HEAD_DTYPES[:-1])} or {HEAD_DTYPES[-1]}, got {dtype!r}")
 
 
-def _rounds(dtype: str, target: HandsOutStates) -> bool:
+def _quantizes(dtype: str, target: HandsOutStates) -> bool:
     """Whether the weights of a head are to be in 8 bits. Raises `ModelError` if they can't be."""
     check_dtype(dtype)
-    possible = target.device.type == "cpu" and can_round()
+    possible = target.device.type == "cpu" and can_quantize()
     if dtype == "int8" and not possible:
         raise ModelError(
-            f"draft head can't be rounded to int8 on {target.device}: it needs a CPU and a build of torch with kernels for "
+            f"draft head can't be quantized to int8 on {target.device}: it needs a CPU and a torch build with kernels for "
             "it; leave the head's dtype out"
         )
-    usual = target.rounded or target.state_dtype in (torch.float32, torch.bfloat16)
+    usual = target.quantized or target.state_dtype in (torch.float32, torch.bfloat16)
     return possible and (dtype == "int8" or (dtype == "auto" and usual))
 
 
@@ -70,7 +70,7 @@ def open_head(target: HandsOutStates, folder: Path, dtype: str = "auto") -> Head
     check_fits(target, config)
     if config.published is not None and config.published.reads and not config.layers:
         config = _of_usual_layers(target, config)
-    rounded = _rounds(dtype, target)
-    parts = parts_of(target, folder, torch.float32 if rounded else target.state_dtype, rounded)
+    quantized = _quantizes(dtype, target)
+    parts = parts_of(target, folder, torch.float32 if quantized else target.state_dtype, quantized)
     make = AutoregressiveModel if config.kind == "autoregressive" else BlockwiseModel
     return make(target, config, parts)

@@ -26,7 +26,7 @@ from outrider.kernels.models import kernels
 from outrider.models.base import HandsOutStates
 from outrider.models.weights.one_piece import put_in_one_piece
 from outrider.models.weights.packed_linear import pack_linears
-from outrider.models.weights.rounded import round_linears
+from outrider.models.weights.quantized import quantize_linears
 
 if TYPE_CHECKING:
     from outrider.heads.recorded import RecordedHead
@@ -40,7 +40,7 @@ _kept: WeakKeyDictionary[HandsOutStates, dict[Hashable, HeadParts]] = WeakKeyDic
 
 @dataclass(frozen=True)
 class HeadParts:
-    """network: frozen, packed or rounded. rows: [.., W] → [.., T] ([.., blocks, W] → [.., blocks, T] of blockwise heads).
+    """network: frozen, packed or quantized. rows: [.., W] → [.., T] ([.., blocks, W] → [.., blocks, T] of blockwise heads).
     tokens: int64 [T], the target's ids of its vocabulary. embedding: its own, None if it takes the target's.
 
     They hold no state of a sequence and nothing of the target but its token table, so any number of models can share them.
@@ -51,38 +51,38 @@ class HeadParts:
     rows: nn.Module
     tokens: Tensor
     dtype: torch.dtype
-    rounded: bool
+    quantized: bool
     embedding: nn.Embedding | None = None
     recorded: dict[Hashable, RecordedHead] = field(default_factory=dict)
 
 
-def parts_of(target: HandsOutStates, folder: Path, dtype: torch.dtype, rounded: bool) -> HeadParts:
+def parts_of(target: HandsOutStates, folder: Path, dtype: torch.dtype, quantized: bool) -> HeadParts:
     """The parts of the head in a folder, for this target; as they were if neither file has changed since.
 
-    dtype: in which it computes what is not rounded. Raises `ModelError`.
+    dtype: in which it computes what is not quantized. Raises `ModelError`.
     """
     kept = _kept.setdefault(target, {})
-    which = (folder.resolve(), dtype, rounded, *map(_version, files_of(folder)))
-    parts = kept.pop(which, None) or _make(target, folder, dtype, rounded)
+    which = (folder.resolve(), dtype, quantized, *map(_version, files_of(folder)))
+    parts = kept.pop(which, None) or _make(target, folder, dtype, quantized)
     kept[which] = parts  # the last one used comes last
     while len(kept) > KEPT:
         del kept[next(iter(kept))]
     return parts
 
 
-def _make(target: HandsOutStates, folder: Path, dtype: torch.dtype, rounded: bool) -> HeadParts:
+def _make(target: HandsOutStates, folder: Path, dtype: torch.dtype, quantized: bool) -> HeadParts:
     stored = read_head(folder)
-    lay_out = round_linears if rounded else pack_linears
+    lay_out = quantize_linears if quantized else pack_linears
     network = _network(stored).to(target.device, dtype).eval().requires_grad_(False)
     tokens = stored.tokens.to(target.device)
     rows = nn.Sequential(_rows(target, stored, tokens, dtype, lay_out))
     for part in (network, rows):
         lay_out(part)
-    ours = kernels() if rounded else None
+    ours = kernels() if quantized else None
     if ours is not None:
         use_kernels(network, ours)
         put_in_one_piece(network, rows)
-    return HeadParts(network, rows, tokens, dtype, rounded, _embedding(target, stored))
+    return HeadParts(network, rows, tokens, dtype, quantized, _embedding(target, stored))
 
 
 def _network(stored: StoredHead) -> HeadNetwork:
@@ -102,7 +102,7 @@ def _rows(
     own = stored.rows
 
     def linear(name: str) -> nn.Module:
-        """One after the other, since each is large in the type that it is rounded from."""
+        """One after the other, since each is large in the type that it is quantized from."""
         weight = own[name].to(target.device, dtype)
         layer = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"))
         layer[0].weight = nn.Parameter(weight, requires_grad=False)

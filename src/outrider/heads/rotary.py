@@ -26,7 +26,7 @@ class Rotary(nn.Module):
             self.scaled = Frequencies(config, config.published.rope)
 
     def use(self, ours: Kernels) -> None:
-        """Compute in float32 by kernels of ours from now on, as a rounded head does."""
+        """Compute in float32 by kernels of ours from now on, as a quantized head does."""
         frequencies, _ = self._exact(torch.device("cpu"), torch.float32)
         self.register_buffer("frequencies", frequencies.clone(), persistent=False)
         self._angles = ours.ops.angles

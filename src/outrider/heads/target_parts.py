@@ -1,6 +1,6 @@
 """What a head takes from its target: the embedding of tokens and the rows of the output layer.
 
-The output layer may be packed for the CPU's kernels or rounded, and then its weight can't be read: it is applied to unit
+The output layer may be packed for the CPU's kernels or quantized, and then its weight can't be read: it is applied to unit
 vectors instead, which gives the same rows whatever the layer is made of.
 """
 

@@ -15,13 +15,13 @@
 namespace OUTRIDER_NAMESPACE {
 namespace {
 
-constexpr int64_t BLOCK = 256;       // columns that are rounded by one scale, beside weights in 8 bits
-constexpr float LARGEST = 127.0f;    // of a rounded activation
+constexpr int64_t BLOCK = 256;       // columns that are quantized by one scale, beside weights in 8 bits
+constexpr float LARGEST = 127.0f;    // of a quantized activation
 constexpr float ZERO = 128.0f;       // added before rounding, as torch's kernels do: the same ties
 
 // Activations [rows, columns] in 8 bits: x = value * scale, a scale for each block of columns, so that a number that is large
 // leaves the others as they are. A block whose numbers are not all finite has a scale that is not.
-struct Rounded {
+struct Quantized {
   int64_t rows, columns, block, blocks;  // columns: filled up with zeros. block: columns of one, but for the last
   std::vector<int8_t> values;
   std::vector<float> scales;        // [rows, blocks]
@@ -126,9 +126,9 @@ inline void sum_groups(const int8_t* values, int64_t groups, int64_t group, int1
 }
 
 // For weights of that layout. Kept by each thread, so that a call allocates nothing.
-inline const Rounded& round_rows(const float* x, int64_t rows, int64_t columns, const Layout& layout) {
-  static thread_local Rounded kept;
-  Rounded& out = kept;
+inline const Quantized& quantize_rows(const float* x, int64_t rows, int64_t columns, const Layout& layout) {
+  static thread_local Quantized kept;
+  Quantized& out = kept;
   out.rows = rows;
   const int64_t padded = layout.padded(columns), block = layout.bits == 8 ? BLOCK : layout.columns;
   const int64_t blocks = rounded_up(padded, block) / block;

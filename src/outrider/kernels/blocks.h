@@ -80,7 +80,7 @@ void store(const __m512 (&sums)[M], const Out& out) {
 
 // Weights are MOVED: what that adds is taken away in advance. B blocks, `bytes` apart, use an activation while it is at hand.
 template <int M, int B>
-void block_int8(const uint8_t* weight, int64_t bytes, const float* weight_scales, const Rounded& x, int64_t first, Ahead ahead,
+void block_int8(const uint8_t* weight, int64_t bytes, const float* weight_scales, const Quantized& x, int64_t first, Ahead ahead,
                 const Out& out) {
   const int8_t* values = x.row(first);
   __m512 products[B][M];
@@ -156,7 +156,7 @@ inline void read_weights(const uint8_t* lines, __m512i (&fours)[4]) {
 
 // super: columns that share a scale. B blocks, `bytes` apart, use an activation while it is at hand.
 template <int BITS, int M, int B>
-void block_grouped(const uint8_t* weight, int64_t bytes, int64_t super, const Rounded& x, int64_t first, int64_t, Ahead ahead,
+void block_grouped(const uint8_t* weight, int64_t bytes, int64_t super, const Quantized& x, int64_t first, int64_t, Ahead ahead,
                    const Out& out) {
   constexpr int64_t group = BITS == 4 ? 32 : 16;
   constexpr int LINES = BITS == 4 ? 1 : 3, FOURS = BITS == 4 ? 2 : 4;  // that are read at once, and the columns in them by fours
@@ -265,7 +265,7 @@ void store(const float (&sums)[8], int half, const Out& out, int64_t m) {
 }
 
 template <int M, int>
-void block_int8(const uint8_t* weight, int64_t, const float* weight_scales, const Rounded& x, int64_t first, Ahead, const Out& out) {
+void block_int8(const uint8_t* weight, int64_t, const float* weight_scales, const Quantized& x, int64_t first, Ahead, const Out& out) {
   const int8_t* values = x.row(first);
   const __m256i ones = _mm256_set1_epi16(1);
   alignas(32) float products[M][OUTPUTS] = {};
@@ -362,7 +362,7 @@ inline __attribute__((always_inline)) void add_columns(const __m256i (&fours)[2]
 
 // super: columns that share a scale.
 template <int BITS, int M, int>
-void block_grouped(const uint8_t* weight, int64_t, int64_t super, const Rounded& x, int64_t first, int64_t rows, Ahead,
+void block_grouped(const uint8_t* weight, int64_t, int64_t super, const Quantized& x, int64_t first, int64_t rows, Ahead,
                    const Out& out) {
   constexpr int MOST = M > 0 ? M : ROWS_GROUPED.most;
   const int64_t count = M > 0 ? M : rows;  // known when it is compiled, if it can be

@@ -1,4 +1,4 @@
-// Linear layers with rounded weights, over plain memory: what `rounded_linear.cpp` computes and `packing.cpp` lays out.
+// Linear layers with quantized weights, over plain memory: what `quantized_linear.cpp` computes and `packing.cpp` lays out.
 
 #pragma once
 
@@ -24,7 +24,7 @@ constexpr int64_t rounded_up(int64_t size, int64_t step) { return (size + step -
 //
 //   4 bits: weight = scale * n * (0 .. 15) - step * m; groups of 32, at most 8. First the n of each output in 8 bits, those of
 //   two groups side by side, then the m in the same way, in one line 16 scales and 16 steps in float16, then lines of 8 columns
-//   (4 in the lower halves of the bytes). So llama.cpp's Q4_K is exact, and what was never rounded finds its n and m.
+//   (4 in the lower halves of the bytes). So llama.cpp's Q4_K is exact, and what was never quantized finds its n and m.
 //   6 bits: weight = scale * n * (0 .. 63 - 32), 16 groups of 16: 4 lines of n, signed, a line of scales in float32, then for
 //   each group three lines: 12 columns in the lower bits, the last 4 in the upper two of each. So Q6_K is exact.
 //

@@ -1,4 +1,4 @@
-"""The operations that passes of models with rounded weights are made of (`models.kernels` has the layers that call them)."""
+"""The operations that passes of quantized models are made of (`models.kernels` has the layers that call them)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.kernels.chain_calls import ChainCalls
 
 LIBRARY = Library(
     "kernels",
-    ("rounded_linear", "packing", "rows", "attention", "chain_plan", "chain"),
+    ("quantized_linear", "packing", "rows", "attention", "chain_plan", "chain"),
     (
         "rows.h",
         "linear.h",
@@ -150,7 +150,7 @@ def kernels() -> Kernels | None:
         return build(level)
     except UnbuiltError as error:
         _log.warning(
-            "kernels for rounded weights can't be built (%s): models in 8 bits use torch's, which are slower", error
+            "kernels for quantized weights can't be built (%s): models in 8 bits use torch's, which are slower", error
         )
         return None
 

@@ -1,4 +1,4 @@
-// The layout that the products of `rounded_linear.cpp` read, made of weights once.
+// The layout that the products of `quantized_linear.cpp` read, made of weights once.
 
 #include <immintrin.h>
 

@@ -188,8 +188,8 @@ class HandsOutStates(LanguageModel, Protocol):
         """In which a head is to compute beside it."""
 
     @property
-    def rounded(self) -> bool:
-        """Whether its own weights are rounded to 8 bits or fewer."""
+    def quantized(self) -> bool:
+        """Whether its own weights are quantized to 8 bits or fewer."""
 
     def keep_states(self, layers: Many[int] = ()) -> None:
         """From now on every pass keeps what the model's head reads: each position's last hidden state, after the final norm;

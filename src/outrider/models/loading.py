@@ -23,7 +23,7 @@ from outrider.models.weights.k_quants import KQuants
 from outrider.models.weights.kept import KeptModel
 from outrider.models.weights.one_piece import put_in_one_piece
 from outrider.models.weights.packed_linear import pack_linears
-from outrider.models.weights.rounded import can_round, round_to_int4, round_to_int8
+from outrider.models.weights.quantized import can_quantize, quantize_to_int4, quantize_to_int8
 from outrider.models.weights.same_bits import use_same_bits
 from outrider.optional import require
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from outrider.models.openvino.saved import Weights
 
 ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
-ROUNDED = {"int8": 8, "int4": 4}  # bits of a weight
+QUANTIZED = {"int8": 8, "int4": 4}  # bits of a weight
 
 
 def load(
@@ -53,12 +53,12 @@ def load(
     put into evaluation mode.
     tokenizer: of a loaded model; for one that hears, its processor.
     dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
-    bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations rounded),
+    bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations quantized),
     and "int4" (weights; activations in 8 bits).
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
     engine: "transformers", "openvino" (CPU; int8, int4 or float32; converted once and cached), "llama.cpp" (CPU; `.gguf`
-    files with their own quantised weights), or "auto": transformers, but openvino for int8 and int4 where there are no
-    kernels for them (`rounded.can_round`).
+    files with their own quantized weights), or "auto": transformers, but openvino for int8 and int4 where there are no
+    kernels for them (`quantized.can_quantize`).
     pack: on a CPU, lay the weights out for its matrix kernels (`packed_linear`) and record its passes (`recorded`), up to
     three times as fast; False keeps `.module` an ordinary transformers model that can be saved and trained, unless its head
     was cut. On a GPU, capture its passes as CUDA graphs (`captured`).
@@ -120,12 +120,12 @@ def around(module: Any, tokenizer: Any = None, **options: Any) -> TransformersMo
 
 def _needs_openvino(dtype: str) -> bool:
     """Whether the transformers engine has no kernels for such weights here."""
-    return dtype in ROUNDED and not can_round(ROUNDED[dtype])
+    return dtype in QUANTIZED and not can_quantize(QUANTIZED[dtype])
 
 
 def compiles(dtype: str, engine: str) -> bool:
     """Whether models that are loaded so can be compiled. Drafts that can not stay as they are beside a target that can."""
-    return dtype not in ROUNDED and engine in ("auto", "transformers")
+    return dtype not in QUANTIZED and engine in ("auto", "transformers")
 
 
 def opens(engine: str, dtype: str) -> bool:
@@ -135,7 +135,7 @@ def opens(engine: str, dtype: str) -> bool:
     if engine == "llama.cpp":  # weights stay as they are in the file
         return False
     if engine == "openvino":
-        return dtype in (*ROUNDED, "float32")
+        return dtype in (*QUANTIZED, "float32")
     return not _needs_openvino(dtype)
 
 
@@ -148,9 +148,9 @@ def load_transformers(
     num_tokens: int | None = None,
 ) -> TransformersModel:
     """`load` for the transformers engine."""
-    place = parse_device("cpu" if dtype in ROUNDED and device == "auto" else device)
-    if dtype in ROUNDED:
-        return _load_rounded(model, dtype, place, num_tokens)
+    place = parse_device("cpu" if dtype in QUANTIZED and device == "auto" else device)
+    if dtype in QUANTIZED:
+        return _load_quantized(model, dtype, place, num_tokens)
     wanted = parse_dtype(dtype)
     folder, name = folder_of(model, wanted or native_dtype(place))
     module, tokenizer = read_pretrained(folder, wanted, name)
@@ -163,11 +163,11 @@ def load_transformers(
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
-def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num_tokens: int | None) -> TransformersModel:
+def _load_quantized(model: str | Path | None, dtype: str, place: torch.device, num_tokens: int | None) -> TransformersModel:
     """Linear layers in 8 or 4 bits, embeddings in 8, the rest in float32."""
     if place.type != "cpu":
         raise ParameterError(f"dtype {dtype} needs a CPU, got device {place}: use --dtype bfloat16")
-    if not can_round(ROUNDED[dtype]):
+    if not can_quantize(QUANTIZED[dtype]):
         raise ModelError(
             f"{dtype} can't be used by the transformers engine here: there are no kernels for it, which need a C++ compiler "
             "(run `apt install g++`) and an x86 processor with AVX2; use --engine openvino"
@@ -181,16 +181,16 @@ def _load_rounded(model: str | Path | None, dtype: str, place: torch.device, num
         module, tokenizer = read_pretrained(folder, torch.float32, name)
         _cut(module, num_tokens, name)
         if dtype == "int4":
-            round_to_int4(module, _as_in_file(model, native_dtype(place)))
+            quantize_to_int4(module, _as_in_file(model, native_dtype(place)))
         else:
-            round_to_int8(module)
+            quantize_to_int8(module)
         kept.keep(module)
     put_in_one_piece(module)
     return _opened(module, tokenizer, cut_name(name, num_tokens), folder)
 
 
 def _as_in_file(model: str | Path | None, dtype: torch.dtype) -> KQuants | None:
-    """The rounded weights of a GGUF file; None for other models."""
+    """The quantized weights of a GGUF file; None for other models."""
     source, ours = resolve(model), kernels()
     if ours is None or not isinstance(source, Path) or not source.is_file():
         return None

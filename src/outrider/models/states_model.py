@@ -17,7 +17,7 @@ from outrider.models.cache.slots import SlotSequence
 from outrider.models.hidden_states import body_layers
 from outrider.models.passes.compiled import CompiledPasses
 from outrider.models.passes.recordable import RecordableModel
-from outrider.models.weights.rounded import Int8Embedding
+from outrider.models.weights.quantized import Int8Embedding
 
 
 class StatesModel(RecordableModel):

@@ -37,7 +37,7 @@ from outrider.models.probe import probe, reads_alternatives
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.states_model import StatesModel, no_further_states
 from outrider.models.weights.packed_linear import bytes_of
-from outrider.models.weights.rounded import Int8Embedding, rounded_by, rounding_of
+from outrider.models.weights.quantized import Int8Embedding, quantization_of, quantized_by
 from outrider.models.weights.same_bits import multiplies
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
@@ -59,7 +59,7 @@ class TransformersModel(StatesModel):
         refuse_without_rollback(model, self._name, self.has_encoder)
         self.module = model.eval()
         self.device: torch.device = model.device  # asking a module means looking through it; a pass asks several times
-        self._rounding = rounding_of(model.modules())
+        self._quantization = quantization_of(model.modules())
         self.tokenizer = tokenizer
         drafted = None if self.has_encoder else tokens_of_rows(model, self._name)
         self.draft_tokens = None if drafted is None else drafted.to(self.device)
@@ -73,7 +73,7 @@ class TransformersModel(StatesModel):
         self._columns = columns_of(model)
         self._as_opened: AsOpened | None = None
         # Experts have products of their own, which nobody rounds: of as many tokens as are sent to each, by torch.
-        self._multiplies = self.rounded and any(map(multiplies, model.get_decoder().modules()))
+        self._multiplies = self.quantized and any(map(multiplies, model.get_decoder().modules()))
         self._takes = set(inspect.signature(model.forward).parameters)
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = as_it_is
@@ -117,19 +117,19 @@ class TransformersModel(StatesModel):
         return self.module.dtype  # type: ignore[no-any-return]
 
     @property
-    def rounded(self) -> bool:
-        """Whether weights and activations are rounded (`rounded`)."""
-        return self._rounding is not None
+    def quantized(self) -> bool:
+        """Whether weights and activations are quantized (`quantized`)."""
+        return self._quantization is not None
 
     @property
     def dtype_name(self) -> str:
         """Of its weights, and whether passes are compiled, which rounds otherwise."""
-        weights = self._rounding or str(self.dtype).removeprefix("torch.")
+        weights = self._quantization or str(self.dtype).removeprefix("torch.")
         return weights if self.compiled is None else f"{weights} compiled"
 
     @property
     def same_bits(self) -> bool:
-        """Whether a token's logits have the same bits in a pass of any width (`same_bits`, `rounded`)."""
+        """Whether a token's logits have the same bits in a pass of any width (`same_bits`, `quantized`)."""
         own_attention = self.module.config._attn_implementation in (KERNEL, BLOCKS, STEADY)
         return own_attention and self.compiled is None and not self._multiplies
 
@@ -144,7 +144,7 @@ class TransformersModel(StatesModel):
         how = "" if self.compiled is None else f" {self.compiled.widths}"
         how += "" if self.recorded is None else " recorded"
         how += "" if self.draft_tokens is None else f" {len(self.draft_tokens)} rows"
-        how += f" by {rounded_by()}" if self.rounded else ""
+        how += f" by {quantized_by()}" if self.quantized else ""
         attention = self.module.config._attn_implementation
         how += f" {self._cache.kept_dtype}" if self._cache.kept_dtype is not None else ""
         return f"{self.dtype_name}{how} {attention} {self._configuration}"
@@ -263,7 +263,7 @@ class TransformersModel(StatesModel):
         Not with 8-bit weights: a token's own key lies in another column then, so its sums are added up in another order, and
         logits must have the same bits in any pass there. Compiled passes know of no alternatives.
         """
-        if self.has_encoder or self.rounded or self.compiled is not None:
+        if self.has_encoder or self.quantized or self.compiled is not None:
             return False
         if self._reads_alternatives is None:
             self._reads_alternatives = reads_alternatives(self.with_a_cache_of_its_own())

@@ -126,7 +126,7 @@ def table_4(measured: Sequence[Measurement]) -> list[Section]:
         *not_measured(measured, "sweep"),
         "Ratios are predicted / measured. Theorem 3.8 knows α and c only: it is off where scoring K + 1 tokens costs more "
         "than scoring one, and where acceptances are not independent. By the costs: the recorded rounds by the measured "
-        "cost table, off where the table does not describe the run. In the figure, points on the line were foretold.",
+        "cost table, off where the table does not describe the run. In the figure, points on the line were predicted.",
     ]
     numeric = frozenset({4, 5, 6, 8, 9, 10, 11})
     table = DataTable(columns, rows, numeric, frozenset(range(ours, len(rows))))

@@ -1,4 +1,4 @@
-"""What communication costs: measured for these ranks, foretold for others, and what was spent beside what was foretold.
+"""What communication costs: measured for these ranks, predicted for others, and what was spent beside what was predicted.
 
 A pass of tensor parallelism sums the hidden states over the ranks twice a layer (Shoeybi et al. 2019, section 3), and
 gathers the logits once. Each sum of B bytes takes a + B / b seconds: a latency, which rules while few tokens are scored,
@@ -141,7 +141,7 @@ def _time_sum(size: int, device: torch.device) -> float:
 class Share:
     """A model's passes with logits, milliseconds each on average. communication: in collective calls and in telling the
     others, None on a GPU, where calls are queued. predicted: communication by the formula. alone: a whole pass in one
-    process, if that was measured on this machine; foretold: a pass by it and the formula, with `fixed`
+    process, if that was measured on this machine; predicted_pass: one by it and the formula, with `fixed`
     of its milliseconds and the link's `company`.
     """
 
@@ -156,7 +156,7 @@ class Share:
     collectives: float
     shared_weights: float
     alone: float | None
-    foretold: float | None
+    predicted_pass: float | None
     fixed: float
     company: float
 
@@ -176,6 +176,7 @@ def share_of(model: TeamModel, alone: Costs | None = None) -> Share:
     shared = 0.0 if cut is None else cut.shared * link.ranks / max(size, 1)
     fixed = max(0.0, alone.verify(1) - size / link.reading) if alone is not None and link.reading else 0.0
     single = None if alone is None else sum(count * alone.verify(n) for n, count in traffic.tokens.items()) / passes
+    ours = None if single is None else 1000 * pass_seconds(single, shared, link.ranks, predicted, fixed, link.company)
     timed = model.device.type == "cpu"
     return Share(
         model=model.name,
@@ -189,7 +190,7 @@ def share_of(model: TeamModel, alone: Costs | None = None) -> Share:
         collectives=traffic.collectives.calls / passes,
         shared_weights=shared,
         alone=None if single is None else 1000 * single,
-        foretold=None if single is None else 1000 * pass_seconds(single, shared, link.ranks, predicted, fixed, link.company),
+        predicted_pass=ours,
         fixed=1000 * fixed,
         company=link.company,
     )

@@ -1,4 +1,4 @@
-"""What both papers foretell before anything is run: closed forms (here), their curves, the printed numbers beside ours,
+"""What both papers predict before anything is run: closed forms (here), their curves, the printed numbers beside ours,
 walltime on paper for devices that aren't here, and one round by hand.
 """
 

@@ -1,4 +1,4 @@
-"""The card of a trained draft: what it was made of, its alpha by domain, what it costs, and what that foretells."""
+"""The card of a trained draft: what it was made of, its alpha by domain, what it costs, and what that predicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from outrider.costs import Costs, DraftSeconds
 LONGEST = 12
 
 
-def foretold(alphas: Sequence[float], costs: Costs, drafting: DraftSeconds, longest: int = LONGEST) -> tuple[int, float]:
+def predicted_speedup(
+    alphas: Sequence[float], costs: Costs, drafting: DraftSeconds, longest: int = LONGEST
+) -> tuple[int, float]:
     """The best fixed draft length and its speed-up, from alpha by depth (the last one goes on) and measured costs.
 
     longest: more can't be drafted in a round.
@@ -66,10 +68,10 @@ def _page(card: Mapping[str, Any]) -> str:
     if card.get("c") is not None:
         lines.append(
             f"On {card['machine']}: {_cost(card)}, c = {card['c']:.3f} of a pass of the target for one token a drafted one. "
-            "Foretold from alpha by depth and those costs, with the best fixed length:"
+            "Predicted from alpha by depth and those costs, with the best fixed length:"
         )
         lines += ["", "| text | length | speed-up |", "|---|---|---|"]
-        lines += [f"| {name} | {one['length']} | {one['speedup']:.2f} |" for name, one in card["foretold"].items()]
+        lines += [f"| {name} | {one['length']} | {one['speedup']:.2f} |" for name, one in card["predicted"].items()]
     else:
         lines.append("Not measured.")
     lines += ["", "## Data", "", "| source | tokens at most |", "|---|---|"]

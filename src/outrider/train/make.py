@@ -239,4 +239,4 @@ def _begin_from(
 
 def kept_dtype(target: TransformersModel) -> torch.dtype:
     """That a draft's weights are saved in."""
-    return target.dtype if target.dtype in (torch.float32, torch.float64) and not target.rounded else torch.bfloat16
+    return target.dtype if target.dtype in (torch.float32, torch.float64) and not target.quantized else torch.bfloat16

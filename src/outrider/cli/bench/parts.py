@@ -1,4 +1,4 @@
-"""What single parts cost: sampling, copying, and what rounding does to a model."""
+"""What single parts cost: sampling, copying, and what quantizing does to a model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def copying(context: int, table: Path | None, as_json: bool) -> None:
 def precision(
     target: str | None, reference: str, dtype: tuple[str, ...], text: Path | None, max_tokens: int, as_json: bool
 ) -> None:
-    """What rounding the weights does to the model: perplexity, greedy agreement, divergence."""
+    """What quantizing the weights does to the model: perplexity, greedy agreement, divergence."""
     from outrider.bench.machine import machine
     from outrider.bench.precision import compare_laws, default_text
     from outrider.models.base import refuse_encoder

@@ -131,7 +131,7 @@ def student(models: ModelChoice, given: dict[str, Any], body: str | None, **shap
     # The layers of a shallow student are the target's own weights, which must lie open.
     target, data, run = _prepared(models, given, body is not None, vocabulary=settings.vocabulary, check=check)
     tokens, report = train_student(target, data, settings, run, given["output"], bodies.pop() if bodies else None, _bar)
-    # What is foretold is for the target as it is used; the one that shallow students are made of has its weights unpacked.
+    # What is predicted is for the target as it is used; the one that shallow students are made of has its weights unpacked.
     used = models.load_target() if body is None and processes().is_main_process else target
     finish(used, models, data, given, report, Made(use, f"{settings.what(body)}, over {tokens} tokens", tokens))
 

@@ -54,7 +54,7 @@ def finish(target: TextModel, models: ModelChoice, data: Data, given: dict[str, 
         return
     from outrider.bench.machine import machine
     from outrider.costs import measured_costs
-    from outrider.train.card import LONGEST, foretold, write_card
+    from outrider.train.card import LONGEST, predicted_speedup, write_card
     from outrider.train.corpus import parse_source
 
     drafter = replace(models, draft=(made.use,)).load_draft(target)
@@ -62,7 +62,7 @@ def finish(target: TextModel, models: ModelChoice, data: Data, given: dict[str, 
     drafter.measure()
     costs, drafting = measured_costs(target), drafter.seconds
     longest = made.blocks or LONGEST
-    best = {name: foretold(result["alpha"], costs, drafting, longest) for name, result in report.held_out.items()}
+    best = {name: predicted_speedup(result["alpha"], costs, drafting, longest) for name, result in report.held_out.items()}
     step = drafting.of(longest) / longest if made.blocks else drafting.token
     card: dict[str, Any] = {
         "target": target.name, "what": made.what, "use": made.use, "start": None if made.start is None else str(made.start),
@@ -73,7 +73,7 @@ def finish(target: TextModel, models: ModelChoice, data: Data, given: dict[str, 
         "held_out": report.held_out, "blocks": made.blocks,
         "match_is_lower_bound": made.tokens is not None and made.tokens < target.vocab_size,
         "step_seconds": step, "c": step / costs.verify(1),
-        "foretold": {name: {"length": length, "speedup": speedup} for name, (length, speedup) in best.items()},
+        "predicted": {name: {"length": length, "speedup": speedup} for name, (length, speedup) in best.items()},
         "machine": machine()["processor"] or "this machine", "licence": given["licence"],
     }  # fmt: skip
     write_card(given["output"], card)
@@ -82,6 +82,6 @@ def finish(target: TextModel, models: ModelChoice, data: Data, given: dict[str, 
         return
     for name, result in report.held_out.items():
         alphas = ", ".join(f"{alpha:.3f}" for alpha in result["alpha"])
-        click.echo(f"{name}: alpha {alphas} by depth; foretold {best[name][1]:.2f} times as fast at length {best[name][0]}")
+        click.echo(f"{name}: alpha {alphas} by depth; predicted {best[name][1]:.2f} times as fast at length {best[name][0]}")
     ended = "" if report.finished else f" (stopped after {report.steps} of {given['steps']} steps: go on with --resume)"
     click.echo(f"{given['output']}{ended}: use it with --draft {made.use}")

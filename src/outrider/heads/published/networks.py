@@ -1,4 +1,4 @@
-"""The networks of published heads, in terms of `heads.layers`, so that they are rounded, recorded and captured like ours.
+"""The networks of published heads, in terms of `heads.layers`, so that they are quantized, recorded and captured like ours.
 
 Each computes what its project's code does for a chain of drafted tokens (their trees are another matter: docs/design.md).
 """

@@ -1,7 +1,7 @@
 """Attention whose result does not depend on how many queries a pass has: computed in float64, rounded to float32.
 
 Matrix kernels sum in other orders for other shapes. The difference of a last bit is nothing by itself, but where activations
-are rounded to 8 bits afterwards it becomes a step (`int8_linear`). In float64 it disappears in the final rounding. Heads
+are quantized to 8 bits afterwards it becomes a step (`int8_linear`). In float64 it disappears in the final rounding. Heads
 that share keys are multiplied together instead of repeating the keys, so it is as quick as torch's own in float32.
 """
 

@@ -1,4 +1,4 @@
-"""Attention of rounded models by our own kernel: the same bits in a pass of any width, without filling anything up."""
+"""Attention of quantized models by our own kernel: the same bits in a pass of any width, without filling anything up."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ OUTPUTS = 16  # of a block
 
 
 class Int8Kernel(OpaqueLinear):
-    """x → x · weightᵀ + bias, both rounded to 8 bits: a scale per output, and per row and 256 columns. [.., in] → [.., out],
-    in x's type.
+    """x → x · weightᵀ + bias, both quantized to 8 bits: a scale per output, and per row and 256 columns.
+    [.., in] → [.., out], in x's type.
 
     The weights are those of `Int8Linear` by torch's kernels, which have one scale for all columns of a row.
     """
 
-    rounding = "int8"
+    quantization = "int8"
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
         super().__init__(weight, None if bias is None else bias.float())
@@ -40,7 +40,7 @@ class Int8Kernel(OpaqueLinear):
         return out.to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.rounding} by {self._level}"
+        return f"{super().extra_repr()}, {self.quantization} by {self._level}"
 
 
 class GroupedKernel(OpaqueLinear):
@@ -64,7 +64,7 @@ class GroupedKernel(OpaqueLinear):
         return out.to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.rounding} by {self._level}"
+        return f"{super().extra_repr()}, {self.quantization} by {self._level}"
 
 
 class Int4Kernel(GroupedKernel):
@@ -74,7 +74,7 @@ class Int4Kernel(GroupedKernel):
     were within the range of float16; others would be lost.
     """
 
-    rounding = "int4"
+    quantization = "int4"
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
         packed, errors = kernels.ops.pack_int4(weight.detach().float().contiguous())
@@ -87,4 +87,4 @@ class KQuantKernel(GroupedKernel):
 
     def __init__(self, weight: Tensor, raw: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
         super().__init__(weight, kernels.ops.pack_k(raw), bias, kernels)
-        self.rounding = "int4" if raw.shape[2] == BLOCKS[Q4_K] else "int6"
+        self.quantization = "int4" if raw.shape[2] == BLOCKS[Q4_K] else "int6"

@@ -101,7 +101,7 @@ def layout_of(model: TransformersModel) -> Layout | None:
 
 def _is_known(model: TransformersModel) -> bool:
     """Whether nothing about it, but for the shapes of its weights, is other than these passes compute."""
-    if model.rounded or model.dtype not in DTYPES or not _is_transformers_own(model.module):
+    if model.quantized or model.dtype not in DTYPES or not _is_transformers_own(model.module):
         return False
     config = model.module.config
     angles = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

@@ -1,1 +1,1 @@
-"""The llama.cpp engine: GGUF files as they are, quantised weights kept quantised."""
+"""The llama.cpp engine: GGUF files as they are, quantized weights kept quantized."""

@@ -1,6 +1,6 @@
 """llama.cpp as a `LanguageModel`: a context for every sequence, roll-back by position, logits that are not copied.
 
-Weights stay quantised as the file has them. A pass of n tokens costs nearly n passes of one, so rows are scored one after
+Weights stay quantized as the file has them. A pass of n tokens costs nearly n passes of one, so rows are scored one after
 the other, at little loss; but not evenly, so they are padded to the widths that measure well (`costs`).
 """
 

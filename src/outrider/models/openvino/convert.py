@@ -1,4 +1,4 @@
-"""From a transformers folder to a quantised OpenVINO folder, once; kept in the cache."""
+"""From a transformers folder to a quantized OpenVINO folder, once; kept in the cache."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def converted(module_of: Callable[[], tuple[Any, Any]], source: str, name: str, 
         if weights != "float32":
             steps = quantize(graph, 8 if weights == "int8" else 4, group)
             total = next(steps)
-            for _ in track(steps, f"Rounding weights to {weights}", total=total, console=console, transient=True):
+            for _ in track(steps, f"Quantizing weights to {weights}", total=total, console=console, transient=True):
                 pass
         try:
             openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)

@@ -1,4 +1,4 @@
-"""The OpenVINO engine: quantised weights on a CPU, several tokens scored for little more than one.
+"""The OpenVINO engine: quantized weights on a CPU, several tokens scored for little more than one.
 
 A sequence is a list of blocks of the paged cache. Roll-back is a smaller length; sequences of any lengths share a call; the
 logits of prompts are not computed. The cache keeps its numbers as they are computed, never in 8 bits: OpenVINO scales
@@ -113,9 +113,9 @@ class OpenVinoModel:
         }
 
     def _properties(self) -> dict[str, Any]:
-        """Float32 wherever nothing was rounded: there, the bits of a token's logits do not depend on the others in a pass.
+        """Float32 wherever nothing was quantized: there, the bits of a token's logits do not depend on the others in a pass.
 
-        Activations are rounded to 8 bits within groups of one token, as the integer kernels need.
+        Activations are quantized to 8 bits within groups of one token, as the integer kernels need.
         """
         return {
             "PERFORMANCE_HINT": "LATENCY",
@@ -304,11 +304,11 @@ class OpenVinoModel:
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """Of what is beside a model with rounded weights: what the processor is quick in."""
+        """Of what is beside a model with quantized weights: what the processor is quick in."""
         return torch.float32 if self._about.weights == "float32" else native_dtype(self.device)
 
     @property
-    def rounded(self) -> bool:
+    def quantized(self) -> bool:
         """See `HandsOutStates`."""
         return self._about.weights != "float32"
 

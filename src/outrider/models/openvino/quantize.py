@@ -1,6 +1,6 @@
 """Weights in 8 or 4 bits: rounded to the nearest, a scale and a zero per row (8) or per group of columns in a row (4).
 
-Only matrices that multiply activations and the embedding table are rounded; OpenVINO multiplies them as they are. The head
+Only matrices that multiply activations and the embedding table are quantized; OpenVINO multiplies them as they are. The head
 and the embeddings keep 8 bits in both, since every token passes through them. For 4 bits the scale of each group is the one
 of a few candidates with the least squared error: the extremes of a group need not be exact.
 """
@@ -18,13 +18,13 @@ Weights = NDArray[np.float32]
 SMALLEST = 1 << 16  # matrices of fewer elements stay as they are
 GROUPS = (128, 32)
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
-_CHUNK = 1 << 24  # elements rounded at once, so that memory stays bounded
+_CHUNK = 1 << 24  # elements quantized at once, so that memory stays bounded
 
 
 def group_size(graph: Any) -> int:
     """The largest size that divides the columns of all matrices, the smallest if none does.
 
-    One for all, because activations are rounded in groups of one size, which must not exceed that of the weights.
+    One for all, because activations are quantized in groups of one size, which must not exceed that of the weights.
     """
     columns = []
     for constant, readers, head in _matrices(graph):
@@ -88,12 +88,12 @@ def _eight_bits(weights: Weights) -> Any:
     high = np.maximum(weights.max(1, keepdims=True), 0.0)
     scale = np.maximum((high - low) / 255.0, 1e-12).astype(np.float32)
     zero = np.clip(np.rint(-low / scale), 0, 255)
-    rounded = np.empty(weights.shape, np.uint8)
+    quantized = np.empty(weights.shape, np.uint8)
     step = max(1, _CHUNK // weights.shape[1])
     for at in range(0, len(weights), step):
         part = slice(at, at + step)
-        rounded[part] = np.clip(np.rint(weights[part] / scale[part]) + zero[part], 0, 255)
-    plain = ops.subtract(_as_float(ops.constant(rounded)), _as_float(ops.constant(zero.astype(np.uint8))))
+        quantized[part] = np.clip(np.rint(weights[part] / scale[part]) + zero[part], 0, 255)
+    plain = ops.subtract(_as_float(ops.constant(quantized)), _as_float(ops.constant(zero.astype(np.uint8))))
     return ops.multiply(plain, ops.constant(scale))
 
 
@@ -105,14 +105,14 @@ def _four_bits(weights: Weights, size: int) -> Any:
     if columns % size:
         return _eight_bits(weights)
     groups = columns // size
-    rounded = np.empty((rows, columns), np.uint8)
+    quantized = np.empty((rows, columns), np.uint8)
     scale, zero = np.empty((rows, groups, 1), np.float32), np.empty((rows, groups, 1), np.uint8)
     step = max(1, _CHUNK // columns)
     for at in range(0, rows, step):
         part = slice(at, at + step)
-        values, scale[part], zero[part] = _round_groups(weights[part].reshape(-1, groups, size))
-        rounded[part] = values.reshape(-1, columns)
-    values4 = _packed(rounded, [rows, groups, size])
+        values, scale[part], zero[part] = _quantize_groups(weights[part].reshape(-1, groups, size))
+        quantized[part] = values.reshape(-1, columns)
+    values4 = _packed(quantized, [rows, groups, size])
     zeros4 = _packed(zero, [rows, groups, 1])
     plain = ops.subtract(_as_float(values4), _as_float(zeros4))
     scaled = ops.multiply(plain, ops.constant(scale))
@@ -131,7 +131,7 @@ def _packed(values: NDArray[np.uint8], shape: list[int]) -> Any:
     return ops.constant(ov.Tensor(packed, shape, ov.Type.u4), shared_memory=False)
 
 
-def _round_groups(groups: Weights) -> tuple[NDArray[np.uint8], Weights, NDArray[np.uint8]]:
+def _quantize_groups(groups: Weights) -> tuple[NDArray[np.uint8], Weights, NDArray[np.uint8]]:
     """Groups [R, G, size] → integers in 0 … 15, scale and zero [R, G, 1], of the candidate with the least squared error."""
     low = np.minimum(groups.min(-1, keepdims=True), 0.0)
     high = np.maximum(groups.max(-1, keepdims=True), 0.0)

@@ -18,7 +18,7 @@ Weights = Literal["int8", "int4", "float32"]
 
 @dataclass(frozen=True)
 class About:
-    """weights: what they were rounded to. group: columns that share a scale, of weights in 4 bits and of activations.
+    """weights: what they were quantized to. group: columns that share a scale, of weights in 4 bits and of activations.
     width: of a state.
     """
 
@@ -74,7 +74,7 @@ class Saved:
             raise ModelError(f"{reason}: delete the folder, it is made again") from error
 
 
-_UNPACKING = {"Convert", "Multiply", "Subtract", "Reshape"}  # between a rounded constant and its reader
+_UNPACKING = {"Convert", "Multiply", "Subtract", "Reshape"}  # between a quantized constant and its reader
 
 
 def read_bytes(graph: Any) -> int:

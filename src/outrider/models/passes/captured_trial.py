@@ -127,7 +127,7 @@ def _scored(model: TransformersModel, passes: CapturedPasses | None, layers: Seq
             score([one], width, 11)
         for width in PAIR:
             score(rows, width, 7)
-        if not model.rounded and one.length + 4 <= most:
+        if not model.quantized and one.length + 4 <= most:
             tokens = torch.tensor([[1, 2], [3, 4]], device=model.device)
             found.append(model.score_beside(rows, tokens, [2, 2], tokens + 1, [[0, 1], [1, 1]]))
         held = [model._cache.states[layer].keys for layer in layers]

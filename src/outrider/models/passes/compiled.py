@@ -6,7 +6,7 @@ process reads it. A width is used only where it was measured to be quicker than 
 beside it: like cost tables, it must be the same in the next run for the same seed to give the same tokens.
 
 A compiled pass computes what the ordinary one computes, but rounds otherwise where operations are fused, as a pass of
-another width does. 8-bit models promise the same bits in any pass (`rounded`), so they are not compiled.
+another width does. 8-bit models promise the same bits in any pass (`quantized`), so they are not compiled.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_compilable(model: TransformersModel) -> None:
     """Raise `ParameterError` for models that are never compiled."""
     if model.has_encoder:
         raise ParameterError(f"compile is for decoder-only models, {model.name} is an encoder-decoder: leave --compile out")
-    if model.rounded:
+    if model.quantized:
         raise ParameterError(
             "compile can't be used with dtype int8, whose logits have the same bits in any pass: use --dtype bfloat16 or "
             "float32, or leave --compile out"

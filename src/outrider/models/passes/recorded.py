@@ -89,7 +89,7 @@ def _same_bits(
     trial = _Trial(twins[1], layers, recording.of_twin(twins[1]))
     ordinary = scored(twins[0], None, widths, 3 if several else 1, layers, before)
     recorded = scored(twins[1], trial, widths, 3 if several else 1, layers, before)
-    passes = len(widths) + int(not (has_encoder(model) or model.rounded))
+    passes = len(widths) + int(not (has_encoder(model) or model.quantized))
     return trial.asked == passes and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))
 
 
@@ -133,7 +133,7 @@ def scored(
             assert logits is not None
             found.append(logits)
             at += width
-        if not (has_encoder(model) or model.rounded):
+        if not (has_encoder(model) or model.quantized):
             for sequence in sequences:
                 sequence.truncate(sequence.length - widths[-1])
             again, others = tokens[:, at - widths[-1] : at], tokens[:, :3]

@@ -1,6 +1,6 @@
 """Linear layers with 8-bit weights and activations by torch's kernels, for CPUs where ours (`kernels`) can't be had.
 
-Weights are rounded once, with a scale per output. Activations are rounded in each call, with a scale per token: torch's
+Weights are quantized once, with a scale per output. Activations are quantized in each call, with a scale per token: torch's
 kernel has one scale for a whole pass, which would make a token's logits depend on the drafted tokens beside it. So every row
 is divided by its own scale first and the kernel's is 1. The products are summed as integers: a row's result is the same to
 the bit however many rows there are, and by either of two kernels: oneDNN's computes sixteen rows in the time of one where
@@ -27,8 +27,8 @@ from outrider.models.weights.packed_linear import OpaqueLinear
 
 ZERO = 128  # the kernel takes unsigned activations: the zero is in the middle
 UNIT = 1.0
-LARGEST = 127  # of a rounded activation
-WEIGHTS = (127, 64)  # the largest rounded weight: where sums of two products are exact, and where they are cut
+LARGEST = 127  # of a quantized activation
+WEIGHTS = (127, 64)  # the largest quantized weight: where sums of two products are exact, and where they are cut
 TILES_FROM = 1 << 23  # weights of a layer: a lone row takes 28 µs longer, several take less (EXPERIMENTS.md)
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 
@@ -42,35 +42,35 @@ class RowScale:
     def __init__(self) -> None:
         self._input: Tensor | None = None
         self._divided: tuple[Tensor, Tensor] | None = None
-        self._rounded: Tensor | None = None
+        self._quantized: Tensor | None = None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """X [.., in] → x / scale, scale [.., 1]; float32."""
         if self._input is not x or self._divided is None:
             wide = x.float()
             scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-30).div_(LARGEST)
-            self._input, self._divided, self._rounded = x, (wide / scale, scale), None
+            self._input, self._divided, self._quantized = x, (wide / scale, scale), None
         return self._divided
 
-    def rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def quantized(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """X [.., in] → x / scale + ZERO as uint8, scale [.., 1] in float32.
 
         As the other kernel rounds: after the zero was added, which costs a number's last bits.
         """
         divided, scale = self(x)
-        if self._rounded is None:
-            self._rounded = (divided + ZERO).round_().to(torch.uint8)
-        return self._rounded, scale
+        if self._quantized is None:
+            self._quantized = (divided + ZERO).round_().to(torch.uint8)
+        return self._quantized, scale
 
 
 class Int8Linear(OpaqueLinear):
-    """x → x · weightᵀ + bias, both rounded to 8 bits. [.., in] → [.., out], in x's type.
+    """x → x · weightᵀ + bias, both quantized to 8 bits. [.., in] → [.., out], in x's type.
 
-    tiles: whether by oneDNN's kernel, None: where it is quicker. largest: of its rounded weights, None: what this processor
-    multiplies exactly.
+    tiles: whether by oneDNN's kernel, None: where it is quicker. largest: of its quantized weights, None: what this
+    processor multiplies exactly.
     """
 
-    rounding = "int8"
+    quantization = "int8"
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, rows: RowScale, tiles: bool | None = None, largest: int | None = None
@@ -80,19 +80,19 @@ class Int8Linear(OpaqueLinear):
         scales = weight.detach().abs().amax(1).double().clamp_min(1e-30) / (largest or largest_weight() or WEIGHTS[0])
         zeros = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces another home for quantised tensors; the kernels stay
-            rounded = torch.quantize_per_channel(weight.detach().float(), scales, zeros.long(), 0, torch.qint8)
+            warnings.simplefilter("ignore")  # torch announces another home for quantized tensors; the kernels stay
+            quantized = torch.quantize_per_channel(weight.detach().float(), scales, zeros.long(), 0, torch.qint8)
             if self.tiles:
-                self._packed = torch.ops.onednn.qlinear_prepack(rounded.int_repr(), None)
+                self._packed = torch.ops.onednn.qlinear_prepack(quantized.int_repr(), None)
             else:
-                self._packed = torch.ops.quantized.linear_prepack(rounded, None)
+                self._packed = torch.ops.quantized.linear_prepack(quantized, None)
         self.register_buffer("scales", scales.float() if self.tiles else None, persistent=False)
         self.register_buffer("zeros", zeros if self.tiles else None, persistent=False)
         self._rows = rows
         self.bytes_per_weight = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        given, scale = self._rows.rounded(x) if self.tiles else self._rows(x)
+        given, scale = self._rows.quantized(x) if self.tiles else self._rows(x)
         out = self._product(given)
         out = out.mul_(scale) if self.bias is None else torch.addcmul(self.bias, out, scale)
         return out.to(x.dtype)
@@ -113,7 +113,7 @@ def product_arguments(x: Any, weight: Any) -> tuple[Any, ...]:
 
 
 def tiles_arguments(x: Any, weight: Any, scales: Any, zeros: Any) -> tuple[Any, ...]:
-    """The same for oneDNN's. X: rounded, as uint8."""
+    """The same for oneDNN's. X: quantized, as uint8."""
     return x, UNIT, ZERO, weight, scales, zeros, None, UNIT, 0, torch.float32, "none", [], ""
 
 

@@ -1,8 +1,8 @@
 """The weights of a GGUF file as it has them: in Q4_K and Q6_K, the formats that most files are in.
 
-transformers reads such a file into floating point. Rounded again by another grid the weights would be others, and need more
-bytes; so their rows are looked up in the file by what they hold, wherever a model has put them (side by side with others, in
-another order, cut), and go into the kernels as they were.
+transformers reads such a file into floating point. Quantized again by another grid the weights would be others, and need
+more bytes; so their rows are looked up in the file by what they hold, wherever a model has put them (side by side with
+others, in another order, cut), and go into the kernels as they were.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rounded models as they lie in memory, kept in the cache folder: the next start maps a file where the first one read,
-rounded and laid out several times as much.
+"""Quantized models as they lie in memory, kept in the cache folder: the next start maps a file where the first one read,
+quantized and laid out several times as much.
 
 What is kept is the module, pickled by torch beside its tensors, so that it is the same whatever architecture it is of. It is
 read only if nothing that it was made of has changed: the model's files, libraries, kernels, and the code of this package.
@@ -33,14 +33,14 @@ from outrider.models.passes.model_code import own_files
 from outrider.models.passes.tracing import versions
 from outrider.models.weights.packed_linear import OpaqueLinear
 
-FOLDER, FILE = "rounded", "module.pt"
-LEAST = 32 * 10**6  # bytes of a model that is worth a file: smaller ones are rounded in no time
+FOLDER, FILE = "quantized", "module.pt"
+LEAST = 32 * 10**6  # bytes of a model that is worth a file: smaller ones are quantized in no time
 ROOM = 2 * 10**9  # bytes that stay free on the disk, at least
 _log = logging.getLogger(__name__)
 
 
 class KeptModel:
-    """Where one rounded model is kept. Whatever goes wrong, nothing is, and the model is made as before.
+    """Where one quantized model is kept. Whatever goes wrong, nothing is, and the model is made as before.
 
     name: of the model, for whoever looks into the folder. source: what tells it from others. made: what it is made of, as it
     is now; what was kept of the same source before is taken away.
@@ -69,13 +69,13 @@ class KeptModel:
             register_steady_attention()
             _introduce(module)
         except Exception as error:  # damaged, or of other code than it says: anything is raised
-            _log.debug("%s is rounded again: %s", self._name, in_one_line(error, 200))
+            _log.debug("%s is quantized again: %s", self._name, in_one_line(error, 200))
             self._take_away("")
             return None
         return module
 
     def keep(self, module: Any) -> None:
-        """Write a module that has just been rounded."""
+        """Write a module that has just been quantized."""
         if not self._possible or not _is_ours(module):
             return
         try:

@@ -26,7 +26,7 @@ class OpaqueLinear(nn.Module):
 
     _packed: Any
     bytes_per_weight: float
-    rounding: str | None = None  # "int8", "int6", "int4": of weights that were rounded
+    quantization: str | None = None  # "int8", "int6", "int4": of weights that were quantized
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

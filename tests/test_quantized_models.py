@@ -16,12 +16,12 @@ from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.int8_linear import Int8Linear, largest_weight
-from outrider.models.weights.rounded import Int8Embedding, can_round, round_to_int4, round_to_int8
+from outrider.models.weights.quantized import Int8Embedding, can_quantize, quantize_to_int4, quantize_to_int8
 from tests.tiny_models import module
 
 WAYS = [
-    pytest.param("int8", marks=pytest.mark.skipif(not can_round(), reason="there are no 8-bit kernels")),
-    pytest.param("int4", marks=pytest.mark.skipif(not can_round(4), reason="there are no 4-bit kernels")),
+    pytest.param("int8", marks=pytest.mark.skipif(not can_quantize(), reason="there are no 8-bit kernels")),
+    pytest.param("int4", marks=pytest.mark.skipif(not can_quantize(4), reason="there are no 4-bit kernels")),
 ]
 WITH_TORCHS = [
     *WAYS,
@@ -32,7 +32,7 @@ WITH_TORCHS = [
 @pytest.fixture
 def _kernels(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "torch's int8":
-        monkeypatch.setattr("outrider.models.weights.rounded.kernels", lambda: None)
+        monkeypatch.setattr("outrider.models.weights.quantized.kernels", lambda: None)
 
 
 def test_the_embedding_table_is_near() -> None:
@@ -48,11 +48,11 @@ def test_the_embedding_table_is_near() -> None:
 @pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma2", "Gemma3", "Olmo", "OPT", "Qwen3"])
 def test_models_stay_near_and_logits_have_the_same_bits_in_any_pass(architecture: str, way: str) -> None:
     plain = module(architecture, dtype=torch.float32)
-    rounded = copy.deepcopy(plain)
-    assert (round_to_int4 if way == "int4" else round_to_int8)(rounded) > 6
-    kinds = {type(layer) for layer in rounded.modules()} & {Int8Linear, Int8Kernel, Int4Kernel}
+    quantized = copy.deepcopy(plain)
+    assert (quantize_to_int4 if way == "int4" else quantize_to_int8)(quantized) > 6
+    kinds = {type(layer) for layer in quantized.modules()} & {Int8Linear, Int8Kernel, Int4Kernel}
     assert kinds == {"int8": {Int8Kernel}, "int4": {Int4Kernel, Int8Kernel}, "torch's int8": {Int8Linear}}[way]
-    model = TransformersModel(rounded)
+    model = TransformersModel(quantized)
     assert model.dtype_name == ("int4" if way == "int4" else "int8")
     tokens = [(7 * i + 3) % 60 for i in range(48)]
     with torch.inference_mode():
@@ -78,7 +78,7 @@ def test_keys_and_values_are_kept_in_float16_where_they_fit(size: float, kept: t
     made = module("Qwen2", dtype=torch.float32)
     for layer in made.model.layers:
         layer.self_attn.k_proj.bias.data[3] = 3.0 * size
-    round_to_int8(made)
+    quantize_to_int8(made)
     model = TransformersModel(made)
     model.record()
     assert model.recorded is not None
@@ -105,16 +105,16 @@ def test_greedy_output_is_the_same_with_and_without_a_draft(target_folder: Path,
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rounded_weights_need_a_cpu(target_folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_weights_need_a_cpu(target_folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.models.loading.parse_device", torch.device)  # there may be no such device here
     with pytest.raises(ParameterError, match=f"{way} needs a CPU, got device cuda"):
         load_transformers(target_folder, dtype=way, device="cuda")
 
 
-@pytest.mark.skipif(not can_round(4), reason="there are no 4-bit kernels")
+@pytest.mark.skipif(not can_quantize(4), reason="there are no 4-bit kernels")
 @pytest.mark.parametrize("before", ["float", "in groups of 4 bits", "one matrix in more"])
 def test_what_was_in_more_bits_than_the_rest_keeps_8(before: str) -> None:
-    """As the makers of GGUF files mix them; weights that were never rounded are all rounded to 4."""
+    """As the makers of GGUF files mix them; weights that were never quantized are all quantized to 4."""
     model = module("Llama", dtype=torch.float32)
     down = [layer for name, layer in model.named_modules() if name.endswith("down_proj")]
     generator = torch.Generator().manual_seed(0)
@@ -126,7 +126,7 @@ def test_what_was_in_more_bits_than_the_rest_keeps_8(before: str) -> None:
             steps = torch.randint(0, 16, (rows, columns), generator=generator).float()
             scales = torch.rand(rows, -(-columns // 32), generator=generator).repeat_interleave(32, 1)[:, :columns] * 0.02
             layer.weight.copy_((steps * scales - 7 * scales).bfloat16())
-    round_to_int4(model)
+    quantize_to_int4(model)
     kinds = {name: type(layer) for name, layer in model.named_modules() if isinstance(layer, Int4Kernel | Int8Kernel)}
     in_8 = [name for name, kind in kinds.items() if kind is Int8Kernel]
     assert in_8 == ["lm_head"] if before != "one matrix in more" else in_8 == ["model.layers.1.mlp.down_proj", "lm_head"]
@@ -136,6 +136,6 @@ def test_what_was_in_more_bits_than_the_rest_keeps_8(before: str) -> None:
 def test_without_kernels_there_is_another_engine_and_a_line_that_names_it(
     target_folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.models.loading.can_round", lambda bits=8: False)
+    monkeypatch.setattr("outrider.models.loading.can_quantize", lambda bits=8: False)
     with pytest.raises(ModelError, match=rf"{way} can't be used by the transformers engine here: .*g\+\+.*openvino"):
         outrider.load(target_folder, dtype=way, engine="transformers")

@@ -30,7 +30,7 @@ class _Followed:
     place: int = 0
 
 
-class Foretold:
+class Previews:
     """The proposals of one row that are being compared with its text."""
 
     def __init__(self) -> None:

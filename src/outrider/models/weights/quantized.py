@@ -49,42 +49,42 @@ class Int8Embedding(nn.Module):
         return found.to(self._dtype)
 
 
-def can_round(bits: int = 8) -> bool:
+def can_quantize(bits: int = 8) -> bool:
     """Whether this machine has kernels for weights of 8 or 4 bits. Takes seconds the first time."""
     return kernels() is not None or (bits == 8 and largest_weight() is not None)
 
 
-def rounded_by() -> str:
-    """Which kernels rounded models run on here: what passes cost depends on it."""
+def quantized_by() -> str:
+    """Which kernels quantized models run on here: what passes cost depends on it."""
     ours = kernels()
     return "torch's kernels" if ours is None else f"our kernels {ours.digest}"
 
 
-def rounding_of(layers: Iterable[nn.Module]) -> str | None:
+def quantization_of(layers: Iterable[nn.Module]) -> str | None:
     """What most of the weights of these layers were rounded to, "int8" or "int4"; None if none were."""
     counts: dict[str, int] = {}
     for layer in layers:
-        if isinstance(layer, OpaqueLinear) and layer.rounding is not None:
-            counts[layer.rounding] = counts.get(layer.rounding, 0) + layer.out_features * layer.in_features
+        if isinstance(layer, OpaqueLinear) and layer.quantization is not None:
+            counts[layer.quantization] = counts.get(layer.quantization, 0) + layer.out_features * layer.in_features
     return max(counts, key=lambda name: counts[name]) if counts else None
 
 
-def round_to_int8(module: nn.Module) -> int:
+def quantize_to_int8(module: nn.Module) -> int:
     """Replace the linear layers, the token table and the attention of a loaded model in place; → how many layers.
 
     Position tables stay as they are: they are small, and added to everything.
     """
-    return _round(module, _int8_maker())
+    return _quantize(module, _int8_maker())
 
 
-def round_to_int4(module: Any, file: KQuants | None = None) -> int:
+def quantize_to_int4(module: Any, file: KQuants | None = None) -> int:
     """The same in 4 bits; the token table and the head, which every token passes through, in 8.
 
     If most weights were in 4 bits before (a GGUF file's), those that were not are left in 8, too: whoever made the file
-    held them to be worth more. file: what has them as they were, so that they need not be rounded again.
+    held them to be worth more. file: what has them as they were, so that they need not be quantized again.
     """
     ours = kernels()
-    assert ours is not None, "where `can_round(4)` says no, there are none"
+    assert ours is not None, "where `can_quantize(4)` says no, there are none"
     head = getattr(module.get_output_embeddings(), "weight", None)
     wide = _int8_maker()
     finer = _mostly_in_4_bits(module, head, ours)
@@ -97,10 +97,10 @@ def round_to_int4(module: Any, file: KQuants | None = None) -> int:
         layer = None if eight else Int4Kernel(weight, bias, ours)
         return layer if layer is not None and layer.found else wide(weight, bias)
 
-    return _round(module, make)
+    return _quantize(module, make)
 
 
-def round_linears(module: nn.Module) -> int:
+def quantize_linears(module: nn.Module) -> int:
     """Replace the linear layers alone, in 8 bits, and what stands between them; → how many linear layers."""
     ours = kernels()
     if ours is not None:
@@ -109,7 +109,7 @@ def round_linears(module: nn.Module) -> int:
 
 
 def _int8_maker() -> Callable[[Tensor, Tensor | None], OpaqueLinear]:
-    """What makes an 8-bit layer of a weight and a bias. Those of one maker share the rounded activations where they can."""
+    """What makes an 8-bit layer of a weight and a bias. Those of one maker share quantized activations where they can."""
     ours, rows = kernels(), RowScale()
 
     def make(weight: Tensor, bias: Tensor | None) -> OpaqueLinear:
@@ -120,7 +120,7 @@ def _int8_maker() -> Callable[[Tensor, Tensor | None], OpaqueLinear]:
     return make
 
 
-def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
+def _quantize(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
     ours, first = kernels(), next(module.parameters())
     if ours is not None:
         replace_rows(module, ours)
@@ -136,7 +136,7 @@ def _round(module: Any, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -
                 count += 1
     _let_go_of_files(module)
     if next(module.parameters(), None) is None:  # norms without weights: a model's type and device are its parameters'
-        module.register_parameter("unrounded", nn.Parameter(first.new_empty(0), requires_grad=False))
+        module.register_parameter("unquantized", nn.Parameter(first.new_empty(0), requires_grad=False))
     return count
 
 

@@ -1,6 +1,6 @@
 // Linear layers with weights in 8, 6 or 4 bits and activations in 8, for x86 processors with AVX-512 VNNI or AVX2.
 //
-// A row's result has the same bits whatever rows are beside it and however many threads there are: activations are rounded by
+// A row's result has the same bits whatever rows are beside it and however many threads there are: activations are quantized by
 // scales of their row, products are summed as integers in blocks of up to 256 columns, and what is added in floating point is
 // added in the order of the columns, one output in one lane.
 //
@@ -108,10 +108,10 @@ const float* before(const Layer& layer, const float* x, int64_t rows) {
 
 // Products of B blocks from the n-th on.
 template <int B, class R, class F>
-void multiply_some(const Layer& layer, int64_t n, const Rounded& rounded, const float* added, float* out, const F& block) {
+void multiply_some(const Layer& layer, int64_t n, const Quantized& quantized, const float* added, float* out, const F& block) {
   const int64_t outputs = layer.outputs, bytes = layer.padded / layer.layout.columns * layer.layout.lines * LINE;
   const uint8_t* weight = layer.weight + n * bytes;
-  by_rows<R::most, R::known>(rounded.rows, [&](auto known, int64_t first, int64_t rows, int64_t part, int64_t parts) {
+  by_rows<R::most, R::known>(quantized.rows, [&](auto known, int64_t first, int64_t rows, int64_t part, int64_t parts) {
     const int64_t at = n * OUTPUTS, from = first * outputs + at;
     const Out here{out + from, layer.bias == nullptr ? nullptr : layer.bias + at, added == nullptr ? nullptr : added + from,
                    outputs, outputs - at};
@@ -122,23 +122,23 @@ void multiply_some(const Layer& layer, int64_t n, const Rounded& rounded, const 
 
 // R: `Rows`.
 template <class R, class F>
-void multiply_blocks(const Layer& layer, const R&, const Rounded& rounded, const float* added, float* out, const F& block) {
-  const bool pairs = R::pairs && rounded.rows > R::most;
+void multiply_blocks(const Layer& layer, const R&, const Quantized& quantized, const float* added, float* out, const F& block) {
+  const bool pairs = R::pairs && quantized.rows > R::most;
   share_blocks(blocks_of(layer.outputs), pairs ? 2 : 1, [&](int64_t n, int64_t end) {
     if constexpr (R::pairs) {
-      for (; pairs && n + 2 <= end; n += 2) multiply_some<2, R>(layer, n, rounded, added, out, block);
+      for (; pairs && n + 2 <= end; n += 2) multiply_some<2, R>(layer, n, quantized, added, out, block);
     }
-    for (; n < end; n++) multiply_some<1, R>(layer, n, rounded, added, out, block);
+    for (; n < end; n++) multiply_some<1, R>(layer, n, quantized, added, out, block);
   });
 }
 
 template <int BITS>
-void multiply_grouped(const Layer& layer, const Rounded& rounded, const float* added, float* out) {
+void multiply_grouped(const Layer& layer, const Quantized& quantized, const float* added, float* out) {
   const auto block = [&](auto known, auto blocks, const uint8_t* weight, int64_t bytes, int64_t, int64_t first, int64_t rows,
                          const Ahead& ahead, const Out& here) {
-    block_grouped<BITS, known(), blocks()>(weight, bytes, layer.layout.columns, rounded, first, rows, ahead, here);
+    block_grouped<BITS, known(), blocks()>(weight, bytes, layer.layout.columns, quantized, first, rows, ahead, here);
   };
-  multiply_blocks(layer, ROWS_GROUPED, rounded, added, out, block);
+  multiply_blocks(layer, ROWS_GROUPED, quantized, added, out, block);
 }
 
 // Several dimensions but the last are rows.
@@ -218,17 +218,17 @@ Layer OUTRIDER_NAMESPACE::layer_of(int64_t given, const std::optional<Tensor>& n
 
 void OUTRIDER_NAMESPACE::multiply(const Layer& layer, const float* x, int64_t rows, const float* added, float* out) {
   const Layout& layout = layer.layout;
-  const Rounded& rounded = round_rows(before(layer, x, rows), rows, layer.columns, layout);
+  const Quantized& quantized = quantize_rows(before(layer, x, rows), rows, layer.columns, layout);
   if (layout.bits == 8) {
     const auto block = [&](auto known, auto blocks, const uint8_t* weight, int64_t bytes, int64_t n, int64_t first, int64_t,
                            const Ahead& ahead, const Out& here) {
-      block_int8<known(), blocks()>(weight, bytes, layer.scales + n * OUTPUTS, rounded, first, ahead, here);
+      block_int8<known(), blocks()>(weight, bytes, layer.scales + n * OUTPUTS, quantized, first, ahead, here);
     };
-    multiply_blocks(layer, ROWS_INT8, rounded, added, out, block);
+    multiply_blocks(layer, ROWS_INT8, quantized, added, out, block);
   } else if (layout.bits == 6) {
-    multiply_grouped<6>(layer, rounded, added, out);
+    multiply_grouped<6>(layer, quantized, added, out);
   } else {
-    multiply_grouped<4>(layer, rounded, added, out);
+    multiply_grouped<4>(layer, quantized, added, out);
   }
 }
 

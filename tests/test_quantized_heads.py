@@ -13,7 +13,7 @@ from outrider.drafters import HeadDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.opening import open_head
 from outrider.models.transformers_model import TransformersModel
-from outrider.models.weights.rounded import can_round, rounding_of
+from outrider.models.weights.quantized import can_quantize, quantization_of
 from tests.test_end_to_end_law import ALARM, SAMPLES, V, p_value_of
 from tests.test_engine_decode import GREEDY, WARM, requests
 from tests.test_heads import KINDS, Shape, exact_joint, first_draft, sample, small_target, write_head
@@ -21,16 +21,16 @@ from tests.test_openvino import opened
 from tests.tiny_models import module
 from tests.toys import SETTINGS
 
-needs_kernels = pytest.mark.skipif(not can_round(), reason="this build of torch has no 8-bit kernels")
+needs_kernels = pytest.mark.skipif(not can_quantize(), reason="this build of torch has no 8-bit kernels")
 
 
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
-def test_rounded_heads_follow_the_targets_law(kind: Shape, tmp_path: Path) -> None:
+def test_quantized_heads_follow_the_targets_law(kind: Shape, tmp_path: Path) -> None:
     target, settings = small_target(), SETTINGS["temperature 1"]
     drafter = HeadDrafter(write_head(tmp_path, kind, V, [0, 2]), step_seconds=0.1, dtype="int8")
     written, rounds = sample(target, drafter, settings, FixedLength(3))
-    assert drafter.model.rounded
+    assert drafter.model.quantized
     assert p_value_of(written, exact_joint(target, settings)) > ALARM
     assert sum(record.drafted for record in rounds) > SAMPLES // 3
 
@@ -39,28 +39,28 @@ def test_rounded_heads_follow_the_targets_law(kind: Shape, tmp_path: Path) -> No
 def test_a_head_is_rounded_beside_any_target_but_those_for_checking(tmp_path: Path, cache: Path) -> None:
     path = write_head(tmp_path, "blockwise")
     exact = TransformersModel(module("Llama", 1, dtype=torch.float64))
-    assert not open_head(exact, path).rounded
-    assert open_head(exact, path, "int8").rounded
+    assert not open_head(exact, path).quantized
+    assert open_head(exact, path, "int8").quantized
     for dtype, share in ((torch.float32, 0.5), (torch.bfloat16, 0.8)):
         target = TransformersModel(module("Llama", 1, dtype=dtype))
-        assert open_head(target, path).rounded
-        assert not open_head(target, path, "float").rounded
+        assert open_head(target, path).quantized
+        assert not open_head(target, path, "float").quantized
         assert open_head(target, path).weight_bytes < share * open_head(target, path, "float").weight_bytes
-    assert rounding_of(open_head(opened("Llama", "int8")[0], path).network.modules()) == "int8"
+    assert quantization_of(open_head(opened("Llama", "int8")[0], path).network.modules()) == "int8"
 
 
 @needs_kernels
-def test_output_beside_a_rounded_target_is_that_of_plain_decoding(cache: Path, tmp_path: Path) -> None:
+def test_output_beside_a_quantized_target_is_that_of_plain_decoding(cache: Path, tmp_path: Path) -> None:
     target, _ = opened("Llama", "int8")
     drafter = HeadDrafter(write_head(tmp_path, "layered"), step_seconds=0.1)
     ours, rounds = decode(target, requests(), GREEDY, drafter, FixedLength(3))
-    assert drafter.model.rounded
+    assert drafter.model.quantized
     assert ours == decode(target, requests(), GREEDY)[0]
     assert max(one.drafted for row in rounds for one in row) == 3
 
 
 @needs_kernels
-def test_a_rounded_head_says_nearly_what_the_network_says(tmp_path: Path) -> None:
+def test_a_quantized_head_says_nearly_what_the_network_says(tmp_path: Path) -> None:
     path = write_head(tmp_path, "layered", intermediate_size=4096)
     target = TransformersModel(module("Llama", 1, dtype=torch.float32))
     tokens = [5, 6, 7, 8, 9]
@@ -71,7 +71,7 @@ def test_a_rounded_head_says_nearly_what_the_network_says(tmp_path: Path) -> Non
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_single_rows_when_sampling_too(kind: Shape, tmp_path: Path) -> None:
-    """To the bit: a last bit's difference in the attention would be a step in the rounded layers after it."""
+    """To the bit: a last bit's difference in the attention would be a step in the quantized layers after it."""
     target = TransformersModel(module("Llama", 1))
     path = write_head(tmp_path, kind, intermediate_size=512)
     drafter = HeadDrafter(path, 0.1, "int8")
@@ -86,8 +86,8 @@ def test_what_a_heads_dtype_may_be_is_said(tmp_path: Path) -> None:
 
 
 def test_without_kernels_a_head_is_not_rounded(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.heads.opening.can_round", lambda: False)
+    monkeypatch.setattr("outrider.heads.opening.can_quantize", lambda: False)
     path = write_head(tmp_path, "blockwise", V)
-    with pytest.raises(ModelError, match="can't be rounded to int8 on cpu"):
+    with pytest.raises(ModelError, match="can't be quantized to int8 on cpu"):
         open_head(small_target(), path, "int8")
-    assert not open_head(opened("Llama", "int8")[0], write_head(tmp_path / "own", "blockwise")).rounded
+    assert not open_head(opened("Llama", "int8")[0], write_head(tmp_path / "own", "blockwise")).quantized
