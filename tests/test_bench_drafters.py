@@ -76,5 +76,8 @@ def test_the_command_tells_noise_from_slowness(target_folder: Path, tmp_path: Pa
     assert "max_new_tokens: 8 there, 7 here" in str(other.exception)
     assert found["noise"]["pairs"] == 2 * len(TEXTS)
     assert {row[0] for row in found["all_texts"]} == {CONTROL, "prompt-lookup"}
+    two = ["--draft", "suffix", "--draft", "suffix:min_match=4", "--json", *options[2:]]  # of one name: both have rows
+    found_two = json.loads(CliRunner().invoke(cli, [*command[:4], *two]).stdout)
+    assert {cell["drafter"] for cell in found_two["cells"]} == {CONTROL, "suffix", "suffix:min_match=4"}
     for text, drafter, _ in found["slower"]:
         assert any(c["speedup"] < 1 for c in found["cells"] if (c["text"], c["drafter"]) == (text, drafter))

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.choices import make_drafter
 from outrider.cli.main import run
-from outrider.draft_specs import check_spec, loading_options, make_from_spec, make_named
+from outrider.draft_specs import check_spec, is_named, loading_options, make_from_spec, make_named
 from outrider.drafters import (
     ChoiceDrafter,
     EarlyExitDrafter,
@@ -153,6 +153,20 @@ def test_a_colon_in_an_existing_path_belongs_to_it(tmp_path: Path) -> None:
     assert LOADED[-1] == str(odd)
 
 
+def test_several_in_one_text_are_a_choice_too() -> None:
+    """For commands that take each --draft by itself."""
+    made = make_from_spec("prompt-lookup:max_ngram=3 + m", load, TARGET)
+    assert isinstance(made, ChoiceDrafter)
+    assert [type(part) for part in made.drafters] == [PromptLookupDrafter, ModelDrafter]
+    named = make_drafter("prompt-lookup + random", TARGET)
+    assert named is not None
+    assert named.name == "prompt-lookup + random"
+    assert is_named("random + suffix:min_match=3")
+    assert not is_named("random + m")
+    with pytest.raises(ParameterError, match="random has no option 'seed'"):
+        check_spec("prompt-lookup + random:seed=1")
+
+
 def test_several_make_a_choice() -> None:
     chosen = make_drafter(["prompt-lookup", table(2, 5), RandomDrafter()], TARGET)
     assert isinstance(chosen, ChoiceDrafter)
@@ -177,6 +191,7 @@ def test_several_make_a_choice() -> None:
         ("m:num_draft_tokens=3", "belongs to a draft with a draft of its own"),
         ("m:vocabulary=half", "vocabulary must be intersection or text"),
         ("m:vocabulary=text,draft=random", "vocabulary and draft exclude each other"),
+        ("m:vocabulary=text,top_k=3", "top_k belongs to a draft that samples"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(spec: str, message: str) -> None:

@@ -300,6 +300,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "draft that hears": (["generate", "x", "--target", "T5", "--draft", "WHISPER"], "read different sources"),
     "draft with an encoder": (["generate", "x", "--target", "LLAMA", "--draft", "T5"], "encoder-decoder"),
     "bench precision": (["bench", "precision", "--target", "T5"], "bench precision is for decoder-only models"),
+    "a head": (["train", "head", "--target", "T5", "--data", "TEXT", "-o", "NONE"], "drafts are trained for decoder-only"),
+    "a student": (["train", "student", "--target", "T5", "--data", "TEXT", "-o", "NONE"], "trained for decoder-only models"),
     "chat": (["generate", "x", "--chat", "--target", "T5"], "no chat template"),
 }
 

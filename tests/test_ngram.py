@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.progress import Progress
 
 import outrider.ngram.training as training
 from outrider.cli.main import run as run_cli
+from outrider.cli.train_ngram import _pieces
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
-from outrider.drafters import NgramDrafter
+from outrider.drafters import NgramDrafter, SpeculativeDrafter
 from outrider.errors import ModelError, ParameterError, VocabularyMismatchError
 from outrider.models.table import TableModel
 from outrider.ngram import NgramTable, train
@@ -113,6 +116,16 @@ def test_ngram_drafts_follow_the_targets_law(name: str, tmp_path: Path) -> None:
     assert sum(record.drafted for record in rounds) > 1000
 
 
+@pytest.mark.parametrize("name", ["greedy", "temperature 1"])
+def test_a_model_that_a_table_drafts_for_follows_the_targets_law(name: str, tmp_path: Path) -> None:
+    """Model ← n-gram: the table's rounds inside, the model's outside."""
+    inner = NgramDrafter(trained(tmp_path / "t", corpus(size=V), size=V, order=3, min_count=1))
+    drafter = SpeculativeDrafter(table(2, V), inner, FixedLength(2), step_seconds=0.2)
+    tokens, rounds = run(table(1, V), drafter, SETTINGS[name], FixedLength(3), samples=2000)
+    assert p_value(tokens, table(1, V), SETTINGS[name]) > ALARM
+    assert sum(record.drafted for record in rounds) > 1000
+
+
 def test_a_table_of_the_targets_own_text_is_accepted_as_sum_min_says(tmp_path: Path) -> None:
     """A bigram drafts for a bigram model: alpha is measured against sum min of the two laws, and high."""
     target = TableModel(table(3, V)._probs[0])
@@ -132,6 +145,7 @@ def test_a_table_of_the_targets_own_text_is_accepted_as_sum_min_says(tmp_path: P
 def test_an_order_that_the_table_does_not_hold_is_refused(tmp_path: Path) -> None:
     found = trained(tmp_path / "t", corpus(), order=3)
     assert [NgramDrafter(found, order).name for order in (None, 1, 3)] == ["3-gram", "1-gram", "3-gram"]
+    assert NgramDrafter(tmp_path / "t").name == "3-gram (t)"  # so that several can be offered at each point
     for order in (0, 4):
         with pytest.raises(ParameterError, match=f"order must be a whole number in 1 … 3, got {order}"):
             NgramDrafter(found, order)
@@ -184,6 +198,24 @@ def test_the_command_trains_what_generate_uses(
     assert "must be text" in capsys.readouterr().err
     assert run_cli(["train-ngram", str(tmp_path / "missing"), "-o", str(output)]) != 0
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["one line of words " * 9, "word" * 40, "short\n" * 30, "a b\nc" + "d" * 50 + " e\n"])
+def test_a_file_of_any_kind_of_lines_is_read_in_small_pieces(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is one long line was read and tokenised whole."""
+    monkeypatch.setattr("outrider.cli.train_ngram.PIECE", 16)
+    monkeypatch.setattr("outrider.cli.train_ngram.LONGEST_WORD", 32)
+    (tmp_path / "text").write_text(text)
+    progress = Progress()
+    task = progress.add_task("reading", total=len(text))
+    pieces = list(_pieces(tmp_path / "text", progress, task))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 48
+    assert progress.tasks[0].completed == len(text)
+    longest = max(map(len, text.split()))  # one that is longer than any word is cut where it is
+    assert longest > 32 or all(before.endswith("\n") or after[0] == " " for before, after in pairwise(pieces))
 
 
 def test_one_context_hashes_as_all_of_them_do() -> None:

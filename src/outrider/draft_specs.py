@@ -7,9 +7,10 @@
     MODEL[:temperature=T,top_k=K,top_p=P,min_p=M,vocabulary=intersection|text,dtype=D,engine=E,num_tokens=N,num_draft_tokens=N,draft=SPEC]
 
 `draft=` makes the model's own drafting speculative (Leviathan 5) and takes the rest of the text, so that it nests to any
-depth. A model with another tokenizer than the target's drafts text (`drafters.other_tokenizer`). A model's sampling options
-are the draft's own; by default it samples as the target does. A head's path may be a published one's, or its name on the hub
-(`heads.published`). dtype, engine and num_tokens are those of `outrider.load`.
+depth. "A + B" is a choice among several, at each point. A model with another tokenizer than the target's drafts text
+(`drafters.other_tokenizer`). A model's sampling options are the draft's own; by default it samples as the target does. A
+head's path may be a published one's, or its name on the hub (`heads.published`). dtype, engine and num_tokens are those of
+`outrider.load`.
 auto is prompt-lookup, and beside it the draft head that comes with the package for the target, if there is one. python is a
 drafter of the user's: the module is looked for in the working folder, too, and what it has by that name is called.
 """
@@ -123,9 +124,14 @@ def loading_options(own: dict[str, Any], dtype: str, engine: str) -> dict[str, A
     return {"dtype": dtype, "engine": "auto" if "dtype" in own else engine, **own}
 
 
+def split_choice(spec: str) -> list[str]:
+    """The drafters that one text names: "A + B" is a choice among them at each point."""
+    return [spec] if Path(spec).expanduser().exists() else [part.strip() for part in spec.split(" + ")]
+
+
 def is_named(spec: str) -> bool:
     """Whether this means a drafter that needs no model to be loaded."""
-    return spec == AUTO or spec.partition(":")[0] in NAMED
+    return all(part == AUTO or part.partition(":")[0] in NAMED for part in split_choice(spec))
 
 
 def meant_by(spec: str) -> str | None:
@@ -136,7 +142,10 @@ def meant_by(spec: str) -> str | None:
 
 def check_spec(spec: str) -> None:
     """Raise `ParameterError` for a name or an option that there is not, before anything is loaded."""
-    if is_named(spec):
+    if len(parts := split_choice(spec)) > 1:
+        for part in parts:
+            check_spec(part)
+    elif is_named(spec):
         name, _, text = spec.partition(":")
         _parse(name, text, {} if name == AUTO else NAMED[name].options)
     elif (inner := _of_model(spec)[1].get("draft")) is not None:
@@ -145,6 +154,8 @@ def check_spec(spec: str) -> None:
 
 def make_named(spec: str, target: LanguageModel) -> Drafter:
     """The drafter for `target` that such a name and its options mean."""
+    if len(parts := split_choice(spec)) > 1:
+        return ChoiceDrafter([make_named(part, target) for part in parts])
     if spec == AUTO:
         return ChoiceDrafter([PromptLookupDrafter(), HeadDrafter()]) if comes_with_head(target) else PromptLookupDrafter()
     name, _, text = spec.partition(":")
@@ -153,7 +164,9 @@ def make_named(spec: str, target: LanguageModel) -> Drafter:
 
 
 def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter:
-    """The drafter for `target` that a name, or a model and its options, mean."""
+    """The drafter for `target` that a name, or a model and its options, mean; several with " + " between are a choice."""
+    if len(parts := split_choice(spec)) > 1:
+        return ChoiceDrafter([make_from_spec(part, load, target) for part in parts])
     if is_named(spec):
         return make_named(spec, target)
     name, options = _of_model(spec)
@@ -207,8 +220,15 @@ def make_model_drafter(
         return SpeculativeDrafter(model, make_inner(inner, model), policy, sampling)
     if length is not None:
         raise ParameterError("num_draft_tokens belongs to a draft with a draft of its own: give it without the colon")
+    if foreign and vocabulary != "intersection":
+        if law:
+            raise ParameterError(
+                f"{next(iter(law))} belongs to a draft that samples, and one with another tokenizer drafts text greedily: "
+                "leave it out, or give vocabulary=intersection, too"
+            )
+        return TextDrafter(model)
     if foreign:
-        return IntersectionDrafter(model, sampling) if vocabulary == "intersection" else TextDrafter(model, sampling)
+        return IntersectionDrafter(model, sampling)
     return ModelDrafter(model, sampling)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PIECE = 1 << 18  # characters tokenised at once
+LONGEST_WORD = 4 * PIECE
 
 
 @click.command("train-ngram")
@@ -94,9 +95,24 @@ def _files(corpus: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _pieces(path: Path, progress: Progress, task: TaskID) -> Iterator[str]:
-    """A file's text in pieces that end with a line; what is not UTF-8 is replaced."""
+    """A file's text in pieces that end with a line, where lines are so short; what is not UTF-8 is replaced."""
+    rest = ""
     with path.open(encoding="utf-8", errors="replace") as file:
-        while lines := file.readlines(PIECE):
-            text = "".join(lines)
-            yield text
-            progress.advance(task, len(text.encode()))
+        while read := file.read(PIECE):
+            text = rest + read
+            end = _end_of_piece(text)
+            rest = text[end:]
+            if end:
+                yield text[:end]
+                progress.advance(task, len(text[:end].encode()))
+    if rest:
+        yield rest
+        progress.advance(task, len(rest.encode()))
+
+
+def _end_of_piece(text: str) -> int:
+    """Where a text that goes on can be cut: after its last line, else before its last space, which belongs to the next word.
+
+    0 for one that has neither and may have some soon; a word of several pieces is cut where it is.
+    """
+    return text.rfind("\n") + 1 or max(0, text.rfind(" ")) or (len(text) if len(text) >= LONGEST_WORD else 0)

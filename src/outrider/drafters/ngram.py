@@ -42,6 +42,8 @@ class NgramDrafter(Drafter):
             self.table = copy.copy(self.table)
             self.table.levels = self.table.levels[: order - 1]
         self.name = f"{self.table.order}-gram"
+        if not isinstance(table, NgramTable):
+            self.name += f" ({Path(table).stem})"  # several may be offered beside each other
         self._last_quick = True  # for reports
 
     def bind(self, target: LanguageModel) -> None:

@@ -58,11 +58,10 @@ class _ForeignDrafter(Drafter):
 
     suffix = ""
 
-    def __init__(self, model: Any, sampling: SamplingSettings | None = None, step_seconds: float | None = None) -> None:
+    def __init__(self, model: Any, step_seconds: float | None = None) -> None:
         self.model: LanguageModel = model
         self.name = f"{model.name}{self.suffix}"
         self._tokenizer: Any = model.tokenizer
-        self._sampling = sampling
         self._costs = Costs({1: step_seconds}) if step_seconds is not None else None
         self._target: Any = None
 
@@ -167,7 +166,11 @@ class _ForeignDrafter(Drafter):
 
 
 class IntersectionDrafter(_ForeignDrafter):
-    """Drafts with the tokens that both vocabularies have."""
+    """Drafts with the tokens that both vocabularies have. sampling: the draft's own, None: the target's."""
+
+    def __init__(self, model: Any, sampling: SamplingSettings | None = None, step_seconds: float | None = None) -> None:
+        super().__init__(model, step_seconds)
+        self._sampling = sampling
 
     def _prepare(self, target: Any) -> None:
         ours, theirs = token_bytes(target.tokenizer), token_bytes(self._tokenizer)

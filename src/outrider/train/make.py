@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from outrider.checks import check_count
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
 from outrider.heads.opening import check_fits
-from outrider.models.base import end_tokens, refuse_draft_only
+from outrider.models.base import end_tokens, has_encoder, refuse_draft_only
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.checkpoints import CHECKPOINTS
@@ -70,11 +70,21 @@ class Data:
     about: dict[str, object]
 
 
+def check_target(target: TransformersModel) -> None:
+    """Raise if no draft can be trained for it, before it has read anything."""
+    refuse_draft_only(target)
+    if has_encoder(target):
+        raise ModelError(
+            f"{target.name} is an encoder-decoder, and drafts are trained for decoder-only models: draft for it with a "
+            "smaller encoder-decoder of its family, copies or n-grams (docs/encoder-decoder.md)"
+        )
+
+
 def prepare(target: TransformersModel, settings: DataSettings, bar: Bar) -> Data:
     """The target's states of all windows; what is there already is not computed again."""
     if target.max_length is not None and settings.length > target.max_length:
         raise ParameterError(f"length must be at most the {target.max_length} positions of {target.name}")
-    refuse_draft_only(target)
+    check_target(target)
     target.check_layers(settings.layers)
     names = [source.name for source in settings.sources]
     check_apart(names, settings.held_out)

@@ -53,6 +53,11 @@ class Shape:
         if self.width < HEAD_SIZE or self.width % HEAD_SIZE:
             raise ParameterError(f"width must be a multiple of {HEAD_SIZE}, the size of an attention head, got {self.width}")
 
+    @property
+    def size(self) -> int:
+        """Of its matrices, but for a factor that is the same for all."""
+        return self.layers * self.width**2
+
 
 @dataclass(frozen=True)
 class PairSettings:
@@ -68,6 +73,11 @@ class PairSettings:
     def __post_init__(self) -> None:
         check_count("vocabulary", self.vocabulary, 257, 1 << 16)
         check_count("length", self.length, 16, 8192)
+        if self.draft.size >= self.target.size:
+            raise ParameterError(
+                f"draft-layers and draft-width must make a smaller model than the target, got {self.draft.layers} of width "
+                f"{self.draft.width} beside {self.target.layers} of {self.target.width}"
+            )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.draft_specs import is_named, split_model
+from outrider.draft_specs import is_named, split_choice, split_model
 from outrider.errors import ParameterError, why_unread
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -57,6 +57,8 @@ class Configuration:
         count = self.num_draft_tokens if isinstance(self.num_draft_tokens, int) else fixed
         if not count:
             return dict.fromkeys(engines, "no draft: it pays with lengths that adapt, with no fixed one")
+        if len(split_choice(self.draft)) > 1:
+            return {}
         kind = self.draft.partition(":")[0]
         if kind in ("prompt-lookup", "suffix"):
             method = {"method": "ngram", "num_speculative_tokens": count, "prompt_lookup_max": 8, "prompt_lookup_min": 1}

@@ -31,11 +31,14 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     from outrider.bench.drafters import count_runs, measure, noise_of, over_all_texts, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds_for
+    from outrider.draft_specs import where_apart
 
     for name in ("repetitions", "seeds", "max_new_tokens"):
         check_count(name, given[name])
     model = models.load_target()
-    named = {drafter.name: drafter for drafter in (models.load_one_draft(spec, model) for spec in models.draft)}
+    made = {spec: models.load_one_draft(spec, model) for spec in dict.fromkeys(models.draft)}
+    names = where_apart({spec: drafter.name for spec, drafter in made.items()})
+    named = {names[spec]: drafter for spec, drafter in made.items()}
     texts = kinds_for(model)
     temperatures, repetitions = given["temperature"], given["repetitions"]
     total = count_runs(len(named), len(texts), temperatures, repetitions)

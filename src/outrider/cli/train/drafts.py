@@ -198,7 +198,7 @@ def _prepared(
     """Everything before a training. check: raises if there can be none for this target, before it has read any text."""
     from outrider.models.transformers_model import TransformersModel
     from outrider.train.checkpoints import CHECKPOINTS, last_checkpoint
-    from outrider.train.make import prepare
+    from outrider.train.make import check_target, prepare
     from outrider.train.run import RunSettings, processes
 
     check_new_folder(given["output"])
@@ -212,6 +212,7 @@ def _prepared(
         raise ParameterError(
             f"target must be on the transformers engine to be trained for, not {target.name}'s: --engine transformers"
         )
+    check_target(target)
     check(target)
     if vocabulary is not None and vocabulary > target.vocab_size:
         raise ParameterError(
