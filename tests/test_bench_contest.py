@@ -86,9 +86,10 @@ def test_servers_answer_beside_ours(target_folder: Path, tmp_path: Path) -> None
     options = ["bench", "peers", "--no-generate", "--target", str(target_folder), "--setup", "float32", "--plot", str(plot)]
     options += ["--prompts", "23-23", "--max-new-tokens", "6", "--temperature", "0.8", "--json"]
     with Server(answer) as server:
-        result = CliRunner().invoke(cli, [*options, "--server", f"other={server.url}"])
+        result = CliRunner().invoke(cli, [*options, "--server", f"other={server.url}", "--version", "theirs=1.2"])
         assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
+    assert found["peers"] == {"theirs": "1.2"}  # they lie in environments of their own
     rows = {row["contender"]: row for row in found["rows"]}
     assert rows.keys() == {"float32", "other"}
     assert (rows["other"]["tokens_per_round"], rows["other"]["acceptance_rate"]) == (2.0, 3 / 8)
@@ -111,6 +112,7 @@ def test_servers_answer_beside_ours(target_folder: Path, tmp_path: Path) -> None
         (["--server", "a=http://127.0.0.1:9/v1"], "endpoint http://127.0.0.1:9/v1 gave no answer (ConnectionError)"),
         ([], "--no-generate leaves nothing to compare"),
         (["--server", "a=http://x/v1", "--dtype", "float64"], "--dtype is for what --generate compares"),
+        (["--server", "a=http://x/v1", "--version", "1.2"], "version must be NAME=VERSION, got '1.2'"),
         (["--server", "a=http://x/v1", "--plot", "rates.txt"], "plot must be a .svg, .png or .pdf file"),
     ],
 )

@@ -4,8 +4,7 @@
 #     recipes/peers/run.sh TARGET.gguf DRAFT.gguf OUTPUT [options of `outrider bench peers`]
 #
 # With TARGET_FOLDER and DRAFT_FOLDER in the environment, the same models as transformers loads them, FlashSpec takes part;
-# with GENAI_TARGET and GENAI_DRAFT, folders made by `optimum-cli export openvino`, OpenVINO GenAI, which did not take a .gguf
-# file here (2026.4.1).
+# with GENAI_TARGET and GENAI_DRAFT OpenVINO GenAI, which did not take a .gguf file here (2026.4.1). folders.sh makes them.
 # Makes the environments under OUTPUT/env (once), starts the servers, runs, and stops them. Leaves OUTPUT/runs.jsonl (from
 # which it goes on), OUTPUT/rates.svg and OUTPUT/result.json.
 set -eu
@@ -27,6 +26,10 @@ environment() { # NAME PACKAGES…
     "$python" -m venv "$out/env/$name"
     "$out/env/$name/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "$@"
     touch "$out/env/$name/done"
+}
+versions=
+version() { # ENVIRONMENT PACKAGE
+    versions="$versions --version $2=$("$out/env/$1/bin/python" -c "from importlib.metadata import version as v; print(v('$2'))")"
 }
 # Whether a server is up: llama.cpp's answers 503 until its model is loaded.
 up() { "$python" -c "import sys, urllib.request as r; r.urlopen('http://127.0.0.1:$1/health', timeout=2)" 2>/dev/null; }
@@ -56,16 +59,19 @@ start() { # PORT ENVIRONMENT SCRIPT ARGUMENTS…
     done
 }
 environment llama xllamacpp
+version llama xllamacpp
 start 8101 llama llama_server.py "$target" "$threads"
 start 8102 llama llama_server.py "$target" "$threads" "$draft"
 if [ -n "${GENAI_TARGET:-}" ]; then
     environment genai openvino-genai numpy
+    version genai openvino-genai
     start 8103 genai genai_server.py "$GENAI_TARGET" "$threads"
     start 8104 genai genai_server.py "$GENAI_TARGET" "$threads" "$GENAI_DRAFT"
     set -- --server "GenAI=http://127.0.0.1:8103/v1" --server "GenAI + draft=http://127.0.0.1:8104/v1" "$@"
 fi
 if [ -n "${TARGET_FOLDER:-}" ]; then
     environment flashspec torch flashspec
+    version flashspec flashspec
     start 8105 flashspec flashspec_server.py "$TARGET_FOLDER" "$threads" "$DRAFT_FOLDER"
     set -- --server "FlashSpec=http://127.0.0.1:8105/v1" "$@"
 fi
@@ -76,8 +82,10 @@ case " $* " in # only what transformers' generate does with a draft needs it by 
 esac
 "$outrider" bench peers --target "$target" \
     --server "llama.cpp=http://127.0.0.1:8101/v1" --server "llama.cpp + draft=http://127.0.0.1:8102/v1" \
-    --setup int4 --setup "int4 + $draft:num_tokens=32000" --setup "int4 + prompt-lookup" --setup int8 \
-    --setup "int8 + $draft:dtype=int4,num_tokens=32000" --setup "auto@llama.cpp" --setup "auto@llama.cpp + prompt-lookup" \
+    --setup int4 --setup "int4 + $draft:num_tokens=32000" --setup "int4 + $draft" --setup "int4 + prompt-lookup" \
+    --setup "int4 + prompt-lookup + $draft:num_tokens=32000" --setup int8 --setup "int8 + $draft:dtype=int4,num_tokens=32000" \
+    --setup int4@openvino --setup "int4@openvino + $draft" \
+    --setup "auto@llama.cpp" --setup "auto@llama.cpp + prompt-lookup" --setup "auto@llama.cpp + $draft" $versions \
     --log "$out/runs.jsonl" --plot "$out/rates.svg" "$@" >"$out/result.txt.new"
 mv "$out/result.txt.new" "$out/result.txt"
 cp "$out/runs.jsonl.result.json" "$out/result.json"

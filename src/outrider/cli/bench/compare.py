@@ -114,11 +114,15 @@ _SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]…"
     show_default=True,
     help="transformers' generate with and without drafts, and Outrider on the same weights and dtype.",
 )
+@click.option(
+    "--version", "versions", multiple=True, metavar="NAME=VERSION", help="Of what a --server runs, for the result's record."
+)
 @task_options
 def peers(
     models: ModelChoice,
     setup: tuple[str, ...],
     server: tuple[str, ...],
+    versions: tuple[str, ...],
     generate: bool,
     log: Path | None,
     plot: Path | None,
@@ -140,11 +144,11 @@ def peers(
     _check_used(generate, setup)
     check_plot(plot)
     _check_texts(given)
+    about: dict[str, object] = {"bench": "peers", **_versions(versions)}
     _check_names([*dict.fromkeys(setup), *(name for name, _ in named)])
     for url in servers.values():
         check_reachable(url)
     field = _Field({}, {}, set())
-    about: dict[str, object] = {"bench": "peers"}
     if generate:
         ours, theirs = (_load_pair(models, pack) for pack in (True, False))
         names = {"target": ours.target.name, "draft": ours.draft.name if ours.draft else None}
@@ -159,6 +163,15 @@ def peers(
     _check_names([*field.contenders, *servers])
     field.contenders.update({name: served(url) for name, url in servers.items()})
     _contest(about, field, target, given, log, plot, as_json)
+
+
+def _versions(given: Sequence[str]) -> dict[str, object]:
+    """What was said of the servers' versions, under one key; nothing if nothing was said."""
+    pairs = [text.partition("=") for text in given]
+    wrong = next((text for text, (name, _, version) in zip(given, pairs, strict=True) if not (name and version)), None)
+    if wrong is not None:
+        raise ParameterError(f"version must be NAME=VERSION, got {wrong!r}: for example xllamacpp=0.2.14")
+    return {"peers": {name: version for name, _, version in pairs}} if pairs else {}
 
 
 @dataclass(frozen=True)
