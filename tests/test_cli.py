@@ -115,6 +115,10 @@ def test_calibrate_gives_the_promised_keys(
     assert set(got) >= {"verify_seconds", "draft_seconds"}
     assert got["verify_seconds"]["1"] > 0
     assert got["draft_seconds"] > 0
+    assert got["draft_seconds_assumed"] == []
+    options = ("--target", str(target_folder), "--draft", "prompt-lookup", "--draft", str(draft_folder))
+    told = output(capsys, "calibrate", *options)
+    assert [line.endswith("measures it)") for line in told.splitlines() if line.startswith("draft ")] == [True, False]
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,10 @@ def measure(context: int, table: Path | None = None) -> dict[str, dict[str, Spre
     drafters: dict[str, Drafter] = {"prompt-lookup": PromptLookupDrafter(), "suffix": SuffixDrafter()}
     if table is not None:
         drafters["n-gram"] = NgramDrafter(table)
-    return {name: _measure(drafter, tokens, context) for name, drafter in drafters.items()}
+    found = {name: _measure(drafter, tokens, context) for name, drafter in drafters.items()}
+    if table is not None:  # the law over the vocabulary is written out for each token then
+        found["n-gram, sampled"] = _measure(drafters["n-gram"], tokens, context, SamplingSettings(temperature=1.0), 40)
+    return found
 
 
 def text_like(count: int) -> list[int]:
@@ -44,14 +47,17 @@ def text_like(count: int) -> list[int]:
     return ids.tolist()  # type: ignore[no-any-return]
 
 
-def _measure(drafter: Drafter, tokens: list[int], context: int) -> dict[str, Spread | float]:
+def _measure(
+    drafter: Drafter, tokens: list[int], context: int, sampling: SamplingSettings | None = None, rounds: int = ROUNDS
+) -> dict[str, Spread | float]:
+    """sampling: greedy if none is given."""
     row = DraftRow(tokens[:context], context, RandomStream(0), TableSequence())
     model = TableModel(torch.ones(1), name="none")
-    about = DraftContext(SamplingSettings(), model, VOCABULARY, PhaseClock())
+    about = DraftContext(sampling or SamplingSettings(), model, VOCABULARY, PhaseClock())
     drafter.begin([row], about)
     read = _seconds(lambda: drafter.prospects(row))
     times = []
-    for i in range(ROUNDS):
+    for i in range(rounds):
         row.tokens += tokens[context + 4 * i : context + 4 * i + 4]
 
         def step() -> None:

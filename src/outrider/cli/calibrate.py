@@ -19,7 +19,7 @@ from outrider.cli.tensor_parallel import tensor_parallel_options
 def calibrate(models: ModelChoice, as_json: bool) -> None:
     """Measure the seconds to score n new tokens with the target, and to draft one."""
     from outrider.costs import forget_costs, measured_costs
-    from outrider.drafters import ModelDrafter
+    from outrider.drafters import Drafter, ModelDrafter
 
     model = models.load_target()
     drafter = models.load_draft(model)
@@ -33,6 +33,7 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
     costs = measured_costs(model)
     took = time.perf_counter() - started
     steps = drafter.part_seconds()
+    assumed = {part.name for part in drafter.parts() if type(part).measure is Drafter.measure}
     if as_json:
         each, first = {name: by.token for name, by in steps.items()}, {name: by.start for name, by in steps.items()}
         seconds, start = (next(iter(held.values())) if len(held) == 1 else held for held in (each, first))
@@ -40,6 +41,7 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
             "verify_seconds": {n: costs.verify(n) for n in costs.verify_seconds},
             "draft_seconds": seconds,
             "draft_start_seconds": start,
+            "draft_seconds_assumed": sorted(assumed),
             "context": costs.context,
         }
         further = {"verify_seconds_per_context_token": dict(costs.per_token), "change_seconds": costs.change}
@@ -57,5 +59,6 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
         click.echo(f"a pass of another width than the one before: {1000 * costs.change:.2f} ms more")
     for name, taken in steps.items():
         before = f", {1000 * taken.start:.2f} ms more for the first of a round" if taken.start else ""
-        click.echo(f"draft {name}: {1000 * taken.token:.2f} ms a token, c = {taken.token / one:.3f}{before}")
+        how = " (assumed; outrider bench copying measures it)" if name in assumed else ""
+        click.echo(f"draft {name}: {1000 * taken.token:.2f} ms a token, c = {taken.token / one:.3f}{before}{how}")
     click.echo(f"measured in {took:.1f} s")
