@@ -66,9 +66,27 @@ def test_chains_with_a_wrong_rule_are_rejected(monkeypatch: pytest.MonkeyPatch) 
 def test_chains_whose_steps_share_their_numbers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     f = slow_functions
     real = generator
-    monkeypatch.setattr(run_module, "generator", lambda seed, number, part: real(seed, number // 3, part))
+    monkeypatch.setattr(run_module, "generator", lambda seed, number, *key: real(seed, number // 3, *key))
     with outrider.speculate(f.law, f.guess, f.step, lookahead=2, seed=1) as run:
         assert p_value(chains(run, 500), f.law, f.step) < ALARM
+
+
+def test_no_number_serves_twice_whatever_is_given_up() -> None:
+    """After rejections, and where a chain is closed before its end and another begun."""
+    seen: list[float] = []
+
+    def consume(x: int, sample: int, context: Context) -> int:
+        seen.append(float(context.rng.random()))
+        return slow_functions.step(x, sample)
+
+    functions = slow_functions.law, slow_functions.guess, consume
+    with outrider.speculate(*functions, lookahead=3, with_context=True, seed=6) as run:
+        for _ in range(40):
+            chain = run.chain(0, 6)
+            next(chain)
+            chain.close()  # type: ignore[attr-defined]
+            assert len([*run.chain(0, 3)]) == 3
+    assert len(set(seen)) == len(seen) > 40 * 4
 
 
 def test_a_consumer_with_randomness_of_its_own_keeps_the_law() -> None:

@@ -5,10 +5,11 @@ min(1, f / f*), else draw y from (f - f*)+ and run g(x, y). y follows f(x) exact
 returned is g's value of y. In a chain, where the next x comes of g's value, the next steps can begin on a guess that is not
 decided yet: `lookahead` of them, decided in order, as speculative decoding does with tokens.
 
-Every step has randomness of its own, by (seed, number of the step): a sample is a function of x and of the step's numbers,
-the numbers of different steps are independent, and so a chain follows its law whatever was guessed on the way. A step that
-is begun again after an earlier rejection takes its same numbers again: they bear no information, since the rejection was
-decided by the numbers of the earlier step. So the samples do not depend on timing, lookahead or workers.
+Every step has randomness of its own, by (seed, number of the step, rejections before it): a sample is a function of x, of
+the guessed law and of these numbers, the numbers of different steps are independent, and so a chain follows its law whatever
+was guessed on the way. A step that is begun again after an earlier rejection takes other numbers than before: the first ones
+have steered what was computed since, and a `fast` that remembers any of it would guess knowing them. So the samples do not
+depend on timing, lookahead or workers, unless `fast` itself does, and follow slow's law in any case.
 
 The price: work on a rejected guess is wasted, and its *side effects stay*. A consumer must be a function of its arguments:
 carry the state of an environment in x and in the value, or copy it.
@@ -72,8 +73,8 @@ def speculate(
     workers: "threads" (for functions that release the interpreter's lock: torch, NumPy, input and output) or "processes"
     (functions of a module). max_workers: 2 · lookahead + 1 by default, so that nothing waits for work that is not wanted.
     with_context: consume(x, sample, context) gets a `Context` with randomness of its own and `cancelled()`.
-    seed: 0 … 2^63 - 1, a generator to take one from, or None for a random one. Not one whose samples `fast` knows from an
-    earlier run: it would guess by the numbers that judge its guess.
+    seed: 0 … 2^63 - 1, a generator to take one from, or None for a random one. fast may remember and learn, but not know an
+    earlier run with the same seed: it would guess by the numbers that judge its guess.
 
     In threads consume may run twice at a time (a redo beside the rejected guess), and slow up to `lookahead` times.
     Exceptions of a rejected guess, and of steps begun on it, are dropped; all others are raised where the step counts.
@@ -110,7 +111,8 @@ class Speculation:
         self._fast = fast
         self._lookahead = lookahead
         self._workers = Workers(slow, consume, with_context, workers, max_workers or 2 * lookahead + 1)
-        self._taken = 0  # steps whose numbers have been used
+        self._taken = 0  # steps that are decided
+        self._dropped = 0  # how often steps that were begun were given up: part of the key of what is begun next
         self._running = False
 
     def __enter__(self) -> Self:
@@ -157,7 +159,7 @@ class Speculation:
 
     def _speculative(self, x: Any, steps: int, then: Callable[[Any], Any]) -> Iterator[Outcome]:
         self._check_alone()  # again: chains may be made first and begun later, side by side
-        self._running = True
+        self._running, ended = True, False
         begun: deque[_Step] = deque()
         try:
             for left in range(steps, 0, -1):
@@ -169,20 +171,22 @@ class Speculation:
                 if not begun and left > 1:
                     x = then(outcome.value)
                     if x is None:
-                        return
+                        break
+            ended = True
         finally:
             _drop(begun)
+            self._dropped += not ended
             self._running = False
 
     def _begin(self, x: Any, after: _Step | None = None) -> _Step:
         """Start a step: slow first, since the guess may take a moment, too."""
-        number = self._taken if after is None else after.number + 1
+        number, again = self._taken if after is None else after.number + 1, self._dropped
         step = _Step(number, x, self._workers.slow(x))
         start = time.perf_counter()
         try:
             step.law = as_law(self._fast(x), "fast")
-            step.guess = step.law.sample(generator(self.seed, number, _GUESS))
-            step.consumed = self._workers.consume(x, step.guess, (self.seed, number, _CONSUMER))
+            step.guess = step.law.sample(generator(self.seed, number, _GUESS, again))
+            step.consumed = self._workers.consume(x, step.guess, (self.seed, number, _CONSUMER, again))
         except Exception as error:  # whether it matters is known when the steps before are decided
             step.error = error
         step.fast_seconds = time.perf_counter() - start
@@ -229,6 +233,7 @@ class Speculation:
             job = step.consumed
             if not decision.accepted:
                 _drop(begun, step)
+                self._dropped += 1
                 job = self._workers.consume(step.x, decision.sample, (self.seed, step.number, _CONSUMER + 1))
             assert job is not None
             value, seconds = job.result()
