@@ -62,8 +62,16 @@ class Round:
 
     @property
     def tested(self) -> int:
-        """Positions at which the rule decided: the accepted ones and the rejected one, if any."""
-        return min(self.accepted + 1, self.drafted)
+        """Positions of the text at which the rule decided: the accepted ones and the rejected one, if any.
+
+        Not those behind the end of a text that ended inside its draft: there both models go on from nothing.
+        """
+        return min(self.accepted + 1, self.drafted, len(self.tokens))
+
+    @property
+    def used(self) -> int:
+        """Accepted tokens that the text kept."""
+        return min(self.accepted, len(self.tokens))
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -78,9 +86,10 @@ class Round:
 class Stats:
     """Figures of one generated sequence.
 
-    acceptance_rate: accepted / tested, the estimate of alpha (None without drafts). draft_acceptance_rate: accepted /
-    drafted, which is lower, since nothing after a rejection is tested. mean_acceptance_length: tokens per round, the
-    recovered or bonus token included. overhead: share of the decoding time outside the models' forward passes.
+    tested, accepted: within the text. acceptance_rate: accepted / tested, the estimate of alpha (None without drafts).
+    draft_acceptance_rate: accepted / drafted, which is lower, since nothing after a rejection is tested.
+    mean_acceptance_length: tokens per round, the recovered or bonus token included. overhead: share of the decoding time
+    outside the models' forward passes.
     lenience: below 1 the output is lossy. lenient: tokens that are there by lenience alone. alternatives: tokens scored
     beside drafts. taken: recovered tokens among them, a token more each but where a text ended.
     """
@@ -152,7 +161,7 @@ def summarise(rounds: Iterable[Round], prefill_seconds: float = 0.0) -> Stats:
         rounds=len(rounds),
         tokens=sum(len(r.tokens) for r in rounds),
         drafted=sum(r.drafted for r in rounds),
-        accepted=sum(r.accepted for r in rounds),
+        accepted=sum(r.used for r in rounds),
         tested=sum(r.tested for r in rounds),
         seconds=seconds,
         lenience=min((r.lenience for r in rounds), default=1.0),
@@ -165,4 +174,4 @@ def summarise(rounds: Iterable[Round], prefill_seconds: float = 0.0) -> Stats:
 def acceptance_by_position(rounds: Sequence[Round]) -> list[tuple[int, int]]:
     """(tested, accepted) at each position of the draft, over all rounds."""
     longest = max((r.drafted for r in rounds), default=0)
-    return [(sum(r.tested > i for r in rounds), sum(r.accepted > i for r in rounds)) for i in range(longest)]
+    return [(sum(r.tested > i for r in rounds), sum(r.used > i for r in rounds)) for i in range(longest)]

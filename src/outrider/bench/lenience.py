@@ -232,9 +232,8 @@ def _row(
     drifts = [read(target, draft, sampling, text, lenience) for text in texts]
     tokens, tested = sum(one.tokens for one in drifts), sum(one.tested for one in drifts)
     expected, variance = sum(one.expected for one in drifts), sum(one.variance for one in drifts)
-    rounds = [round_ for run in runs for round_ in run.rounds]
-    accepted = sum(accepted for _, _, accepted, _ in rounds)
-    decided = sum(min(accepted + 1, drafted) for _, drafted, accepted, _ in rounds)
+    rounds = [record for text in texts for record in text.rounds]
+    accepted, decided = sum(record.used for record in rounds), sum(record.tested for record in rounds)
     sampled = setting.temperature > 0
     verdict, reason = _audited(target, draft, sampling, setting.name, texts, lenience < 1.0)
     paper = _printed(setting, lenience)
@@ -251,7 +250,7 @@ def _row(
         speedup=paired_ratios([len(r.tokens) / r.seconds for r in runs], [len(r.tokens) / r.seconds for r in plain]),
         divergence=max(0.0, sum(one.divergence for one in drifts) / tokens) if sampled else None,  # but for rounding
         moved=sum(one.moved for one in drifts) / tokens if sampled else None,
-        differ=sum(lenient for *_, lenient in rounds) / tokens,
+        differ=sum(lenient for run in runs for *_, lenient in run.rounds) / tokens,
         best_gap=sum(one.best_gap for one in drifts) / tokens,
         verdict=verdict,
         reason=reason,

@@ -216,7 +216,7 @@ def _paces(runs: Sequence[SweepRun]) -> list[float]:
 def _acceptance(runs: Sequence[SweepRun]) -> float | None:
     records = [record for run in runs for record in run.records()]
     tested = sum(record.tested for record in records)
-    return sum(record.accepted for record in records) / tested if tested else None
+    return sum(record.used for record in records) / tested if tested else None
 
 
 def _alpha(runs: Sequence[SweepRun]) -> float | None:

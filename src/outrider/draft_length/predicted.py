@@ -64,7 +64,7 @@ def oracle_seconds(rounds: Iterable[Round], costs: Costs, drafting: DraftSeconds
     """
     total = 0.0
     for record, context in _contexts(rounds, prompt_tokens):
-        right = record.accepted + record.taken
+        right = record.used + record.taken
         exact = drafting.of(right) + costs.verify(right + 1, context)
         total += min(exact, (right + 1) * costs.verify(1, context))
     return total

@@ -62,7 +62,7 @@ def beta_strip(rounds: Sequence[Round]) -> Strip | None:
     points: list[tuple[float, float, bool]] = []
     at, tokens = 0, sum(len(r.tokens) for r in rounds)
     for record in rounds:
-        for i in range(min(record.tested, len(record.tokens)) if record.betas else 0):
+        for i in range(record.tested if record.betas else 0):
             assert record.betas is not None
             points.append((STRIP_WIDTH * (at + i + 0.5) / tokens, record.betas[i], i < record.accepted))
         at += len(record.tokens)
