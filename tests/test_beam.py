@@ -18,7 +18,6 @@ import torch
 from outrider.beam import BeamDecoder, BeamSettings, beam_search
 from outrider.beam.compare import Agreement
 from outrider.beam.draft import draft_model
-from outrider.beam.laws import continuations
 from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamRound
 from outrider.beam.settings import EarlyStopping
@@ -26,7 +25,7 @@ from outrider.beam.state import Finished
 from outrider.beam.task import BeamTask
 from outrider.cli.main import run
 from outrider.drafters import ModelDrafter, PromptLookupDrafter
-from outrider.errors import NumericalError, ParameterError
+from outrider.errors import ParameterError
 from outrider.models.base import CopiesPrefixes, LanguageModel
 from outrider.models.base import Sequence as ModelSequence
 from outrider.models.loading import load_transformers
@@ -161,20 +160,6 @@ def test_equal_scores_are_ordered_alike(seed: int) -> None:
         plain, _ = search(target, BeamSettings(width, early_stopping="never"), new_tokens=5)
         for draft in (target, table(seed, 5)):
             assert search(target, BeamSettings(width, early_stopping="never"), draft, 3, new_tokens=5)[0] == plain
-
-
-def test_of_equal_tokens_the_smaller_ids_come_first() -> None:
-    flat = torch.zeros(1, 50)
-    flat[0, 30] = 1.0
-    assert continuations(flat, 4)[0].tokens == [30, 0, 1, 2]
-
-
-def test_impossible_tokens_are_no_continuations() -> None:
-    logits = torch.full((1, 5), -torch.inf)
-    logits[0, 3] = 0.0
-    assert continuations(logits, 4)[0].tokens == [3]
-    with pytest.raises(NumericalError, match="NaN"):
-        continuations(torch.full((1, 5), torch.nan), 2)
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])

@@ -13,7 +13,7 @@ from outrider.beam.rows import BeamRows
 from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
 from outrider.beam.task import BeamTask
 from outrider.drafters import Drafter, ModelDrafter, SelfDrafter
-from outrider.errors import NumericalError, ParameterError
+from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import share_source
 
@@ -50,10 +50,9 @@ class BeamDraft:
             laws = {one.tokens: known[one.tokens] for one in state.running if one.tokens in known}
             missing = [one.tokens for one in state.running if one.tokens not in laws]
             if missing:
-                try:
-                    laws.update(self._rows.laws(missing, count)[0])
-                except NumericalError:  # the draft says nothing that the target could: no reason to end the search
-                    break
+                laws.update(self._rows.laws(missing, count)[0])
+            if any(one.tokens not in laws for one in state.running):  # nothing that the target could say, either
+                break
             state = advance(state, laws, self._rules, self._width)
             if state.done:
                 break

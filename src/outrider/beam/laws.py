@@ -11,7 +11,6 @@ from torch import Tensor
 
 from outrider.beam.state import Continuations, Path
 from outrider.device_data import index
-from outrider.errors import NumericalError
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,10 @@ class BeamLaw:
         return row
 
 
-def continuations(wide: Tensor, count: int) -> list[Continuations]:
+def continuations(wide: Tensor, count: int) -> list[Continuations | None]:
     """The `count` best tokens of each row of log-probabilities, equal ones by id. [M, V] → M; impossible tokens left out.
 
-    Raises `NumericalError` where a row is no distribution.
+    None where a row is no distribution: an engine's fault, or a dead end of a constraint where what is left is normalised.
     """
     best = wide.topk(min(count, wide.shape[-1]), dim=-1)
     # Which of several equal tokens at the edge `topk` takes is not said: rows with such an edge are sorted.
@@ -60,9 +59,9 @@ def continuations(wide: Tensor, count: int) -> list[Continuations]:
     return [_continuations(row[:width], row[width:-1], wide[i] if row[-1] else None, width) for i, row in enumerate(packed)]
 
 
-def _continuations(logprobs: list[float], tokens: list[float], whole: Tensor | None, count: int) -> Continuations:
+def _continuations(logprobs: list[float], tokens: list[float], whole: Tensor | None, count: int) -> Continuations | None:
     if logprobs[0] != logprobs[0]:
-        raise NumericalError("the model gave no distribution for a hypothesis: its logits are NaN; try --dtype float32")
+        return None
     if whole is not None:
         ranked = whole.sort(descending=True, stable=True)
         logprobs, tokens = ranked.values[:count].double().tolist(), ranked.indices[:count].tolist()

@@ -82,7 +82,7 @@ class BeamRows:
             self._rows.pop().sequence.close()
 
     def laws(self, hypotheses: Many[Path], count: int) -> tuple[dict[Path, Continuations], Work]:
-        """The `count` best continuations of each hypothesis, in one pass. → them, and what the pass cost"""
+        """The `count` best continuations of each hypothesis that has a law, in one pass. → them, and what the pass cost"""
         leaves = _leaves(hypotheses)
         self._open(len(leaves))
         rows = self._assign([leaf.path for leaf in leaves])
@@ -105,7 +105,7 @@ class BeamRows:
         asked = fit_vocabulary(logits[at], self._vocab_size)
         found = continuations(self._task.law.logprobs(asked, [path for _, _, path in places]), count)
         work = Work(1, len(rows), sum(lengths), sum(lengths) - len(places))
-        return {path: law for (_, _, path), law in zip(places, found, strict=True)}, work
+        return {path: law for (_, _, path), law in zip(places, found, strict=True) if law is not None}, work
 
     def _open(self, count: int) -> None:
         """That many sequences at least, each with the prompt but its last token."""

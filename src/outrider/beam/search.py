@@ -27,7 +27,7 @@ from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
 from outrider.beam.task import BeamTask
 from outrider.checks import check_count
 from outrider.clock import PhaseClock
-from outrider.errors import ParameterError
+from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import LanguageModel, refuse_draft_only
 from outrider.models.engine_checks import check_prompt
 
@@ -103,6 +103,8 @@ class BeamDecoder:
         with self._clock.phase("verify"):
             laws, work = self._rows.laws(wanted, self.rules.continuations_needed(self.rules.settings.num_beams))
         laws |= self._known
+        if any(one.tokens not in laws for one in self.state.running):  # of the drafted ones, some may never be followed
+            raise NumericalError("the model gave no distribution for a hypothesis: its logits are NaN; try --dtype float32")
         steps = self._replay(laws)
         accepted = min(steps - 1, len(drafted))
         seconds = self._clock.take()
