@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.audit.transform import keys, transform
-from outrider.audit.uniformity import REJECT, ks_p, run_battery, tokens_to_see
+from outrider.audit.uniformity import REJECT, Marks, ks_p, run_battery, tokens_to_see
 
 
 def test_the_transform_by_hand() -> None:
@@ -42,7 +42,8 @@ def test_the_batterys_false_alarms_are_as_stated() -> None:
     values = []
     for seed in range(200):
         u, places = uniform(1000, seed)
-        values.append(run_battery({"target": u, "token": 1 - u}, places).p)
+        marks = Marks(places, places == 3, np.arange(1000) // 50, np.arange(1000) % 50)
+        values.append(run_battery({"target": u, "token": 1 - u}, marks).p)
     assert sum(p <= 0.05 for p in values) <= 20
     assert min(values) > REJECT
 
@@ -59,13 +60,50 @@ def test_the_batterys_false_alarms_are_as_stated() -> None:
 )
 def test_the_battery_sees(bend: Callable[..., np.ndarray], part: str) -> None:
     u, places = uniform()
-    bent = run_battery({"target": np.clip(bend(u, places), 0, 1)}, places)
+    bent = run_battery({"target": np.clip(bend(u, places), 0, 1)}, Marks(places))
     if part:
         assert bent.p < REJECT
         assert bent.worst is not None
         assert part in bent.worst.name
     else:  # what is below the width of a bin is too fine for it, and said to be so
         assert tokens_to_see(bend(u, places)) > 4000
+
+
+@pytest.mark.parametrize("lag", [2, 3, 5])
+def test_the_battery_sees_numbers_that_tokens_apart_share(lag: int) -> None:
+    u, _ = uniform()
+    u = u[: len(u) // (2 * lag) * 2 * lag].reshape(-1, 2, lag)
+    u[:, 1] = u[:, 0]
+    found = run_battery({"target": u.ravel()}, Marks(np.full(u.size, -1)))
+    assert found.p < REJECT
+    assert found.worst is not None
+    assert f"tokens {lag} apart" in found.worst.name
+
+
+def test_the_battery_sees_numbers_that_two_rows_of_a_batch_share() -> None:
+    """Whole texts drawn with the same numbers, of different lengths and with tokens left out."""
+    noise = np.random.default_rng(0)
+    own = noise.random((30, 128))
+    texts, positions = np.repeat(np.arange(60), 128), np.tile(np.arange(128), 60)
+    keep = (positions < 128 - 3 * (texts % 2)) & (noise.random(len(texts)) < 0.95)
+    marks = Marks(np.full(keep.sum(), -1), np.zeros(0, np.bool_), texts[keep], positions[keep])
+    found = run_battery({"target": np.repeat(own, 2, axis=0).ravel()[keep]}, marks)
+    assert found.p < REJECT
+    assert found.worst is not None
+    assert "the same position of two texts" in found.worst.name
+    assert run_battery({"target": noise.random(keep.sum())}, marks).p > REJECT
+
+
+def test_the_battery_sees_few_bent_bonus_tokens() -> None:
+    """100 of 5,000, at several places: those of all places together show it."""
+    u, places = uniform(5000)
+    bonus = np.zeros(5000, np.bool_)
+    bonus[::50] = True
+    found = run_battery({"target": np.where(bonus, u**2, u)}, Marks(places, bonus))
+    assert found.p < REJECT
+    assert found.worst is not None
+    assert "bonus tokens" in found.worst.name
+    assert run_battery({"target": u}, Marks(places, bonus)).p > REJECT
 
 
 @pytest.mark.parametrize("power", [1.05, 1.1, 1.3])
@@ -79,7 +117,7 @@ def test_tokens_to_see_is_enough(power: float) -> None:
     seen = 0
     for seed in range(20):
         noise = np.random.default_rng(seed + 1).random(int(needed))
-        seen += 40 * ks_p(noise**power) < REJECT
+        seen += 80 * ks_p(noise**power) < REJECT
     assert seen >= 19
     assert tokens_to_see(u) == float("inf")
 
@@ -96,7 +134,7 @@ def test_a_wrong_law_is_seen_however_the_vocabulary_is_ordered() -> None:
         order: transform(law.expand(2000, -1), key.expand(2000, -1), tokens, torch.from_numpy(noise.random(2000))).numpy()
         for order, key in keys(law, law).items()
     }
-    found = run_battery(numbers, np.full(2000, -1))
+    found = run_battery(numbers, Marks(np.full(2000, -1)))
     assert found.worst is not None
     assert "token order" in found.worst.name
     assert found.p < REJECT

@@ -28,7 +28,7 @@ from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.sampling.truncate_device import truncated
 from tests.audit_texts import ONE, PROMPT, V, draft_model, report, target_model, written
-from tests.toys import WRONG_RULES, plant_rule, table
+from tests.toys import WRONG_BONUS, WRONG_RULES, plant_rule, table
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,22 @@ def test_wrong_rules_are_rejected(name: str, known: bool, monkeypatch: pytest.Mo
     assert found.p is not None
     assert found.p < 1e-4
     assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("name", WRONG_BONUS)
+def test_wrong_bonus_tokens_are_rejected_though_they_are_few(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the tokens or less. The order of that very fault shows it, and that it could have is said."""
+    drafts = draft_model()
+    right = report(written(target_model(), drafts, ONE, 30), target_model(), drafts, ONE)
+    assert right.verdict != NOT_EXACT, right.reason
+    plant_rule(monkeypatch, name)
+    texts = written(target_model(), drafts, ONE, 30)
+    flags = [flag for text in texts for flag in text.bonus or ()]
+    assert 30 <= sum(flags) < 0.25 * len(flags)
+    found = report(texts, target_model(), drafts, ONE)
+    assert found.verdict == NOT_EXACT
+    assert "bonus" in found.reason
+    assert next(sight for sight in found.sights if sight.fault == name).seen
 
 
 def test_without_knowing_the_draft_a_wrong_rule_is_seen_and_little_text_says_nothing(

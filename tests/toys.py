@@ -123,9 +123,29 @@ WRONG_RULES = {
 }
 
 
+def _wrong_bonus(row: int, greedy: bool) -> Callable[..., Verdict]:
+    """A rule that is right but for the token after a fully accepted draft: of another row of laws, or the best one."""
+
+    def rule(
+        target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None
+    ) -> Verdict:
+        good = verify(target, draft, tokens, randomness, drafted)
+        lengths = torch.full_like(good.num_accepted, tokens.shape[-1]) if drafted is None else drafted
+        at = (lengths + row).clamp(min=0)
+        law = target.gather(-2, at[..., None, None].expand(*at.shape, 1, target.shape[-1])).squeeze(-2)
+        wrong = law.argmax(-1) if greedy else draw(law, randomness.next_token)
+        bonus = (good.num_accepted == lengths) & (lengths > 0)
+        return Verdict(good.num_accepted, torch.where(bonus, wrong, good.next_token))
+
+    return rule
+
+
+WRONG_BONUS = {"bonus token drawn greedily": _wrong_bonus(0, True), "bonus token of the row before": _wrong_bonus(-1, False)}
+
+
 def plant_rule(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Have rounds keep what a wrong rule says, whether they decide by one call or by several."""
-    rule = WRONG_RULES[name]
+    rule = {**WRONG_RULES, **WRONG_BONUS}[name]
 
     def decide(
         calls: SamplingCalls,

@@ -108,9 +108,44 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def _from_the_draft(target: Tensor, draft: Tensor, before: Tensor) -> Tensor:
+    del target, before
+    return draft
+
+
+def _greedy(target: Tensor, draft: Tensor, before: Tensor) -> Tensor:
+    del draft, before
+    return torch.zeros_like(target).scatter_(-1, target.argmax(-1, keepdim=True), 1.0)
+
+
+def _of_the_row_before(target: Tensor, draft: Tensor, before: Tensor) -> Tensor:
+    del target, draft
+    return before
+
+
+BONUS_FAULTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "bonus token drawn from the draft": _from_the_draft,
+    "bonus token drawn greedily": _greedy,
+    "bonus token of the row before": _of_the_row_before,
+}
+"""(target law, draft law, target law of the position before), [n, V] each → the law of the fault [n, V]"""
+
+
 def fault_law(fault: Fault, target: Tensor, draft: Tensor, tested: Tensor) -> Tensor:
     """The law of a fault where the rule decides; the target's elsewhere. tested: bool [n] → [n, V]"""
     known = (tested & ~draft[:, 0].isnan()).nonzero().squeeze(-1)
     law = target.clone()
     law[known] = fault(target[known], draft[known])
     return law
+
+
+def bonus_law(
+    fault: Callable[[Tensor, Tensor, Tensor], Tensor], target: Tensor, draft: Tensor, bonus: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The law of a fault of bonus tokens, the target's elsewhere; and where it is the fault's. bonus: [n] → [n, V], [n]"""
+    where = bonus & ~draft[:, 0].isnan()
+    where[:1] = False  # the row before the first one is not here
+    known = where.nonzero().squeeze(-1)
+    law = target.clone()
+    law[known] = fault(target[known], draft[known], target[known - 1])
+    return law, where

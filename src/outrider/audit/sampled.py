@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.audit.planted import FAULTS, fault_law
+from outrider.audit.planted import BONUS_FAULTS, FAULTS, bonus_law, fault_law
 from outrider.audit.support import engine_rounding, processed_only, rounding_needed, truncated_first
 from outrider.audit.temperature import TemperatureFit
 from outrider.audit.text import Text
 from outrider.audit.transform import keys, likelihood_key, transform
-from outrider.audit.uniformity import Array, Battery, run_battery
+from outrider.audit.uniformity import Array, Battery, Marks, run_battery
 from outrider.drafters import Drafter
 from outrider.errors import ParameterError
 from outrider.forced import draft_laws_along, logits_along, standardized_along
@@ -54,7 +54,8 @@ class Planted:
     """What a fault would have given here, `DRAWS` times.
 
     numbers: its transform in its own order, by draw. moved: total variation between its law and the target's, summed over
-    positions. outside: tokens to which the target gives no probability.
+    positions. outside: tokens to which the target gives no probability. positions: where it might be, all of them or those
+    of bonus tokens.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Planted:
     numbers: list[list[float]] = field(default_factory=lambda: [[] for _ in range(DRAWS)])
     moved: float = 0.0
     outside: int = 0
+    positions: int = 0
 
 
 class TextAudit:
@@ -90,7 +92,7 @@ class TextAudit:
         self._measured = 0 if rounding is None else MEASURED
         self._noise = np.random.default_rng(seed)
         self._numbers: dict[str, list[float]] = {}
-        self._places: list[int] = []
+        self._marks: list[tuple[int, bool, int, int]] = []  # place, bonus, text, position
         self._betas: list[float] = []
 
     @property
@@ -100,7 +102,8 @@ class TextAudit:
 
     def battery(self) -> Battery:
         """The tests on all texts so far."""
-        return run_battery(self.numbers(), np.array(self._places, np.int64))
+        places, bonus, texts, positions = np.array(self._marks, np.int64).reshape(-1, 4).T
+        return run_battery(self.numbers(), Marks(places, bonus.astype(np.bool_), texts, positions))
 
     def numbers(self) -> dict[str, Array]:
         """The transforms of all tokens inside their law, by order."""
@@ -118,7 +121,7 @@ class TextAudit:
         for logits, target, draft in self._laws(text):
             part = slice(done, done + len(target))
             tokens = torch.tensor(text.new[part], device=target.device)
-            self._take(text, done, logits, target, draft, follow.tested(part, tokens, target, draft))
+            self._take(text, done, logits, target, draft, *follow.kinds(part, tokens, target, draft))
             done += len(target)
         self.texts += 1
 
@@ -136,7 +139,14 @@ class TextAudit:
             start += len(law)
 
     def _take(
-        self, text: Text, done: int, logits: Tensor, target: Tensor, draft: Tensor | None, tested: Sequence[bool]
+        self,
+        text: Text,
+        done: int,
+        logits: Tensor,
+        target: Tensor,
+        draft: Tensor | None,
+        tested: Sequence[bool],
+        bonus: Sequence[bool],
     ) -> None:
         tokens = torch.tensor(text.new[done : done + len(target)], device=target.device)
         self.count += len(tokens)
@@ -149,13 +159,18 @@ class TextAudit:
         if draft is not None:
             proposed = ~draft[:, 0].isnan()
             self._betas += acceptance_probability(target, draft)[proposed].tolist()
-        places = text.places[done : done + len(target)]
-        self._places += [place for place, keep in zip(places, inside.tolist(), strict=True) if keep]
+        known = text.bonus or [False] * len(text.new)
+        marks = [(place, known[i], self.texts, i) for i, place in enumerate(text.places)][done : done + len(target)]
+        self._marks += [mark for mark, keep in zip(marks, inside.tolist(), strict=True) if keep]
         for order, key in keys(target, draft).items():
             self._note(self._numbers.setdefault(order, []), target, key, tokens, inside)
-        flags = torch.tensor(list(tested), device=target.device)
+        flags, further = (torch.tensor(list(kind), device=target.device) for kind in (tested, bonus))
         for name, of_rule, law in self._fault_laws(logits, target, draft, flags):
             self._plant(name, of_rule, target, law, tokens, inside)
+        if draft is not None:
+            for name, fault in BONUS_FAULTS.items():
+                law, where = bonus_law(fault, target, draft, further)
+                self._plant(name, True, target, law, tokens, inside, where)
 
     def _fit(self, text: Text, done: int, logits: Tensor, target: Tensor, tokens: Tensor) -> None:
         """What temperature the tokens tell of, where the law at another one is known. One of 0 is believed until a token
@@ -171,17 +186,28 @@ class TextAudit:
         possible = _mass(law, tokens) > 0
         self.temperature.add(law[possible], tokens[possible])
 
-    def _plant(self, name: str, of_rule: bool, target: Tensor, law: Tensor, tokens: Tensor, inside: Tensor) -> None:
-        """The real tokens, and what a fault would draw, in the order that tells them apart best."""
+    def _plant(
+        self,
+        name: str,
+        of_rule: bool,
+        target: Tensor,
+        law: Tensor,
+        tokens: Tensor,
+        inside: Tensor,
+        where: Tensor | None = None,
+    ) -> None:
+        """The real tokens, and what a fault would draw, in the order that tells them apart best; `where` alone, if given."""
         planted = self.planted.setdefault(name, Planted(name, of_rule))
         planted.moved += float((law - target).abs().sum() / 2)
         key = likelihood_key(target, law)
-        self._note(self._numbers.setdefault(f"“{name}”", []), target, key, tokens, inside)
+        chosen = torch.ones_like(inside) if where is None else where
+        planted.positions += int(chosen.sum())
+        self._note(self._numbers.setdefault(f"“{name}”", []), target, key, tokens, inside & chosen)
         for numbers in planted.numbers:
             drawn = draw(law, self._uniforms(len(law), target.device))
             possible = _mass(target, drawn) > 0
             planted.outside += int((~possible).sum())
-            self._note(numbers, target, key, drawn, possible)
+            self._note(numbers, target, key, drawn, possible & chosen)
 
     def _note(self, numbers: list[float], target: Tensor, key: Tensor, tokens: Tensor, wanted: Tensor) -> None:
         numbers += transform(target, key, tokens, self._uniforms(len(tokens), target.device))[wanted].tolist()
@@ -226,22 +252,26 @@ class TextAudit:
 
 
 class _Rounds:
-    """Which tokens of a text the rule decided about: known, or as with a draft length of 1, which tests the fewest."""
+    """Which tokens of a text the rule decided about, and which are bonus tokens: known, or as with a draft length of 1,
+    which tests the fewest.
+    """
 
     def __init__(self, text: Text, noise: np.random.Generator) -> None:
-        self._known = text.tested
+        self._known = text.tested, text.bonus
         self._noise = noise
         self._bonus = False
 
-    def tested(self, part: slice, tokens: Tensor, target: Tensor, draft: Tensor | None) -> list[bool]:
-        if self._known is not None or draft is None:
-            return (self._known or [False] * part.stop)[part]
+    def kinds(self, part: slice, tokens: Tensor, target: Tensor, draft: Tensor | None) -> tuple[list[bool], list[bool]]:
+        """(tested, bonus) of the tokens of a part."""
+        tested, bonus = self._known
+        if tested is not None or draft is None:
+            return (tested or [False] * part.stop)[part], (bonus or [False] * part.stop)[part]
         accepted = (_mass(draft, tokens) / _mass(target, tokens)).clamp(max=1.0).nan_to_num(0.0).tolist()
         flags = []
         for chance in accepted:
             flags.append(not self._bonus)
             self._bonus = not self._bonus and float(self._noise.random()) < chance
-        return flags
+        return flags, [not flag for flag in flags]
 
 
 def _mass(law: Tensor, tokens: Tensor) -> Tensor:

@@ -37,7 +37,21 @@ class Text:
 
     @property
     def tested(self) -> list[bool] | None:
-        """Whether the rule decided about each new token, if that is known."""
+        """Whether the rule decided about each new token, if that is known; see `bonus` for some of the others."""
         if not self.rounds:
             return None
         return [place < record.tested for record in self.rounds for place in range(len(record.tokens))]
+
+    @property
+    def bonus(self) -> list[bool] | None:
+        """Whether each new token followed a fully accepted draft, or a recovered token that had been scored.
+
+        That is settled before it is drawn, so it follows the target's law like any other.
+        """
+        if not self.rounds:
+            return None
+        return [
+            0 < record.drafted == place or (record.taken and place == record.accepted + 1)
+            for record in self.rounds
+            for place in range(len(record.tokens))
+        ]

@@ -117,6 +117,7 @@ def _sight(planted: Planted, count: int, tests: int) -> Sight:
     share = planted.outside / max(DRAWS * count, 1)
     by_order = min(1.0, tests * ks_p(np.array(planted.numbers[0]))) if tests else 1.0  # no test shows nothing
     needed = tokens_to_see(np.array([u for numbers in planted.numbers for u in numbers]))
+    needed *= count / max(planted.positions, 1)  # a fault of bonus tokens is at a few of all
     if planted.outside >= 10:  # several of so many are seen, even if rounding excuses some
         needed, by_order = min(needed, float(np.ceil(20 / share))), 0.0
     return Sight(planted.name, changed, by_order, needed, by_order < REJECT / 100 or needed <= count)
