@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import outrider
 from outrider.audit.verdict import UNCLEAR
 from outrider.cli.main import cli
+from outrider.models.base import end_tokens
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -88,6 +90,17 @@ def test_texts_are_saved_resumed_and_audited_again(target_folder: Path, tmp_path
     code, _, err = run("--outputs", str(saved), "--temperature", "1", *target)
     assert code == 2
     assert "temperature is 0.8" in err
+
+
+def test_texts_that_run_over_their_end_are_told(target_folder: Path, tmp_path: Path) -> None:
+    """As engines do that look for the end behind an accepted draft: each token may follow the law all the same."""
+    end = min(end_tokens(outrider.load(target_folder, dtype="float32")))
+    texts = [[5, end, 7], [5, 6, end], [5, 6, 7]]
+    path = tmp_path / "outputs.jsonl"
+    path.write_text("".join(json.dumps({"prompt": [1, 2, 3 + i], "tokens": text}) + "\n" for i, text in enumerate(texts)))
+    arguments = ["--outputs", str(path), "--target", str(target_folder), "--dtype", "float32"]
+    assert "1 of 3 texts go on behind an end-of-sequence token" in run(*arguments)[1]
+    assert json.loads(run(*arguments, "--json")[1])["audits"][0]["run_over"] == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.endpoint import EndpointError
 from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
 from tests.audit_texts import ONE, V, draft_model, report, target_model
 from tests.openai_server import Server
 
@@ -108,3 +109,11 @@ def test_tokens_that_a_server_leaves_out_are_not_passed_over() -> None:
         pytest.raises(EndpointError, match="made 5 tokens and named 3"),
     ):
         list(endpoint_texts(server.url, text_model(), ONE, 2))
+
+
+def test_at_temperature_0_each_prompt_is_asked_once() -> None:
+    """Again it would be the same text, and no further sample."""
+    body = json.dumps({"choices": [{"text": "x", "finish_reason": "length", "token_ids": [3, 4, 5]}]}).encode()
+    with Server(lambda _: (200, body)) as server:
+        texts = list(endpoint_texts(server.url, text_model(), SamplingSettings(), 3000, prompts=["a", "bb", "ccc"]))
+    assert len(texts) == len(server.asked) == 3

@@ -37,11 +37,13 @@ def endpoint_texts(
 ) -> Iterator[Text]:
     """Completions of `prompts` in turn, each with a seed of its own, until they hold `tokens` new tokens or more.
 
+    At temperature 0 each prompt once: again it would be the same text.
+
     url: with the version, http://localhost:8080/v1. extra: further fields of the requests. done: texts made before.
     """
     refuse_encoder(target, "an audit of a server")
     made = empty = 0
-    while made < tokens:
+    while made < tokens and not (sampling.greedy and done >= len(prompts)):
         ids = encode(target, prompts[done % len(prompts)])
         body = {
             **request_body(ids, sampling, TOKENS_PER_TEXT, text_seed(seed, done) % 2**31),

@@ -71,7 +71,7 @@ class TextAudit:
 
     target: the model whose law the texts should follow. drafter: who drafted, if that is known, bound to `target`.
     rounding: by how much the engine's logits may differ from the target's here; None to measure it on the target.
-    seed: of the audit's own random numbers.
+    seed: of the audit's own random numbers. ends: tokens that should have ended a text, where the engine was to stop there.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class TextAudit:
         sampling: SamplingSettings,
         rounding: float | None = None,
         seed: int = 0,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
         self.target, self.drafter, self.sampling = target, drafter, sampling
         self.outside: list[Outside] = []
@@ -89,6 +90,8 @@ class TextAudit:
         self.temperature = TemperatureFit()
         self.count = 0
         self.texts = 0
+        self.run_over = 0  # texts that go on behind an end token, each by the target's law or not
+        self._ends = ends
         self._measured = 0 if rounding is None else MEASURED
         self._noise = np.random.default_rng(seed)
         self._numbers: dict[str, list[float]] = {}
@@ -124,6 +127,7 @@ class TextAudit:
             self._take(text, done, logits, target, draft, *follow.kinds(part, tokens, target, draft))
             done += len(target)
         self.texts += 1
+        self.run_over += not self._ends.isdisjoint(text.new[:-1])
 
     def _laws(self, text: Text) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """(logits, target's laws, draft's laws) along the new tokens, chunk by chunk."""

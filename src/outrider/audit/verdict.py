@@ -59,6 +59,7 @@ class Report:
     outside: int
     impossible: tuple[tuple[int, int, int, float], ...]
     rounding: float
+    run_over: int
     alpha: float | None
     likeliest: Likeliest | None
     histograms: dict[str, list[int]]
@@ -106,6 +107,7 @@ def judge(audit: TextAudit, setting: str, fault_known: bool = False) -> Report:
         outside=explained,
         impossible=tuple((one.text, one.position, one.token, one.gap) for one in impossible),
         rounding=audit.rounding,
+        run_over=audit.run_over,
         alpha=audit.alpha,
         likeliest=likeliest,
         histograms={order: _histogram(u) for order, u in audit.numbers().items() if order in ORDERS},

@@ -219,6 +219,7 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
     from outrider.audit.sampled import TextAudit
     from outrider.audit.sources import name_of, read_texts
     from outrider.audit.verdict import judge
+    from outrider.models.base import end_tokens
     from outrider.own_rules import law_along
     from outrider.prompts import prepare
 
@@ -230,7 +231,8 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
         texts = _made(model, drafter, sampling, wanted)
         every = [prepare(model, prompt) for prompt in wanted.prompts]  # what can't be read is said before any work
         prefix = tuple(every[0].tokens)
-    audit = TextAudit(model, drafter, law_along(model, sampling, prefix), wanted.rounding, wanted.seed)
+    ends = frozenset() if wanted.own else end_tokens(model)  # our own texts ignore them
+    audit = TextAudit(model, drafter, law_along(model, sampling, prefix), wanted.rounding, wanted.seed, ends)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("Generating and scoring", total=wanted.tokens)
         for text in texts:

@@ -37,6 +37,11 @@ def show(report: Report) -> None:
         console.print(
             f"{report.outside} tokens at the edge of their law, within the engine's rounding ({report.rounding:.2g})"
         )
+    if report.run_over:
+        console.print(
+            f"{report.run_over} of {report.texts} texts go on behind an end-of-sequence token: a fault, unless the engine "
+            "was told to ignore it; the verdict is about each token's law alone"
+        )
     if not report.sights:
         return
     table = Table("a fault", "law changed", "p would be", "shown by", title="What this sample would have shown")
@@ -52,15 +57,14 @@ def _show_tests(console: Any, report: Report) -> None:
 
     from outrider.audit.uniformity import REJECT
 
-    table = Table("in order of", "K–S", "chi-square", "neighbours", "places", title="p-values, and the transform")
+    table = Table("in order of", "K–S", "chi-square", "pairs", "places, bonus", title="p-values, and the transform")
     table.add_column("histogram", no_wrap=True)
     for order, counts in report.histograms.items():
         own = [check for check in report.checks if f" {order} order" in check.name]
-        whole = [check for check in own if "place" not in check.name]
-        places = min((check.p for check in own if "place" in check.name), default=None)
-        cells = [_p(whole, "Kolmogorov"), _p(whole, "chi-square,"), _p(whole, "neighbours")]
-        least = "—" if places is None else f"≥ {places:.2g}"
-        table.add_row(_ORDERS[order], *cells, least, _bars(counts))
+        parts = [check for check in own if "place " in check.name or "bonus" in check.name]
+        pairs = [check for check in own if "chi-square of" in check.name]
+        cells = [_p(own, "Kolmogorov"), _p(own, "chi-square,"), _least(pairs), _least(parts)]
+        table.add_row(_ORDERS[order], *cells, _bars(counts))
     console.print(table)
     if not report.checks:
         console.print("no test has run: there is too little text for any")
@@ -73,6 +77,10 @@ def _show_tests(console: Any, report: Report) -> None:
 
 def _p(checks: list[Check], kind: str) -> str:
     return next((f"{check.p:.2g}" for check in checks if kind in check.name), "—")
+
+
+def _least(checks: list[Check]) -> str:
+    return f"≥ {min(check.p for check in checks):.2g}" if checks else "—"
 
 
 def _bars(counts: list[int]) -> str:
