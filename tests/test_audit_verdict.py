@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from outrider.audit.planted import FAULTS
-from outrider.audit.sampled import DRAWS, Planted
+from outrider.audit.sampled import DRAWS, Planted, TextAudit
 from outrider.audit.sources import text_seed
 from outrider.audit.temperature import TemperatureFit
 from outrider.audit.text import Text
 from outrider.audit.uniformity import Battery
-from outrider.audit.verdict import EXACT, MATTERS, NOT_EXACT, UNCLEAR, _sight
+from outrider.audit.verdict import EXACT, MATTERS, NOT_EXACT, UNCLEAR, _sight, judge
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import PromptLookupDrafter
@@ -78,6 +78,15 @@ def test_wrong_bonus_tokens_are_rejected_though_they_are_few(name: str, monkeypa
     assert found.verdict == NOT_EXACT
     assert "bonus" in found.reason
     assert next(sight for sight in found.sights if sight.fault == name).seen
+
+
+def test_audits_that_share_a_verdict_share_its_false_alarms() -> None:
+    audit = TextAudit(target_model(), None, ONE)
+    for text in written(target_model(), None, ONE, 12):
+        audit.add(text)
+    alone, of_fifty = judge(audit, ""), judge(audit, "", audits=50)
+    assert of_fifty.tests == 50 * alone.tests == 50 * len(alone.checks)
+    assert of_fifty.p == min(1.0, 50 * min(check.p for check in alone.checks) * len(alone.checks))
 
 
 def test_without_knowing_the_draft_a_wrong_rule_is_seen_and_little_text_says_nothing(

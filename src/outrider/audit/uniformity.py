@@ -40,14 +40,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Battery:
-    """All tests of one sample."""
+    """All tests of one sample. audits: how many such samples share one verdict."""
 
     checks: tuple[Check, ...]
+    audits: int = 1
+
+    @property
+    def tests(self) -> int:
+        """Those that the least p-value is one of."""
+        return self.audits * len(self.checks)
 
     @property
     def p(self) -> float:
         """Of the whole battery."""
-        return min(1.0, max(1, len(self.checks)) * min((check.p for check in self.checks), default=1.0))
+        return min(1.0, max(1, self.tests) * min((check.p for check in self.checks), default=1.0))
 
     @property
     def worst(self) -> Check | None:

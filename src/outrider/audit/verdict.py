@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,11 @@ class Sight:
 class Report:
     """The outcome of one audit.
 
-    verdict: with the reason. p: of the battery, None at temperature 0. outside: tokens outside their law that rounding
-    explains. impossible: (text, position, token, gap of its logit to the best) of those that it does not. alpha: mean sum
-    min(target, draft). likeliest: the temperature that the tokens fit best, where that can be told. histograms: counts of
-    the transform by order.
+    verdict: with the reason. p: of the battery, None at temperature 0. tests: those that it takes together, of further
+    audits, too, if they share one verdict. outside: tokens outside their law that rounding explains. impossible: (text,
+    position, token, gap of its logit to the best) of those that it does not. run_over: texts that go on behind an end
+    token. alpha: mean sum min(target, draft). likeliest: the temperature that the tokens fit best, where that can be told.
+    histograms: counts of the transform by order.
     """
 
     setting: str
@@ -55,6 +56,7 @@ class Report:
     reason: str
     p: float | None
     checks: tuple[Check, ...]
+    tests: int
     sights: tuple[Sight, ...]
     outside: int
     impossible: tuple[tuple[int, int, int, float], ...]
@@ -84,10 +86,12 @@ class Report:
         return {**out, "recommended_tokens": self.recommended, "false_alarm_rate": REJECT, "doubt_rate": DOUBT}
 
 
-def judge(audit: TextAudit, setting: str, fault_known: bool = False) -> Report:
-    """The verdict on what an audit has collected. fault_known: so that no likely one is named."""
-    battery = audit.battery()
-    sights = tuple(_sight(planted, audit.count, len(battery.checks)) for planted in audit.planted.values())
+def judge(audit: TextAudit, setting: str, fault_known: bool = False, audits: int = 1) -> Report:
+    """The verdict on what an audit has collected. fault_known: so that no likely one is named. audits: of several settings
+    that are taken together, so that all of them have the false-alarm rate of one.
+    """
+    battery = replace(audit.battery(), audits=audits)
+    sights = tuple(_sight(planted, audit.count, battery.tests) for planted in audit.planted.values())
     impossible = [one for one in audit.outside if one.needed > audit.rounding]
     explained = len(audit.outside) - len(impossible)
     verdict, reason = _verdict(audit, battery, sights, impossible, explained)
@@ -103,6 +107,7 @@ def judge(audit: TextAudit, setting: str, fault_known: bool = False) -> Report:
         reason=reason,
         p=None if audit.sampling.greedy else battery.p,
         checks=battery.checks,
+        tests=battery.tests,
         sights=sights,
         outside=explained,
         impossible=tuple((one.text, one.position, one.token, one.gap) for one in impossible),

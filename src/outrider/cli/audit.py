@@ -119,7 +119,7 @@ def _reported(
     drafter = _drafter(models, model, wanted)
     reports = []
     for one in settings:
-        reports.append(_audit(model, drafter, one, wanted))
+        reports.append(_audit(model, drafter, one, wanted, len(settings)))
         if not as_json:
             show(reports[-1])
     if as_json:
@@ -212,7 +212,7 @@ def _drafter(models: ModelChoice, model: TextModel, wanted: _Wanted) -> Drafter 
     return drafter
 
 
-def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted) -> Report:
+def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted, audits: int) -> Report:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -239,7 +239,7 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
             audit.add(text)
             progress.update(bar, completed=min(audit.count, wanted.tokens))
         progress.update(bar, completed=wanted.tokens)
-    return judge(audit, name_of(sampling))
+    return judge(audit, name_of(sampling), audits=audits)
 
 
 def _made(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted) -> Iterator[Text]:

@@ -70,7 +70,7 @@ def _show_tests(console: Any, report: Report) -> None:
         console.print("no test has run: there is too little text for any")
         return
     console.print(
-        f"p = {report.p:.2g} for all {len(report.checks)} tests together (Bonferroni); an exact sampler is called not exact "
+        f"p = {report.p:.2g} for all {report.tests} tests together (Bonferroni); an exact sampler is called not exact "
         f"once in {1 / REJECT:,.0f} audits"
     )
 
