@@ -91,9 +91,7 @@ def beam_choice(given: dict[str, Any]) -> BeamChoice | None:
             "without records of its rounds; leave it out"
         )
     if count == 1 and "length_penalty" in named:
-        raise ParameterError(
-            "length_penalty ranks the texts of several beams, got --num-beams 1: leave it out, or give more"
-        )
+        raise ParameterError("length_penalty ranks the texts of several beams: with --num-beams 1 leave it out")
     settings = BeamSettings(count, own["length_penalty"], _EARLY[own["early_stopping"]], own["num_return_sequences"])
     drafts = not given["plain"] and context.get_parameter_source("draft") is not ParameterSource.DEFAULT
     if given["compare"] and not drafts:
