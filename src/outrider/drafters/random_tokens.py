@@ -17,6 +17,9 @@ class RandomDrafter(Drafter):
 
     name = "random"
 
+    def __init__(self) -> None:
+        self._law: torch.Tensor | None = None
+
     def prospects(self, row: DraftRow) -> list[Prospect]:
         del row
         return [Prospect(self.name, first=0.01, later=0.01)]
@@ -27,5 +30,6 @@ class RandomDrafter(Drafter):
         if not any(drafts):
             return empty_proposal(len(rows), context.device)
         tokens, lengths = pad_rows(drafts, context.device)
-        law = torch.full((), 1.0 / size, dtype=torch.float64, device=context.device)
-        return Proposal(tokens, lengths, law.expand(*tokens.shape, size))
+        if self._law is None or (len(self._law), self._law.device) != (size, tokens.device):
+            self._law = torch.full((size,), 1.0 / size, device=tokens.device)
+        return Proposal(tokens, lengths, self._law.expand(*tokens.shape, size)).knowing(drafts)
