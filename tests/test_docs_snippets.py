@@ -201,7 +201,8 @@ def test_the_table_of_the_papers_has_every_section_and_no_bare_pointers() -> Non
         assert any(row.startswith(f"| {section}") for row in rows), section
     for row in rows:
         gave = row.rstrip(" |").rpartition(" | ")[2].strip()
-        assert gave and not re.fullmatch(r"\[[^]]*\]\([^)]*\)", gave), row
+        assert gave, row
+        assert not re.fullmatch(r"\[[^]]*\]\([^)]*\)", gave), row
 
 
 def test_the_table_of_the_papers_names_tests_and_commands_that_exist() -> None:
