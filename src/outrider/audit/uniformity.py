@@ -81,7 +81,10 @@ def run_battery(numbers: Mapping[str, Array], marks: Marks) -> Battery:
     An order that is not one of `ORDERS` is that of a fault, and gets the one test that is best against it.
     """
     places = np.minimum(marks.places, LAST_PLACE)
-    groups = {f"place {place + 1} of a round{' and on' * (place == LAST_PLACE)}": places == place for place in range(9)}
+    groups = {
+        f"place {place + 1} of a round{' and on' * (place == LAST_PLACE)}": places == place
+        for place in range(LAST_PLACE + 1)
+    }
     groups |= {"bonus tokens": marks.bonus} if len(marks.bonus) else {}
     first, second = _same_positions(marks)
     checks: list[Check] = []
