@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +26,10 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds n
 
 
 @pytest.fixture(autouse=True)
-def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_ones_too(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(kept, "LEAST", 0)
+    monkeypatch.setattr(kept, "ROOM", 0)  # the disk of whoever runs the tests may be nearly full
+    caplog.set_level("DEBUG", kept.__name__)  # a failure shows why nothing was kept
 
 
 @pytest.fixture
@@ -156,6 +159,17 @@ def test_what_cannot_be_kept_is_loaded_all_the_same(
         load_transformers(folder, dtype="int8")
     assert len(rounds) == 2
     assert trouble == "no folder" or not list((cache / kept.FOLDER).glob("*"))
+
+
+def test_a_disk_that_does_not_say_what_it_holds_is_written_to(
+    tmp_path: Path, cache: Path, rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "ROOM", 2 * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=0, used=0, free=0))
+    folder = save_model(tmp_path / "model", 0)
+    for _ in range(2):
+        load_transformers(folder, dtype="int8")
+    assert len(rounds) == 1
 
 
 def test_what_is_written_into_a_model_stays_in_its_process(tmp_path: Path, cache: Path, rounds: list[str]) -> None:

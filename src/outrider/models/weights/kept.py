@@ -83,7 +83,7 @@ class KeptModel:
             if size < LEAST:
                 return
             _introduce(module)  # what can't be read again is not worth a file
-            if shutil.disk_usage(cache_folder()).free < ROOM + 2 * size:
+            if not _has_room(cache_folder(), size):
                 _log.debug("%s is not kept: the disk has little room", self._name)
                 return
             build_once(self._folder, lambda folder: torch.save(module, folder / FILE, pickle_module=_PICKLE))
@@ -120,6 +120,11 @@ def _is_ours(module: Any) -> bool:
 def _bytes(module: nn.Module) -> int:
     packed: int = sum(layer._packed.nbytes for layer in module.modules() if isinstance(layer, OpaqueLinear))
     return packed + sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+
+
+def _has_room(folder: Path, size: int) -> bool:
+    disk = shutil.disk_usage(folder)
+    return disk.total == 0 or disk.free >= ROOM + 2 * size  # some file systems don't say what they hold
 
 
 def _read_ahead(path: Path) -> None:
