@@ -15,11 +15,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from outrider import cache_folder
 from outrider.costs import Costs
 from outrider.kernels.chain_calls import ChainPlan
 from outrider.models.loading import load_transformers
 from outrider.models.passes.recording import Recording
+from outrider.support import cache_folder
 from tests import real_gpu
 from tests.device_texts import opened
 from tests.real_gpu import GPU, RealGPU

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
+from outrider.support.device_data import pad_rows
 from tests.tiny_models import VOCABULARY
 
 

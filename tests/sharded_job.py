@@ -18,13 +18,13 @@ from outrider.audit.greedy import first_divergence
 from outrider.audit.sampled import TextAudit
 from outrider.audit.sources import own_texts
 from outrider.audit.verdict import judge
-from outrider.device_data import pad_rows
 from outrider.drafters import ModelDrafter
 from outrider.errors import OutriderError
 from outrider.sampling import SamplingSettings
 from outrider.sharded import Team, lead, loading
 from outrider.sharded.linear import RowLinear
 from outrider.sharded.model import TeamModel, Whole
+from outrider.support.device_data import pad_rows
 
 RANK = int(os.environ["RANK"])
 PLACES = ("rank0", "replicated", "sharded")

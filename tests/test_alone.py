@@ -14,10 +14,10 @@ import pytest
 from torch import Tensor
 
 import outrider
-from outrider import alone
-from outrider.alone import Alone
 from outrider.beam import beam_search
 from outrider.models.base import TextModel
+from outrider.support import alone
+from outrider.support.alone import Alone
 
 PROMPTS = ("the quick brown fox", "a b a b", "one two three one", "zebra")
 
@@ -145,7 +145,7 @@ class Engine:
 
 INTERRUPTED = """
 import _thread, signal, threading, time
-from outrider.alone import Alone, _here
+from outrider.support.alone import Alone, _here
 
 class Engine: pass
 engines = [Engine(), Engine()]
@@ -274,7 +274,7 @@ def test_what_was_put_off_is_done_once_and_whatever_puts_it_off() -> None:
 
 _FORKED_WHILE_OTHERS_RECORD = """
 import multiprocessing, sys, threading
-from outrider.alone import OneAtATime
+from outrider.support.alone import OneAtATime
 from outrider.models.passes import recording
 entered, ending = threading.Event(), threading.Event()
 def recording_something():

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from outrider.decode import Request, decode
-from outrider.device_data import pad_rows
 from outrider.draft_length import FixedLength
 from outrider.drafters import ChoiceDrafter, Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter
 from outrider.drafters.base import check_alternatives
@@ -20,6 +19,7 @@ from outrider.models.base import LanguageModel, scores_alternatives
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from outrider.support.device_data import pad_rows
 from tests.ragged import reference, some_tokens
 from tests.test_end_to_end_law import V
 from tests.tiny_models import CONFIGS, VOCABULARY, module, record_now, tiny, tiny_encoder_decoder

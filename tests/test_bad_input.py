@@ -17,11 +17,11 @@ import torch
 import transformers
 
 import outrider
-from outrider import cache_folder
 from outrider.cli import main as entry
 from outrider.cli.main import run
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.sources import default_model
+from outrider.support import cache_folder
 from tests.tiny_models import VOCABULARY
 
 LONG = "the quick brown fox " * 200

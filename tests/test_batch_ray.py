@@ -20,10 +20,10 @@ from outrider.batch import Job, Setup
 from outrider.batch.ray_pool import Cluster, RayPool, Share, share_of, threads_of
 from outrider.batch.run import run_here
 from outrider.cli.main import run
-from outrider.draft_specs import make_named
 from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load
-from outrider.prompts import encode
+from outrider.request.draft_specs import make_named
+from outrider.request.prompts import encode
 from outrider.sampling import SamplingSettings
 from outrider.tune import writing
 from tests.conftest import save_encoder_decoder

@@ -20,7 +20,7 @@ from outrider.models.base import LanguageModel
 from outrider.models.decoder_rules import decoder_prefix
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.loading import load_transformers
-from outrider.prompts import Prepared
+from outrider.request.prompts import Prepared
 from tests.commands import call
 from tests.conftest import save_encoder_decoder
 from tests.test_encoder_decoder import FOUR, ruled, some_source

@@ -12,7 +12,7 @@ from outrider.beam import BeamResult, beam_search
 from outrider.beam.compare import Agreement
 from outrider.beam.settings import EarlyStopping
 from outrider.beam.task import BeamTask
-from outrider.prompts import encode
+from outrider.request.prompts import encode
 from tests.real_models import pruned_draft, smollm2
 
 STOPPING: tuple[EarlyStopping, ...] = (False, True, "never")

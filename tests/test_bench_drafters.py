@@ -14,7 +14,7 @@ from outrider.bench.drafters import CONTROL, Cell, Noise, count_runs, measure, n
 from outrider.bench.tasks import Task
 from outrider.cli.main import cli
 from outrider.drafters import Drafter, PromptLookupDrafter, RandomDrafter
-from outrider.run_log import RunLog
+from outrider.support.run_log import RunLog
 
 TEXTS = [Task("words", "the quick brown fox the quick"), Task("digits", "0123 0123 01")]
 

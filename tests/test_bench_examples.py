@@ -15,7 +15,7 @@ import outrider
 from outrider.bench.examples import CODE_STOPS, KINDS, Source, load_examples, prompt_tokens, stops
 from outrider.bench.texts import chat
 from outrider.errors import MissingPackageError, ParameterError
-from outrider.tables import load_hub, read_table
+from outrider.support.tables import load_hub, read_table
 from tests.conftest import make_tokenizer
 from tests.task_data import ROWS, write
 

@@ -16,7 +16,7 @@ from outrider.cli.main import cli, run
 from outrider.report.measured import COMMANDS, read, short
 from outrider.report.measured_leviathan import printed_alphas
 from outrider.report.measured_trace import TOKENS, calls
-from outrider.run_log import result_path
+from outrider.support.run_log import result_path
 from outrider.theory.printed import tables
 from tests.chromium import CHROMIUM, browser
 from tests.test_bench_toyllm import save_gpt2

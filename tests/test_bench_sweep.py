@@ -16,12 +16,12 @@ from outrider.bench.acceptance import read
 from outrider.bench.contest import Setting
 from outrider.bench.sweep import SweepRun
 from outrider.bench.sweep_summary import Tables, percentiles, summarise
-from outrider.choices import make_drafter
 from outrider.cli.main import cli
 from outrider.costs import Costs, DraftSeconds
 from outrider.drafters import ModelDrafter, PromptLookupDrafter
 from outrider.errors import ParameterError
 from outrider.models.table import TableModel
+from outrider.request.choices import make_drafter
 from outrider.sampling import SamplingSettings
 from outrider.theory import expected_tokens, walltime_factor
 from outrider.theory.chinchilla import TARGET_MS, TOKEN_MS, alpha_of, redrawn

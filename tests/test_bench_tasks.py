@@ -13,7 +13,7 @@ import outrider
 from outrider.bench.examples import Source, load_examples
 from outrider.cli.main import cli
 from outrider.errors import ParameterError
-from outrider.run_log import RunLog
+from outrider.support.run_log import RunLog
 from tests.task_data import write
 
 # The log

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from outrider.clock import PhaseClock
+from outrider.support.clock import PhaseClock
 
 
 def test_an_inner_phase_suspends_the_outer_one_and_errors_end_both(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr("outrider.clock.time.perf_counter", lambda: float(2 ** next(ticks)))
+    monkeypatch.setattr("outrider.support.clock.time.perf_counter", lambda: float(2 ** next(ticks)))
     counted = PhaseClock()  # at 1
     with counted.phase("draft"):  # at 2
         with pytest.raises(ValueError, match="so"), counted.phase("sampling"):  # at 4, until 8

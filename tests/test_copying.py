@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.clock import PhaseClock
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength, SimplePlan
 from outrider.drafters import PromptLookupDrafter, SuffixDrafter
@@ -20,6 +19,7 @@ from outrider.models.table import TableModel, TableSequence
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from outrider.support.clock import PhaseClock
 from tests.toys import table
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import outrider
-from outrider.clock import PhaseClock
 from outrider.costs import CostBook, Costs, DraftSeconds, costs_by, forget_costs, kept, measured_costs, review_costs
 from outrider.costs.kept import GIVE_UP
 from outrider.costs.measure import _noise, _table, measure_settled
@@ -22,6 +21,7 @@ from outrider.models.table import TableModel, TableSequence
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from outrider.support.clock import PhaseClock
 
 
 def test_widths_are_padded_where_wider_is_quicker() -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import outrider
-from outrider.device_data import pad_rows
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head
 from outrider.models.weights.quantized import can_quantize
+from outrider.support.device_data import pad_rows
 from tests.tiny_models import module
 
 LEFT = 150

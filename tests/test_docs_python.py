@@ -15,11 +15,11 @@ import pytest
 
 import outrider
 from outrider import drafters, errors
-from outrider.draft_specs import make_named
 from outrider.generation import Generation
 from outrider.models.transformers_model import TransformersModel
-from outrider.options import GenerateOptions, Options, parse_options
 from outrider.records import Round, Stats
+from outrider.request.draft_specs import make_named
+from outrider.request.options import GenerateOptions, Options, parse_options
 from outrider.results import Result
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings

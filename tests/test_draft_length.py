@@ -144,7 +144,7 @@ def test_signals_are_the_same_on_host_and_device(seed: int, dtype: torch.dtype) 
     tokens[1] = 7
     device = token_signals(logits, tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.device_data.ROW_BY_ROW_FROM", 0)
+        patch.setattr("outrider.support.device_data.ROW_BY_ROW_FROM", 0)
         assert token_signals(logits, tokens) == device
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.choices import make_drafter
 from outrider.cli.main import run
-from outrider.draft_specs import check_spec, is_named, loading_options, make_from_spec, make_named
 from outrider.drafters import (
     ChoiceDrafter,
     EarlyExitDrafter,
@@ -24,6 +22,8 @@ from outrider.errors import OutriderError, ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.table import TableModel
 from outrider.models.transformers_model import TransformersModel
+from outrider.request.choices import make_drafter
+from outrider.request.draft_specs import check_spec, is_named, loading_options, make_from_spec, make_named
 from tests.test_heads import write_head
 from tests.tiny_models import module, tiny
 from tests.toys import table

@@ -173,8 +173,8 @@ def test_a_draft_that_becomes_good_is_taken_up_again() -> None:
 
     class Turning(RandomDrafter):
         def propose(self, rows, plans, context):  # type: ignore[no-untyped-def]
-            from outrider.device_data import pad_rows
             from outrider.proposal import Proposal
+            from outrider.support.device_data import pad_rows
 
             drafts = [[(3 if len(r.tokens) > 300 else 5)] * p.limit for r, p in zip(rows, plans, strict=True)]
             tokens, lengths = pad_rows(drafts, context.device)

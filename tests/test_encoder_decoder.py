@@ -32,8 +32,8 @@ from outrider.models.base import Source
 from outrider.models.decoder_rules import decoder_prefix
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
-from outrider.own_rules import with_own_rules
 from outrider.randomness import RandomStream
+from outrider.request.own_rules import with_own_rules
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.ragged import ragged_difference, score, some_tokens
 from tests.tiny_models import ENCODER_DECODERS, module, tiny, tiny_encoder_decoder

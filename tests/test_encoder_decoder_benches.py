@@ -16,11 +16,11 @@ from outrider.bench.recorded import record
 from outrider.bench.tasks import Task
 from outrider.bench.texts import kinds_for
 from outrider.cli.main import run
-from outrider.draft_specs import make_named
 from outrider.drafters import ModelDrafter
 from outrider.generation import generate
 from outrider.models.loading import load, load_transformers
-from outrider.prompts import encode
+from outrider.request.draft_specs import make_named
+from outrider.request.prompts import encode
 from tests.conftest import save_encoder_decoder
 from tests.test_encoder_decoder_commands import SOURCE, as_json, tone, write_wav
 

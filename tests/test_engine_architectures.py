@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
-from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
+from outrider.support.device_data import pad_rows
 from tests.ragged import ragged_difference, reference, score, some_tokens
 from tests.tiny_models import CONFIGS, VOCABULARY, module, tiny
 

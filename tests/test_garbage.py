@@ -10,7 +10,7 @@ import pytest
 
 from outrider.cli.main import main, run
 from outrider.cli.models import ModelChoice
-from outrider.garbage import Collector, uncollected
+from outrider.support.garbage import Collector, uncollected
 
 
 def fail_within() -> None:

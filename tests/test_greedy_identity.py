@@ -15,7 +15,7 @@ import outrider
 from outrider.audit.greedy import first_divergence
 from outrider.drafters import ModelDrafter, PromptLookupDrafter
 from outrider.models.table import TableModel
-from outrider.prompts import encode
+from outrider.request.prompts import encode
 from tests.real_models import pruned_draft, smollm2
 
 NEW_TOKENS = 24

@@ -17,7 +17,6 @@ from outrider.audit.enumerate import target_joint
 from outrider.costs import Costs
 from outrider.decode import Request, decode
 from outrider.draft_length import AdaptiveLength, FixedLength
-from outrider.draft_specs import make_from_spec
 from outrider.drafters import (
     ChoiceDrafter,
     EarlyExitDrafter,
@@ -37,6 +36,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import Round
+from outrider.request.draft_specs import make_from_spec
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.test_end_to_end_law import ALARM, LENGTH, SAMPLES, V, p_value_of
 from tests.test_engine_decode import GREEDY, PROMPTS, WARM, requests

@@ -24,9 +24,9 @@ from transformers import (
 )
 
 import outrider
-from outrider.choices import make_length
 from outrider.errors import ModelError, ParameterError
 from outrider.hf_generate.engines import engine_of
+from outrider.request.choices import make_length
 from tests.conftest import make_tokenizer
 from tests.tiny_models import VOCABULARY, module
 

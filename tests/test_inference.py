@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.device_data import places_from
-from outrider.inference import in_inference_mode
+from outrider.support.device_data import places_from
+from outrider.support.inference import in_inference_mode
 
 
 @in_inference_mode

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.acceptance.rules import verify_rejection
+from outrider.acceptance.verify import Uniforms, verify, verify_on_device, verify_on_host
 from outrider.audit.enumerate import Law, Rule, round_joint, target_joint
 from outrider.errors import ParameterError
-from outrider.rules import verify_rejection
 from outrider.sampling import SamplingSettings, draw
 from outrider.sampling.draw import draw_on_device
-from outrider.verify import Uniforms, verify, verify_on_device, verify_on_host
 from tests.toys import SETTINGS, WRONG_RULES, law_of, table
 
 EXACT = 1e-12
@@ -148,7 +148,7 @@ def test_draw_has_the_law_of_its_weights(vocabulary: int) -> None:
 def draw_on_host(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Row by row whatever the vocabulary."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.device_data.ROW_BY_ROW_FROM", 0)
+        patch.setattr("outrider.support.device_data.ROW_BY_ROW_FROM", 0)
         return draw(weights, uniforms)
 
 
@@ -250,7 +250,7 @@ def test_rows_without_a_law_are_told_apart_on_host_and_device(point_mass: bool) 
 def test_tokens_and_counts_out_of_range_are_refused(
     rows_from: int, token: int, drafted: int, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.device_data.ROW_BY_ROW_FROM", rows_from)
+    monkeypatch.setattr("outrider.support.device_data.ROW_BY_ROW_FROM", rows_from)
     uniforms = Uniforms(torch.zeros(1, 1).double(), torch.zeros(1).double())
     allowed = {"draft_tokens": f"0 … 2, got {token}", "num_drafted": f"0 … 1, got {drafted}"}[refused]
     with pytest.raises(ParameterError, match=f"{refused} must be in {allowed}"):
@@ -261,7 +261,7 @@ def test_tokens_and_counts_out_of_range_are_refused(
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_law_is_the_targets_row_by_row(name: str, point_mass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of a real vocabulary on a CPU, which is not that of the toys above."""
-    monkeypatch.setattr("outrider.device_data.ROW_BY_ROW_FROM", 0)
+    monkeypatch.setattr("outrider.support.device_data.ROW_BY_ROW_FROM", 0)
     target, draft = table(1, 3), table(2, 3)
     proposed = 1 if point_mass else law_of(draft, SETTINGS[name])
     assert distance(verify, law_of(target, SETTINGS[name]), proposed, 3, 2) < EXACT

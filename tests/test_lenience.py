@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 import outrider
+from outrider.acceptance.lenience import lenient_betas, lenient_law, near_best, soft, verify_lenient, verify_near_best
+from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.audit.enumerate import Law, round_joint, target_joint
 from outrider.cli.main import run
 from outrider.compare import compare
@@ -23,7 +25,6 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import ModelDrafter
 from outrider.errors import ParameterError
-from outrider.lenience import lenient_betas, lenient_law, near_best, soft, verify_lenient, verify_near_best
 from outrider.models.loading import load
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
@@ -33,7 +34,6 @@ from outrider.round import Extras
 from outrider.sampling import SamplingSettings, standardize
 from outrider.sampling.draw import draw
 from outrider.theory import acceptance_probability
-from outrider.verify import Uniforms, Verdict, verify
 from tests.toys import PROMPT, SETTINGS, law_of, table
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import outrider
 from outrider.audit.greedy import first_divergence
-from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.llama_cpp.engine import FIRST_CELLS, SPARE, LlamaCppModel
 from outrider.models.llama_cpp.library import OUTPUTS, Context
@@ -24,6 +23,7 @@ from outrider.models.loading import load_llama_cpp
 from outrider.models.sources import default_model
 from outrider.models.weights.gguf import gguf_tokenizer
 from outrider.prefill import prefill
+from outrider.support.device_data import pad_rows
 from tests.real_models import smollm2
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")

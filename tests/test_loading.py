@@ -37,7 +37,7 @@ def test_the_default_model_is_converted_once_and_speaks() -> None:
     model = outrider.load(dtype="float32")
     result = outrider.generate(model, [{"role": "user", "content": "What is the capital of France?"}], max_new_tokens=16)
     assert "Paris" in result.text
-    folders = list((outrider.cache_folder.cache_folder() / "models").glob("SmolLM2*float32"))
+    folders = list((outrider.support.cache_folder.cache_folder() / "models").glob("SmolLM2*float32"))
     before = [path.stat().st_mtime_ns for path in folders]
     outrider.load(dtype="float32")
     assert [path.stat().st_mtime_ns for path in folders] == before

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider import memory
+from outrider.support import memory
 
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _ASK = """
 import sys
-from outrider import memory
+from outrider.support import memory
 assert memory.keep_freed_memory() and memory.ask_for_huge_pages()
 import torch
 held = [torch.ones(1 << 18) for _ in range(64)]
@@ -33,7 +33,7 @@ def test_what_is_allocated_comes_in_huge_pages_once_they_were_asked_for() -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the C library of Linux")
 def test_where_addresses_are_limited_the_heap_does_not_grow_ahead() -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, resource.RLIM_INFINITY))\n"
-    ask = "from outrider import memory; print(memory.ask_for_huge_pages())"
+    ask = "from outrider.support import memory; print(memory.ask_for_huge_pages())"
     done = subprocess.run([sys.executable, "-c", limit + ask], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.acceptance.verify import Uniforms, verify
 from outrider.sampling import Context, draw, standardize
-from outrider.verify import Uniforms, verify
 from tests.toys import SETTINGS
 
 V, K, ROWS = 5000, 4, 3

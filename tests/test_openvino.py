@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import outrider
-from outrider.device_data import pad_rows
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import is_flat
 from outrider.models.loading import QUANTIZED, load_openvino
@@ -22,6 +21,7 @@ from outrider.models.openvino.saved import Weights
 from outrider.models.steady_width import SteadyWidth
 from outrider.models.weights.quantized import can_quantize
 from outrider.prefill import prefill
+from outrider.support.device_data import pad_rows
 from tests.ragged import some_tokens
 from tests.tiny_models import CONFIGS, module
 

@@ -13,7 +13,6 @@ import torch
 from scipy import stats
 
 import outrider
-from outrider.choices import make_drafter
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, IntersectionDrafter, ModelDrafter, TextDrafter
@@ -23,6 +22,7 @@ from outrider.models.token_bytes import token_bytes
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import Proposal
 from outrider.randomness import RandomStream
+from outrider.request.choices import make_drafter
 from outrider.sampling import SamplingSettings, standardize
 from tests.conftest import make_tokenizer
 from tests.test_end_to_end_law import ALARM

@@ -14,11 +14,11 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from outrider import theory
+from outrider.acceptance.rules import verify_match
+from outrider.acceptance.verify import Uniforms, Verdict, next_on_device, verify
 from outrider.audit.enumerate import Law, Rule, _acceptances, _enumerate, _next_law, round_joint, target_joint
-from outrider.rules import verify_match
 from outrider.sampling import SamplingSettings, standardize
 from outrider.sampling.draw import draw
-from outrider.verify import Uniforms, Verdict, next_on_device, verify
 from tests.toys import law_of, table
 
 EXACT = 1e-12

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.clock import PhaseClock
+from outrider.acceptance.verify import Uniforms, verify
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import LEAST_LIKELY, MOST_OTHERS, shares_of
 from outrider.draft_steps.steps import StepsInOneCall, StepsOnDevice, Wanted, steps_on
@@ -20,7 +20,7 @@ from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.randomness import RandomStream
 from outrider.round import Extras, Scorer, verify_round
 from outrider.sampling import SamplingSettings, greedy_on_host, standardize
-from outrider.verify import Uniforms, verify
+from outrider.support.clock import PhaseClock
 
 pytestmark = pytest.mark.skipif(sampling_kernels() is None, reason="no kernels here")
 

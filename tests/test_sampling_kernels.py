@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.acceptance.verify import Uniforms, Verdict, verify, verify_on_device, verify_on_host
 from outrider.draft_steps.signals import EDGES, token_signals
 from outrider.kernels import sampling as module
 from outrider.kernels.sampling import SamplingKernels, build, reading, sampling_kernels
 from outrider.sampling import SamplingSettings, draw, standardize
 from outrider.sampling.standardize import greedy_on_host
-from outrider.verify import Uniforms, Verdict, verify, verify_on_device, verify_on_host
 from tests.test_law import distance, sparse_rows
 from tests.test_sampling import by_sorting
 from tests.toys import SETTINGS, law_of, table

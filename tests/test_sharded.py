@@ -24,7 +24,7 @@ from outrider.audit.verdict import NOT_EXACT
 from outrider.cli.main import run
 from outrider.errors import ParameterError
 from outrider.generation import generate
-from outrider.prompts import encode
+from outrider.request.prompts import encode
 from outrider.sharded import lead
 from outrider.sharded.costs import Shape, communication_seconds, pass_seconds
 from outrider.sharded.loading import heads_divide, plan_of

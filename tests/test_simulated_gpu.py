@@ -15,7 +15,6 @@ import torch
 import outrider
 from outrider.costs import Costs
 from outrider.decode import Request, decode
-from outrider.device_data import moved
 from outrider.draft_length import AdaptiveLength, FixedLength
 from outrider.drafters import (
     ChoiceDrafter,
@@ -33,6 +32,7 @@ from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.round import Extras
+from outrider.support.device_data import moved
 from tests.device_texts import PROMPTS, SETTINGS, flat, given, opened, write
 from tests.published_heads import CHECKPOINTS
 from tests.real_gpu import GPU

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ParameterError
-from outrider.text import Detokenizer, TextTracker
+from outrider.support.text import Detokenizer, TextTracker
 from tests.conftest import make_tokenizer
 
 
@@ -118,7 +118,7 @@ class InterruptedAtLine:
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> InterruptedAtLine | None:
         del arg
-        if not frame.f_code.co_filename.endswith("outrider/text.py"):
+        if not frame.f_code.co_filename.endswith("outrider/support/text.py"):
             return None
         self.left -= event == "line"
         if self.left < 0:

@@ -18,13 +18,13 @@ from scipy import stats
 import outrider
 from outrider.cli.main import run
 from outrider.cli.train.made import as_head, as_model
-from outrider.draft_specs import is_named
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import load_head
 from outrider.heads.target_parts import output_rows
 from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
+from outrider.request.draft_specs import is_named
 from outrider.sharded.loading import _sharded
 from tests.commands import call
 from tests.conftest import save_model

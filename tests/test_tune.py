@@ -20,8 +20,8 @@ from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.errors import ParameterError
 from outrider.forced import betas_along, draft_laws_along, logits_along, target_laws_along
 from outrider.models.table import TableModel
-from outrider.prompt_file import read_prompts
 from outrider.randomness import RandomStream
+from outrider.request.prompt_file import read_prompts
 from outrider.sampling import SamplingSettings
 from outrider.tune.chances import Chances, chances
 from outrider.tune.configuration import Configuration, read_configuration

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.audit.enumerate import Law
-from outrider.device_data import pad_rows
 from outrider.kernels.calls import SamplingCalls
 from outrider.models.table import TableModel
 from outrider.proposal import Proposal
 from outrider.round import several
 from outrider.sampling import Context, SamplingSettings, standardize
 from outrider.sampling.draw import draw
-from outrider.verify import Uniforms, Verdict, verify
+from outrider.support.device_data import pad_rows
 
 PROMPT = (0, 1)
 

@@ -144,7 +144,7 @@ def main(corpus: Path, out: Path) -> None:
 
     from outrider.bench.examples import Source, load_examples
     from outrider.models.weights.gguf import gguf_tokenizer
-    from outrider.prompts import encode
+    from outrider.request.prompts import encode
     from outrider.train.texts import _around
 
     (model,) = _models()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from outrider.garbage import uncollected
+from outrider.support.garbage import uncollected
 
 if TYPE_CHECKING:
     from outrider.audio import Audio, read_wav

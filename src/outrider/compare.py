@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.audit.greedy import Divergence, first_divergence
-from outrider.choices import make_drafter
 from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.generation import Generation, Stream
 from outrider.models.base import TextModel
-from outrider.prompts import Prompt, prepare
+from outrider.request.choices import make_drafter
+from outrider.request.prompts import Prompt, prepare
 from outrider.results import Result
 
 WARM_UP_TOKENS = 8

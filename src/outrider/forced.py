@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.drafters.base import DraftContext
@@ -24,6 +23,7 @@ from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
+from outrider.support.device_data import pad_rows
 from outrider.theory import acceptance_probability
 
 LEAST, MOST = 32, 512  # positions in a chunk

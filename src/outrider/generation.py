@@ -8,22 +8,22 @@ from numbers import Integral
 from threading import Event
 from typing import Any, Self, Unpack, overload
 
-from outrider.alone import Alone
 from outrider.audio import Audio
-from outrider.choices import bound_drafter, make_length
 from outrider.costs import review_costs
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, end_tokens
-from outrider.options import GenerateOptions, parse_options
-from outrider.own_rules import with_own_rules
-from outrider.prompts import Message, Prompt, prepare, source_length
 from outrider.randomness import stream_after
 from outrider.records import Origin, Round, summarise
+from outrider.request.choices import bound_drafter, make_length
+from outrider.request.options import GenerateOptions, parse_options
+from outrider.request.own_rules import with_own_rules
+from outrider.request.prompts import Message, Prompt, prepare, source_length
 from outrider.results import Result
-from outrider.text import TextTracker
+from outrider.support.alone import Alone
+from outrider.support.text import TextTracker
 
 
 class Piece(str):

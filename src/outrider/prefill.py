@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
-from outrider.device_data import pad_rows
 from outrider.models.base import LanguageModel, Sequence
+from outrider.support.device_data import pad_rows
 
 CHUNK = 512
 

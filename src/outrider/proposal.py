@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import index, moved, pad_rows
 from outrider.models.base import Sequence, Source, tokens_of
 from outrider.randomness import RandomStream
+from outrider.support.device_data import index, moved, pad_rows
 
 
 @dataclass

@@ -17,8 +17,8 @@ from torch import Tensor
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.models.compatibility import fingerprint
-from outrider.optional import optional
 from outrider.sampling.stateful import Constraint
+from outrider.support.optional import optional
 
 _KEPT_AS = "_outrider_guidance"
 _NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}

@@ -18,7 +18,7 @@ from outrider.audit.text import Text
 from outrider.endpoint import EndpointError, post, request_body
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
-from outrider.prompts import Prompt, encode
+from outrider.request.prompts import Prompt, encode
 from outrider.sampling import SamplingSettings
 
 MOST_EMPTY = 8  # answers in a row

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.verify import Uniforms, Verdict
+from outrider.acceptance.verify import Uniforms, Verdict
 
 Law = Callable[[tuple[int, ...]], Tensor]
 """The law of the next token after these new tokens. → [V], float64"""

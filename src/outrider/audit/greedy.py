@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.models.base import LanguageModel, Source, open_sequence
 from outrider.prefill import prefill
+from outrider.support.device_data import pad_rows
 
 WIDTHS = (1, 2, 3, 5, 9, 16)
 PASSES = 8  # of each width

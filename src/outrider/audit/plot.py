@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.audit.verdict import Report
 from outrider.errors import ParameterError, why_unread
-from outrider.optional import optional
+from outrider.support.optional import optional
 
 NAMES = {"ratio": "by target / draft", "target": "by target probability", "token": "by token id"}
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from outrider.audio import Audio, Recordings, named
 from outrider.audit.text import Text
-from outrider.choices import Draft, Length
 from outrider.errors import ParameterError, in_one_line, why_unread
 from outrider.generation import generate
 from outrider.models.base import TextModel, has_encoder
-from outrider.prompts import Asked, Prompt, asked, prepare
 from outrider.records import Round
+from outrider.request.choices import Draft, Length
+from outrider.request.prompts import Asked, Prompt, asked, prepare
 from outrider.sampling import SamplingSettings
 
 ROWS = 8

@@ -12,7 +12,7 @@ from outrider.batch.jobs import LAW
 from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
-from outrider.prompts import Prompt, asked
+from outrider.request.prompts import Prompt, asked
 from outrider.sampling import SamplingSettings
 
 

@@ -16,19 +16,19 @@ from typing import Any
 
 from outrider.batch.jobs import LAW, Job, options_of, structure_of
 from outrider.batch.setup import Ready
-from outrider.checks import check_count
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.errors import NumericalError, OutriderError
 from outrider.models.base import TextModel, end_tokens
-from outrider.options import Options
-from outrider.own_rules import forces_end, with_own_rules
-from outrider.prompts import prepare, source_length
 from outrider.randomness import stream_after
 from outrider.records import Round, summarise
+from outrider.request.options import Options
+from outrider.request.own_rules import forces_end, with_own_rules
+from outrider.request.prompts import prepare, source_length
 from outrider.results import Result
 from outrider.structured import Structure
-from outrider.text import TextTracker
+from outrider.support.checks import check_count
+from outrider.support.text import TextTracker
 
 Record = dict[str, Any]
 """A finished prompt, as it is written: index, what the line handed on, and the result or an error."""

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.audio import Audio, Recordings
-from outrider.checks import check_count
 from outrider.errors import ParameterError
-from outrider.options import Options, parse_options
-from outrider.prompts import check_characters
+from outrider.request.options import Options, parse_options
+from outrider.request.prompts import check_characters
 from outrider.structured import Structure
+from outrider.support.checks import check_count
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 LAW = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "logit_bias")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from outrider.errors import ParameterError
-from outrider.run_log import RunLog
+from outrider.support.run_log import RunLog
 
 _REMEDY = "give another --output, or delete this one and the .run file beside it"
 

@@ -25,7 +25,7 @@ from outrider.batch.jobs import Job
 from outrider.batch.run import KeepTables
 from outrider.batch.setup import Setup
 from outrider.errors import ModelError, OutriderError, ParameterError, in_one_line
-from outrider.optional import require
+from outrider.support.optional import require
 
 _log = logging.getLogger(__name__)
 PATIENCE = 5.0  # seconds without an answer before the cluster is looked at

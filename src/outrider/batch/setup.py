@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import outrider
-from outrider.choices import make_length
 from outrider.costs import CostBook, costs_by
 from outrider.decode import Decoder
 from outrider.draft_length import DraftLength, FixedLength, OptimalLength
-from outrider.draft_specs import LoadModel, loading_options, make_from_spec
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.models.loading import compiles
-from outrider.own_rules import with_own_rules
+from outrider.request.choices import make_length
+from outrider.request.draft_specs import LoadModel, loading_options, make_from_spec
+from outrider.request.own_rules import with_own_rules
 from outrider.sampling import SamplingSettings
 
 

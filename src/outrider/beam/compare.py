@@ -15,9 +15,9 @@ import torch
 
 from outrider.beam.records import BeamResult, BeamText
 from outrider.beam.task import BeamTask
-from outrider.device_data import pad_rows
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
+from outrider.support.device_data import pad_rows
 
 WIDTHS = (1, 2, 3, 5, 8, 16)
 

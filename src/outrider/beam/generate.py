@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from outrider.alone import Alone
 from outrider.beam.draft import draft_model
 from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamResult, BeamRound, BeamText, EndReason, summarise
@@ -12,11 +11,12 @@ from outrider.beam.search import BeamDecoder
 from outrider.beam.settings import BeamSettings, EarlyStopping
 from outrider.beam.state import Finished
 from outrider.beam.task import task_of
-from outrider.choices import Draft, bound_drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, end_tokens
-from outrider.prompts import Prompt, prepare, source_length
-from outrider.text import TextTracker
+from outrider.request.choices import Draft, bound_drafter
+from outrider.request.prompts import Prompt, prepare, source_length
+from outrider.support.alone import Alone
+from outrider.support.text import TextTracker
 
 
 def beam_search(

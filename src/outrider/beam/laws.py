@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.beam.state import Continuations, Path
-from outrider.device_data import index
+from outrider.support.device_data import index
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ own rounds, of which late ones count more. The result of a search does not depen
 
 from __future__ import annotations
 
-from outrider.checks import check_count
 from outrider.draft_length.base import MAX_DRAFT
+from outrider.support.checks import check_count
 
 LONGEST = 8
 FIRST = 3  # steps of the first draft, after one pass without

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from outrider.beam.laws import continuations
 from outrider.beam.state import Continuations, Path
 from outrider.beam.task import BeamTask
-from outrider.device_data import index, pad_rows
 from outrider.models.base import (
     CopiesPrefixes,
     LanguageModel,
@@ -26,6 +25,7 @@ from outrider.models.base import (
     open_sequence,
 )
 from outrider.prefill import prefill
+from outrider.support.device_data import index, pad_rows
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.checks import check_count, check_number
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count, check_number
 
 EarlyStopping = bool | Literal["never"]
 MOST_BEAMS = 64

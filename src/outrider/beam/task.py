@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.beam.laws import BeamLaw
 from outrider.models.base import LanguageModel, Source, has_encoder, tokens_of
-from outrider.prompts import Prepared
+from outrider.request.prompts import Prepared
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from outrider.drafters import Drafter
 from outrider.forced import betas_along
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.own_rules import law_along
-from outrider.prompts import Asked, prepare
-from outrider.run_log import RunLog
+from outrider.request.own_rules import law_along
+from outrider.request.prompts import Asked, prepare
 from outrider.sampling import SamplingSettings
+from outrider.support.run_log import RunLog
 
 TEXT = ""  # the entry of a log that holds the target's text instead of a draft's betas
 

@@ -23,8 +23,8 @@ from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import Asked, prepare
-from outrider.run_log import RunLog
+from outrider.request.prompts import Asked, prepare
+from outrider.support.run_log import RunLog
 
 PLAIN = "plain"
 _SAMPLE_STRIDE = 1_000_003

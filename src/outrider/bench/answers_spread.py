@@ -20,7 +20,7 @@ from outrider.bench.quality import Metric
 from outrider.bench.resumed import Resumed
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
-from outrider.run_log import RunLog
+from outrider.support.run_log import RunLog
 
 _Asked = tuple[Example, Setting, int]
 

@@ -24,14 +24,14 @@ from outrider.bench.contest import in_turn
 from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.tasks import human_eval
-from outrider.choices import make_length
 from outrider.costs import CostBook, Costs, DraftSeconds, costs_by, measured_costs
-from outrider.draft_specs import loading_options
 from outrider.drafters import Drafter
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.randomness import RandomStream
-from outrider.run_log import RunLog
+from outrider.request.choices import make_length
+from outrider.request.draft_specs import loading_options
+from outrider.support.run_log import RunLog
 
 PROBLEMS = 164
 AUTO = -1  # in place of a draft length: adapted

@@ -18,7 +18,7 @@ from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.models.base import TextModel
-from outrider.run_log import RunLog
+from outrider.support.run_log import RunLog
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 4

@@ -17,19 +17,19 @@ from torch import Tensor
 
 from outrider.bench.recorded import Recorded
 from outrider.costs import DraftSeconds
-from outrider.device_data import pad_rows
 from outrider.draft_length.base import Plan, Prospect, SimplePlan
 from outrider.drafters import Drafter, ModelDrafter, NgramDrafter
 from outrider.drafters.base import DraftContext
 from outrider.drafters.other_tokenizer import IntersectionDrafter
 from outrider.forced import target_laws_along
 from outrider.models.base import LanguageModel, open_sequence
-from outrider.own_rules import law_along
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.randomness import RandomStream
+from outrider.request.own_rules import law_along
 from outrider.sampling import SamplingSettings
 from outrider.sampling.draw import draw
+from outrider.support.device_data import pad_rows
 
 LONGEST = 10  # tokens of a chain
 

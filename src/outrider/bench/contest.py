@@ -17,9 +17,9 @@ from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.bench.tasks import Task
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import Asked
-from outrider.run_log import RunLog
+from outrider.request.prompts import Asked
 from outrider.sampling import SamplingSettings
+from outrider.support.run_log import RunLog
 
 WARM_UP_TOKENS = 16
 T = TypeVar("T")

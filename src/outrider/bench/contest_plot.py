@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.bench.contest import Row
 from outrider.errors import ParameterError, why_unread
-from outrider.optional import optional
+from outrider.support.optional import optional
 
 PANEL, CHARACTER = 4.2, 0.08  # inches
 OWN, OTHERS = "#0072b2", "#999999"  # told apart without colour by the names, too

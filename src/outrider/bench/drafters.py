@@ -26,7 +26,7 @@ from outrider.draft_length.predicted import oracle_seconds, predicted_seconds
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.run_log import RunLog
+from outrider.support.run_log import RunLog
 
 FIXED = (2, 4, 8)
 CONTROL = "none: plain again"

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from outrider.bench.statistics import Spread, spread
-from outrider.clock import PhaseClock
 from outrider.draft_length import SimplePlan
 from outrider.drafters import Drafter, NgramDrafter, PromptLookupDrafter, SuffixDrafter
 from outrider.drafters.base import DraftContext
@@ -18,6 +17,7 @@ from outrider.models.table import TableModel, TableSequence
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from outrider.support.clock import PhaseClock
 
 VOCABULARY = 151_936
 DRAFTED = 8

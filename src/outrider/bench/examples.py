@@ -21,8 +21,8 @@ from outrider.audio import Audio, Recordings
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, has_encoder
-from outrider.prompts import Asked, asked, encode
-from outrider.tables import Row, column, load_hub, read_table
+from outrider.request.prompts import Asked, asked, encode
+from outrider.support.tables import Row, column, load_hub, read_table
 
 NEED_REFERENCES = ("rouge2", "bleu", "wer", "exact")
 CODE_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

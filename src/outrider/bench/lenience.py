@@ -19,6 +19,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from outrider.acceptance.lenience import lenient_betas, lenient_law, soft
 from outrider.audit.sampled import TextAudit
 from outrider.audit.text import Text
 from outrider.audit.verdict import judge
@@ -29,13 +30,12 @@ from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.forced import draft_laws_along, target_laws_along
 from outrider.generation import generate
-from outrider.lenience import lenient_betas, lenient_law, soft
 from outrider.models.base import Source, TextModel
-from outrider.own_rules import law_along
-from outrider.prompts import Asked, prepare
 from outrider.records import Round
-from outrider.run_log import RunLog
+from outrider.request.own_rules import law_along
+from outrider.request.prompts import Asked, prepare
 from outrider.sampling import SamplingSettings
+from outrider.support.run_log import RunLog
 from outrider.theory.printed import tables
 
 PLAIN = 0.0  # in the place of a lenience: plain decoding

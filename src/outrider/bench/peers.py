@@ -12,7 +12,7 @@ from outrider.audio import Audio, features
 from outrider.bench.contest import Contender, Setting, ours
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
-from outrider.prompts import Asked, prepare
+from outrider.request.prompts import Asked, prepare
 
 PEER_LOOKUP_TOKENS = 10  # what transformers' documentation uses for prompt_lookup_num_tokens
 # Ours, and the peers it is compared with: the same drafting on both sides.

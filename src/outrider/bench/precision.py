@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.bench.tasks import human_eval_solutions
-from outrider.device_data import pad_rows
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
+from outrider.support.device_data import pad_rows
 
 CHUNK = 64  # tokens whose laws are held at once
 

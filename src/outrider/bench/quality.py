@@ -22,8 +22,8 @@ from outrider.bench.examples import NEED_REFERENCES, Example
 from outrider.bench.precision import laws
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
-from outrider.optional import optional
-from outrider.prompts import Asked
+from outrider.request.prompts import Asked
+from outrider.support.optional import optional
 
 METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
 RESAMPLES = 2000

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.bench.tasks import Task
 from outrider.generation import generate
 from outrider.models.base import Source, TextModel
-from outrider.prompts import encode, prepare
+from outrider.request.prompts import encode, prepare
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from outrider.run_log import RunLog
+from outrider.support.run_log import RunLog
 
 R = TypeVar("R")
 

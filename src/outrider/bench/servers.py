@@ -12,7 +12,7 @@ from outrider.audio import Audio
 from outrider.bench.contest import Contender, Setting
 from outrider.endpoint import EndpointError, post, request_body
 from outrider.errors import ParameterError
-from outrider.prompts import Asked
+from outrider.request.prompts import Asked
 
 FRESH = {"cache_prompt": False}  # llama.cpp's server would not read a prompt again that it has seen
 

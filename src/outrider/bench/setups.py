@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.bench.contest import Contender, ours
-from outrider.draft_specs import where_apart, without_folder
 from outrider.drafters import Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
+from outrider.request.draft_specs import where_apart, without_folder
 
 
 @dataclass(frozen=True)

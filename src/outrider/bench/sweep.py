@@ -20,9 +20,9 @@ from outrider.bench.resumed import Resumed
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import prepare
 from outrider.records import Round
-from outrider.run_log import RunLog
+from outrider.request.prompts import prepare
+from outrider.support.run_log import RunLog
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from outrider.bench.sweep import SweepRun
 from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length.predicted import plain_seconds, predicted_seconds
 from outrider.models.base import TextModel
-from outrider.prompts import Asked, prepare
+from outrider.request.prompts import Asked, prepare
 from outrider.theory import measured_speedup, walltime_factor
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import ParameterError
-from outrider.optional import optional
+from outrider.support.optional import optional
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from outrider.drafters import Drafter
 from outrider.errors import ParameterError
 from outrider.generation import generate
 from outrider.models.base import TextModel
-from outrider.prompts import encode
 from outrider.records import Round, summarise
-from outrider.run_log import RunLog
+from outrider.request.prompts import encode
+from outrider.support.run_log import RunLog
 from outrider.theory import walltime_factor
 
 PROMPT = "Alan Turing theorized that computers would one day become"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from outrider.draft_length import OptimalLength
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
-    from outrider.prompts import Prompt
+    from outrider.request.prompts import Prompt
     from outrider.sampling import SamplingSettings
 
 OWN_DRAFT = "self:temperature=1.5"  # rejected often enough to show every fault, whatever the target
@@ -138,7 +138,7 @@ def _settings(given: dict[str, Any]) -> list[SamplingSettings]:
 
 def _prompts(path: Path | None) -> Sequence[Prompt]:
     from outrider.audit.sources import PROMPTS
-    from outrider.prompt_file import read_prompts
+    from outrider.request.prompt_file import read_prompts
 
     return PROMPTS if path is None else read_prompts(path)
 
@@ -220,8 +220,8 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
     from outrider.audit.sources import name_of, read_texts
     from outrider.audit.verdict import judge
     from outrider.models.base import end_tokens
-    from outrider.own_rules import law_along
-    from outrider.prompts import prepare
+    from outrider.request.own_rules import law_along
+    from outrider.request.prompts import prepare
 
     texts: Iterable[Text]
     if wanted.outputs is not None:

@@ -87,7 +87,7 @@ def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure 
     """From the options to what the processes are told."""
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
-    from outrider.lenience import check_lenience
+    from outrider.acceptance.lenience import check_lenience
 
     lenience = check_lenience(given["lenience"])
     if lenience < 1.0 and (given["plain"] or parse_length(given["num_draft_tokens"]) == 0):
@@ -110,7 +110,7 @@ def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure 
 
 def settings_of(setup: Setup, asked: Prompts) -> dict[str, object]:
     """What all parts of a run must share: not where it runs, nor how many processes share the work."""
-    from outrider.draft_specs import AUTO
+    from outrider.request.draft_specs import AUTO
 
     about = {name: getattr(setup, name) for name in ("target", "draft", "chat", "dtype", "engine")}
     length = setup.num_draft_tokens

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from outrider.checks import check_count
 from outrider.cli.models import ModelChoice
 from outrider.cli.shared_options import add_options
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.audio import Audio

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outrider.errors import ParameterError
-from outrider.optional import require
+from outrider.support.optional import require
 
 PICTURES = (".svg", ".png", ".pdf")
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option, plain_asked
 from outrider.cli.models import ModelChoice, model_options
@@ -21,6 +20,7 @@ from outrider.cli.structured import structure_options, take_structure, told_if_c
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.audio import Audio
@@ -146,7 +146,7 @@ def as_prompt(model: TextModel, text: str, chat: bool | None) -> Any:
 
 def _check(given: dict[str, Any]) -> None:
     """Refuse bad numbers before a model is loaded."""
-    from outrider.options import parse_options
+    from outrider.request.options import parse_options
 
     given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
     check_count("max_new_tokens", given["max_new_tokens"])

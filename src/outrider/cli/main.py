@@ -22,8 +22,8 @@ from outrider.cli.train import train
 from outrider.cli.train_ngram import train_ngram
 from outrider.cli.tune import tune
 from outrider.errors import Interrupted, OutriderError
-from outrider.garbage import collector
-from outrider.memory import ask_for_huge_pages, keep_freed_memory
+from outrider.support.garbage import collector
+from outrider.support.memory import ask_for_huge_pages, keep_freed_memory
 
 INTERRUPTED = 130
 

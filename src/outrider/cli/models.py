@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.checks import check_count
 from outrider.errors import ParameterError
-from outrider.garbage import collector
+from outrider.support.checks import check_count
+from outrider.support.garbage import collector
 
 if TYPE_CHECKING:
     from outrider.batch import Setup
@@ -46,7 +46,7 @@ class ModelChoice:
     def check_drafts(self) -> None:
         """Raise `ParameterError` for what is wrong with --draft by itself."""
         if self.draft:
-            from outrider.draft_specs import check_spec
+            from outrider.request.draft_specs import check_spec
 
             for spec in self.draft:
                 check_spec(spec)
@@ -70,8 +70,8 @@ class ModelChoice:
     def load_one_draft(self, spec: str, target: TextModel, pack: bool = True) -> Drafter:
         """The drafter that one --draft means."""
         import outrider
-        from outrider.draft_specs import loading_options, make_from_spec
         from outrider.models.loading import compiles
+        from outrider.request.draft_specs import loading_options, make_from_spec
 
         def load(name: str, own: dict[str, Any]) -> TextModel:
             options = loading_options(own, self.dtype, self.engine)

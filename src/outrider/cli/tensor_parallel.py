@@ -68,7 +68,7 @@ def _check_unused(placement: str | None, ranks: int) -> None:
 
 
 def _check_placed(placement: str | None, drafts: tuple[str, ...], plain: bool) -> None:
-    from outrider.draft_specs import is_named
+    from outrider.request.draft_specs import is_named
 
     if placement is not None and (plain or all(is_named(spec) for spec in drafts)):
         raise click.UsageError("--draft-placement is for a draft model: name one with --draft, or leave it out")

@@ -15,7 +15,7 @@ from outrider.cli.files import check_file, check_other_file
 from outrider.cli.models import load_tokenizer
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
-from outrider.text_files import is_text, passed_over
+from outrider.support.text_files import is_text, passed_over
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

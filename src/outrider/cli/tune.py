@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outrider.batch.ray_pool import Cluster
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
-    from outrider.prompts import Asked, Prompt
+    from outrider.request.prompts import Asked, Prompt
     from outrider.sampling import SamplingSettings
     from outrider.tune.configuration import Configuration
     from outrider.tune.predict import Candidate
@@ -96,8 +96,8 @@ def tune(positional: str | None, models: ModelChoice, output: Path | None, as_js
 def _check(given: dict[str, Any], output: Path | None) -> tuple[SamplingSettings, list[Prompt]]:
     """Refuse what can't work before a model is loaded; → settings and prompts."""
     from outrider.audit.sources import PROMPTS
-    from outrider.prompt_file import read_prompts
     from outrider.randomness import check_seed
+    from outrider.request.prompt_file import read_prompts
     from outrider.sampling import SamplingSettings
 
     sampling = SamplingSettings(**{name: given[name] for name in ("temperature", "top_k", "top_p", "min_p")})
@@ -119,7 +119,7 @@ def _tune(
     cluster: Cluster | None,
 ) -> _Found:
     from outrider.models.base import has_encoder
-    from outrider.prompts import asked
+    from outrider.request.prompts import asked
     from outrider.tune.configuration import Configuration
     from outrider.tune.trial import Setup, overall
 
@@ -169,8 +169,8 @@ def _predict(
 ) -> list[Candidate]:
     """Every candidate is held beside the target's texts, every length is predicted."""
     from outrider.costs import measured_costs
-    from outrider.own_rules import law_along
-    from outrider.prompts import prepare
+    from outrider.request.own_rules import law_along
+    from outrider.request.prompts import prepare
     from outrider.tune.chances import chances
     from outrider.tune.predict import predict
 
@@ -264,7 +264,7 @@ def _show(found: _Found, output: Path | None) -> None:
     from rich.table import Table
 
     from outrider.cli.output import wide_console
-    from outrider.draft_specs import where_apart, without_folder
+    from outrider.request.draft_specs import where_apart, without_folder
     from outrider.tune.trial import overall
 
     console, short = wide_console(), where_apart({one.name: without_folder(one.name) for one in found.candidates})

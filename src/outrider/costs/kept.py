@@ -20,11 +20,11 @@ from statistics import median
 
 import torch
 
-from outrider.cache_folder import cache_folder
 from outrider.costs.measure import ATTEMPTS, BATCH_SIZES, LONG_CONTEXT, LONG_SIZES, measure_settled, sizes_of
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
+from outrider.support.cache_folder import cache_folder
 
 REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
 WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a large share

@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.steps import Wanted, steps_on
 from outrider.kernels.sampling import reading
@@ -17,6 +16,7 @@ from outrider.models.base import LanguageModel, Sequence, has_encoder, has_few_t
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings, greedy_tokens
+from outrider.support.device_data import pad_rows
 
 _GREEDY = SamplingSettings()
 

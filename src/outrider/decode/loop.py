@@ -17,21 +17,21 @@ from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from typing import TypeVar
 
-from outrider.alone import Alone
-from outrider.clock import PhaseClock
+from outrider.acceptance.lenience import check_lenience
 from outrider.decode.row import Request, Row, check_constraints, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter, check_alternatives
 from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
-from outrider.lenience import check_lenience
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
 from outrider.round import Extras, Outcome, Scorer, verify_round
 from outrider.sampling import SamplingSettings
+from outrider.support.alone import Alone
+from outrider.support.clock import PhaseClock
 
 About = TypeVar("About")
 Done = TypeVar("Done")

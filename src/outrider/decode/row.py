@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.checks import check_count
 from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_length.previews import HORIZON, Previews
@@ -20,6 +19,7 @@ from outrider.randomness import RandomStream
 from outrider.records import FinishReason
 from outrider.sampling import SamplingSettings
 from outrider.sampling.stateful import Constraint
+from outrider.support.checks import check_count
 
 StopCheck = Callable[[Sequence[int]], int | None]
 """Given the new tokens, how many of them to keep if the sequence ends there, else None. Called once per round."""

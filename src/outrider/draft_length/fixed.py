@@ -6,10 +6,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from outrider import theory
-from outrider.checks import check_count
 from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 
 @dataclass(frozen=True)

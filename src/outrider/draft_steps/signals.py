@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.device_data import row_by_row, to_device
 from outrider.kernels.sampling import reading
 from outrider.sampling.draw import on_host
+from outrider.support.device_data import row_by_row, to_device
 
 EDGES = (0.2, 0.4, 0.6, 0.75, 0.87, 0.95, 0.99)
 # Acceptance assumed for each class at first; what is tested of the class soon outweighs it.

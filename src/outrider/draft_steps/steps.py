@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.device_data import index
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import EDGES, LEAST_LIKELY, MOST_OTHERS, shares_of, token_signals
 from outrider.kernels.calls import SamplingCalls
 from outrider.kernels.sampling import reading
 from outrider.proposal import DraftRow
 from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
+from outrider.support.device_data import index
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.checks import check_count
-from outrider.clock import PhaseClock
 from outrider.costs import DraftSeconds
 from outrider.draft_length.base import Plan, Prospect
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, Source, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
+from outrider.support.checks import check_count
+from outrider.support.clock import PhaseClock
 
 
 @dataclass

@@ -14,11 +14,11 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import ParameterError
 from outrider.proposal import Alternatives, DraftRow, Proposal
+from outrider.support.device_data import pad_rows
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LAWS = (torch.float64, torch.float32)

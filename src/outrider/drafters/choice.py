@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.device_data import index
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.proposal import Candidate, DraftRow, Proposal, empty_proposal, merged_alternatives
+from outrider.support.device_data import index
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Sequence as Many
 
 from torch import Tensor
 
-from outrider.device_data import moved
 from outrider.draft_length.base import Plan, only_gated
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import likely_class
@@ -18,6 +17,7 @@ from outrider.draft_steps.steps import Steps, Wanted, steps_on
 from outrider.drafters.base import DraftContext
 from outrider.proposal import Alternatives, Candidate, DraftRow, Proposal, empty_proposal, padded_alternatives
 from outrider.sampling import SamplingSettings
+from outrider.support.device_data import moved
 
 
 def draft_in_steps(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
-from outrider.checks import check_count
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
@@ -19,6 +18,7 @@ from outrider.models.cache.slots import SlotSequence
 from outrider.models.first_layers import FirstLayers, SharedSequence, first_layers
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
+from outrider.support.checks import check_count
 
 PRIOR = 0.3  # most checkpoints were not made for it: to be probed before it is used
 

@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.checks import check_count
 from outrider.costs import DraftSeconds
-from outrider.device_data import to_device
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.errors import VocabularyMismatchError
@@ -26,6 +24,8 @@ from outrider.models.compatibility import fingerprint
 from outrider.ngram.table import NgramTable, read_table
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import Context, SamplingSettings, draw_each, standardize
+from outrider.support.checks import check_count
+from outrider.support.device_data import to_device
 
 # Acceptance assumed at first by the length of the longest context seen, on text like the corpus.
 PRIORS = (0.05, 0.2, 0.35, 0.5, 0.6, 0.65, 0.7, 0.7)

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.device_data import index, pad_rows
 from outrider.draft_length.base import MAX_DRAFT, Plan, Prospect
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import token_signals
@@ -38,6 +37,7 @@ from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import SamplingSettings
+from outrider.support.device_data import index, pad_rows
 
 FEWEST = 256  # tokens in common, below which the intersection is no draft
 ANCHOR = 24  # target tokens re-read before what was drafted, so that the cut between them falls as it would

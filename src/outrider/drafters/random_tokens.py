@@ -6,10 +6,10 @@ from collections.abc import Sequence as Many
 
 import torch
 
-from outrider.device_data import pad_rows
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.proposal import DraftRow, Proposal, empty_proposal
+from outrider.support.device_data import pad_rows
 
 
 class RandomDrafter(Drafter):

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.checks import check_count
 from outrider.draft_length.base import Prospect
 from outrider.drafters.copying import CopyDrafter, CopyState, copy_prospect
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
@@ -20,6 +19,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.proposal import DraftRow
+from outrider.support.checks import check_count
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.device_data import index, places_from
 from outrider.heads.config import HeadConfig
 from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.layers import HeadNetwork
@@ -23,6 +22,7 @@ from outrider.models.cache.slot_cache import Placement
 from outrider.models.kernels import attention as kernel_attention
 from outrider.models.passes.recording import Recording
 from outrider.models.states_model import StatesModel
+from outrider.support.device_data import index, places_from
 
 
 class AutoregressiveModel(HeadModel):

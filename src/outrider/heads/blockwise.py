@@ -7,10 +7,10 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from outrider.device_data import index
 from outrider.errors import ParameterError
 from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.models.base import WhichLogits
+from outrider.support.device_data import index
 
 
 class BlockwiseModel(HeadModel):

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from outrider.checks import check_count
 from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.support.checks import check_count
 
 CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens"
 Kind = Literal["autoregressive", "blockwise"]

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.choices import make_length
 from outrider.decode import Decoder, Request
 from outrider.drafters import Drafter
 from outrider.hf_generate.beams import search
@@ -28,6 +27,7 @@ from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import stream_after
+from outrider.request.choices import make_length
 from outrider.sampling import SamplingSettings
 
 

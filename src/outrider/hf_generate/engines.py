@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from outrider.alone import Alone, OneAtATime
 from outrider.beam.draft import draft_model
-from outrider.choices import make_drafter
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.as_opened import AsOpened, refuse_training
@@ -18,6 +16,8 @@ from outrider.models.base import LanguageModel
 from outrider.models.compatibility import share_source
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
+from outrider.request.choices import make_drafter
+from outrider.support.alone import Alone, OneAtATime
 
 T = TypeVar("T")
 _KEPT_AS = "_outrider_engine"

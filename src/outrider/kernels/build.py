@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import torch
 
-from outrider.cache_folder import build_once
 from outrider.errors import CacheFolderError, in_one_line
+from outrider.support.cache_folder import build_once
 
 COMPILERS = ("c++", "g++", "clang++")
 LEVELS = {

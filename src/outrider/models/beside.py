@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from outrider.device_data import index
 from outrider.models.cache.slots import SlotSequence, order_by_slot
 from outrider.models.engine_checks import check_alternative, check_places, check_score
+from outrider.support.device_data import index
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import Source, end_tokens
 from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.support.device_data import index
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """Of transformers: tokens [1, n], scores [1, V] → scores."""

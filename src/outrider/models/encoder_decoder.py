@@ -21,7 +21,6 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import ContextLengthError, ModelError, ParameterError
-from outrider.inference import in_inference_mode
 from outrider.models.base import Source
 from outrider.models.cache.cross_cache import CrossCache, SourceLayer
 from outrider.models.cache.masks import make_mask
@@ -31,6 +30,7 @@ from outrider.models.cache.slots import SlotSequence
 from outrider.models.encoder_states import EncoderStates, same_weights, source_key
 from outrider.models.limits import context_limit
 from outrider.models.transformers_model import TransformersModel
+from outrider.support.inference import in_inference_mode
 
 STAND_IN = 64  # tokens
 

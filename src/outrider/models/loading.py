@@ -25,7 +25,7 @@ from outrider.models.weights.one_piece import put_in_one_piece
 from outrider.models.weights.packed_linear import pack_linears
 from outrider.models.weights.quantized import can_quantize, quantize_to_int4, quantize_to_int8
 from outrider.models.weights.same_bits import use_same_bits
-from outrider.optional import require
+from outrider.support.optional import require
 
 if TYPE_CHECKING:
     from outrider.models.openvino.saved import Weights

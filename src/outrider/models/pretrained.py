@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from outrider.errors import ModelError, in_one_line
-from outrider.garbage import uncollected
 from outrider.models.cut_head import draft_tokens
+from outrider.support.garbage import uncollected
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.errors import ModelError, in_one_line
 from outrider.models.base import Source, open_sequence
+from outrider.support.device_data import pad_rows
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ParameterError
-from outrider.inference import in_inference_mode
 from outrider.models.base import LAST, Sequence, check_layers
 from outrider.models.cache.slot_cache import StateLayer
 from outrider.models.cache.slots import SlotSequence
@@ -18,6 +17,7 @@ from outrider.models.hidden_states import body_layers
 from outrider.models.passes.compiled import CompiledPasses
 from outrider.models.passes.recordable import RecordableModel
 from outrider.models.weights.quantized import Int8Embedding
+from outrider.support.inference import in_inference_mode
 
 
 class StatesModel(RecordableModel):

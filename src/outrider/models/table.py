@@ -8,10 +8,10 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from outrider.device_data import index
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.engine_checks import check_alternative, check_copy, check_places, check_truncate
+from outrider.support.device_data import index
 
 
 class TableSequence:

@@ -12,10 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from outrider.device_data import index as index_of
-from outrider.device_data import places_from
 from outrider.errors import ModelError, ParameterError
-from outrider.inference import in_inference_mode
 from outrider.models.as_opened import AsOpened
 from outrider.models.attention.in_blocks import BLOCKS, columns_of
 from outrider.models.attention.in_float64 import STEADY
@@ -39,6 +36,9 @@ from outrider.models.states_model import StatesModel, no_further_states
 from outrider.models.weights.packed_linear import bytes_of
 from outrider.models.weights.quantized import Int8Embedding, quantization_of, quantized_by
 from outrider.models.weights.same_bits import multiplies
+from outrider.support.device_data import index as index_of
+from outrider.support.device_data import places_from
+from outrider.support.inference import in_inference_mode
 
 NARROW = 8  # up to this many columns the head is applied to all: choosing one would only make its kernel slower
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.ngram.table import ARRAYS, context_hashes, write_table
+from outrider.support.checks import check_count
 
 CHUNK = 2_000_000  # tokens counted at once: some 150 MB
 LONGEST = 8  # tokens of an n-gram at most

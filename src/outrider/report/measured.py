@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.errors import ParameterError
 from outrider.report.page import DataTable, Page, Section
-from outrider.run_log import read_log, result_path
+from outrider.support.run_log import read_log, result_path
 
 COMMANDS = {
     "tasks": "outrider bench tasks --task humaneval --execute-generated-code --target MODEL --draft MODEL --log tasks.jsonl",

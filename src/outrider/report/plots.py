@@ -13,7 +13,7 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from outrider.optional import optional
+from outrider.support.optional import optional
 from outrider.theory.figure_data import Curve, FigureData, Panel
 
 if TYPE_CHECKING:

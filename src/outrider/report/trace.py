@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from outrider.errors import ParameterError
-from outrider.prompts import Prompt, prepare
 from outrider.report import trace_figures, trace_header, trace_timeline, trace_tokens
+from outrider.request.prompts import Prompt, prepare
 from outrider.results import Result
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from outrider.models.token_bytes import spelling
 from outrider.records import Origin, Round
-from outrider.text import Detokenizer
+from outrider.support.text import Detokenizer
 
 Kind = Origin | Literal["rejected", "untested", "unused"]
 """An origin, or what became of an offered token that was not kept: rejected; behind a rejected one, so never tested;

@@ -14,12 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.device_data import index, to_device
 from outrider.models.base import fit_vocabulary, has_same_bits, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
 from outrider.round.contract import Outcome, Scorer
 from outrider.round.several import logprobs_at, read_back
 from outrider.sampling import Context, draw, greedy_leads, greedy_tokens, standardize
+from outrider.support.device_data import index, to_device
 
 CLEAR = 8 * 2**-8  # of the largest logit; that of rounding was .005 at most in 244 alternatives: see `go_on`
 

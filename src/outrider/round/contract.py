@@ -7,9 +7,9 @@ from functools import cached_property
 
 from torch import Tensor
 
-from outrider.clock import PhaseClock
 from outrider.models.base import LanguageModel
 from outrider.sampling import SamplingSettings
+from outrider.support.clock import PhaseClock
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from outrider.device_data import index, to_device
 from outrider.models.base import scores_alternatives
 from outrider.proposal import DraftRow, Proposal
 from outrider.round.alternatives import go_on
 from outrider.round.contract import Outcome, Scorer
 from outrider.round.one_call import one_call
 from outrider.round.several import decided
+from outrider.support.device_data import index, to_device
 
 
 def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> list[Outcome]:

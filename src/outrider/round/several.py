@@ -12,15 +12,15 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from outrider.device_data import index, to_device
-from outrider.lenience import lenient_betas, soft, verify_lenient, verify_near_best
+from outrider.acceptance.lenience import lenient_betas, soft, verify_lenient, verify_near_best
+from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.models.base import fit_vocabulary
 from outrider.proposal import DraftRow, Proposal
 from outrider.round.contract import Outcome, Scorer
 from outrider.sampling import Context, SamplingSettings, greedy_on_host, greedy_tokens, standardize
 from outrider.sampling.penalties import State
+from outrider.support.device_data import index, to_device
 from outrider.theory import acceptance_probability
-from outrider.verify import Uniforms, Verdict, verify
 
 RAGGED = 0.75  # up to this share of positions in use, top-p is applied to them alone (measured in EXPERIMENTS.md)
 

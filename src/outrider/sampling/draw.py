@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.device_data import row_by_row, to_device
 from outrider.kernels.sampling import reading
 from outrider.randomness import RandomStream
+from outrider.support.device_data import row_by_row, to_device
 
 _BLOCK = 64
 _FLAT = 1024  # entries up to which one cumulative sum is quicker than two

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outrider.device_data import index
 from outrider.errors import ParameterError
 from outrider.sampling.settings import SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
+from outrider.support.device_data import index
 
 State = Literal["certain", "drafted", "unused"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.checks import check_count, check_number
 from outrider.errors import ParameterError
 from outrider.sampling.stateful import Constraint, StatefulProcessor
+from outrider.support.checks import check_count, check_number
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor] | Constraint | StatefulProcessor
 """Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V], a function of its arguments only; or one that

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.device_data import index, row_by_row, to_device
 from outrider.errors import ParameterError
 from outrider.kernels.sampling import reading
 from outrider.sampling import truncate_device, truncate_host
 from outrider.sampling.penalties import Context, apply_penalties, apply_processors
 from outrider.sampling.settings import SamplingSettings
+from outrider.support.device_data import index, row_by_row, to_device
 
 
 def standardize(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Context] | None = None) -> Tensor:

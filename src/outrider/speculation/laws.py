@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.acceptance.verify import Uniforms, verify
 from outrider.errors import NumericalError, ParameterError
 from outrider.sampling.draw import draw
-from outrider.verify import Uniforms, verify
 
 SUM_TOLERANCE = 1e-3  # a float32 softmax over a large vocabulary sums to 1 within 2e-5
 MAX_PROPOSALS = 1_000_000

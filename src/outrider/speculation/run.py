@@ -25,11 +25,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.randomness import check_seed
 from outrider.speculation.laws import Decision, Law, as_law, decide
 from outrider.speculation.workers import Job, Workers, generator, wait_for_any
+from outrider.support.checks import check_count
 
 MAX_LOOKAHEAD = 64
 _GUESS, _DECISION, _CONSUMER = range(3)  # what a step's numbers are for; consumers: one key a run

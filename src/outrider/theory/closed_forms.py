@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from outrider.checks import check_count
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from torch import Tensor

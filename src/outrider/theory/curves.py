@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from outrider import theory
-from outrider.checks import check_choice
+from outrider.support.checks import check_choice
 from outrider.theory import chinchilla
 from outrider.theory.figure_data import Curve, FigureData, Panel, family
 

@@ -16,7 +16,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Literal
 
 from outrider import theory
-from outrider.checks import check_choice
+from outrider.support.checks import check_choice
 
 Verdict = Literal["rounded", "truncated", "either", "floating point", "inputs rounded", "differs"]
 MEANING: dict[Verdict, str] = {

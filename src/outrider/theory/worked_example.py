@@ -61,8 +61,8 @@ def work() -> Example:
     """Run the round with `verify`."""
     import torch
 
+    from outrider.acceptance.verify import Uniforms, verify
     from outrider.theory import acceptance_probability
-    from outrider.verify import Uniforms, verify
 
     target, draft = (torch.tensor(rows, dtype=torch.float64) for rows in (TARGET, DRAFT))
     tokens = torch.tensor([WORDS.index(word) for word in DRAFTED])

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ParameterError, in_one_line
-from outrider.optional import optional
-from outrider.text_files import is_text
+from outrider.support.optional import optional
+from outrider.support.text_files import is_text
 
 HELD_OUT_EVERY = 50
 LONGEST_DOCUMENT = 1 << 20  # characters read of one file

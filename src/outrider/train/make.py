@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.checks import check_count
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import HeadConfig, Kind, check_order, load_head, save_head
 from outrider.heads.layers import AutoregressiveHead, BlockwiseHeads, load_weights, make_network
 from outrider.heads.opening import check_fits
 from outrider.models.base import end_tokens, has_encoder, refuse_draft_only
 from outrider.models.transformers_model import TransformersModel
+from outrider.support.checks import check_count
 from outrider.train.apart import check_apart, check_outside
 from outrider.train.checkpoints import CHECKPOINTS
 from outrider.train.corpus import HELD_OUT_EVERY, Source, stamp, windows

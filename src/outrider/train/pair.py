@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.models.pretrained import without_bars
+from outrider.support.checks import check_count
 from outrider.train.apart import check_outside
 from outrider.train.checkpoints import CHECKPOINTS, last_checkpoint
 from outrider.train.corpus import Source, cut, marked, stamp, texts_of

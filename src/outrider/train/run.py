@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
-from outrider.checks import check_count
 from outrider.errors import Interrupted, ModelError, ParameterError
+from outrider.support.checks import check_count
 from outrider.train.checkpoints import check_settings, keep_settings, last_checkpoint
 from outrider.train.precision import products
 

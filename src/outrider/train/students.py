@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.checks import check_count
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.models.cut_head import DRAFT_TOKENS
 from outrider.models.pretrained import without_bars
 from outrider.models.transformers_model import TransformersModel
+from outrider.support.checks import check_count
 from outrider.train.checkpoints import CHECKPOINTS
 from outrider.train.fused import Rows, summed
 from outrider.train.losses import Loss

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.batch import ContinuousBatch, Job, Ready, Setup
-from outrider.checks import check_count
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel, end_tokens
-from outrider.prompts import encode
-from outrider.run_log import RunLog
+from outrider.request.prompts import encode
 from outrider.sampling import SamplingSettings
+from outrider.support.checks import check_count
+from outrider.support.run_log import RunLog
 
 _MARK = "\x00"
 LONGEST_QUESTION = 96  # tokens

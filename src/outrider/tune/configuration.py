@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.draft_specs import is_named, split_choice, split_model
 from outrider.errors import ParameterError, why_unread
+from outrider.request.draft_specs import is_named, split_choice, split_model
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "target": str,

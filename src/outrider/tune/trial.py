@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from outrider.bench.contest import in_turn
 from outrider.bench.statistics import Spread, paired_ratios
-from outrider.choices import Draft, Length
 from outrider.generation import generate
 from outrider.models.base import TextModel, has_encoder
-from outrider.prompts import Asked
+from outrider.request.choices import Draft, Length
+from outrider.request.prompts import Asked
 from outrider.results import Result
 from outrider.sampling import SamplingSettings
 

@@ -14,7 +14,7 @@ from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
 from outrider.errors import ModelError
 from outrider.generation import generate
 from outrider.models.base import TextModel, has_encoder
-from outrider.prompts import Asked
+from outrider.request.prompts import Asked
 from outrider.sampling import SamplingSettings
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.bench.choices import open_log, track
 from outrider.cli.files import write
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import json_option, log_option
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.bench.batches import Cell

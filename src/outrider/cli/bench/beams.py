@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.bench.choices import about_runs, open_log, prompt_options, track
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.bench.beams import Row

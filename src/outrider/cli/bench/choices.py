@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
     from outrider.models.base import TextModel
-    from outrider.run_log import RunLog
+    from outrider.support.run_log import RunLog
 
 T = TypeVar("T")
 _SOURCE = (
@@ -117,7 +117,7 @@ def about_runs(
 def open_log(path: Path | None, about: Mapping[str, object]) -> RunLog:
     """The log of an experiment; runs of another machine or another number of threads are not mixed with this one's."""
     from outrider.bench.machine import machine
-    from outrider.run_log import RunLog, result_path
+    from outrider.support.run_log import RunLog, result_path
 
     here = machine()
     log = RunLog(path, {**about, "machine": [here[name] for name in ("processor", "threads", "device")]})
@@ -131,7 +131,7 @@ def conclude(path: Path | None, found: Mapping[str, object]) -> None:
     import json
 
     from outrider.cli.files import write
-    from outrider.run_log import result_path
+    from outrider.support.run_log import result_path
 
     if path is not None:
         write(result_path(path), json.dumps(found) + "\n")

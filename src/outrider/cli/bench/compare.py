@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.bench.peers import Pair
     from outrider.bench.tasks import Task
     from outrider.models.base import TextModel
-    from outrider.prompts import Asked
+    from outrider.request.prompts import Asked
 
 _TASKS = (
     click.option(
@@ -90,7 +90,7 @@ def _asked(target: TextModel, texts: str, given: dict[str, Any]) -> list[tuple[T
     from outrider.bench.examples import asked_of, load_examples
     from outrider.bench.tasks import human_eval
     from outrider.bench.texts import kinds_for
-    from outrider.prompts import encode
+    from outrider.request.prompts import encode
 
     if texts.startswith("jsonl:"):
         lines = _lines(texts, given)

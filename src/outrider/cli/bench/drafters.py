@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.bench.choices import open_log, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.shared_options import json_option, log_option
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.bench.drafters import Cell, Noise
@@ -31,7 +31,7 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     from outrider.bench.drafters import count_runs, measure, noise_of, over_all_texts, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds_for
-    from outrider.draft_specs import where_apart
+    from outrider.request.draft_specs import where_apart
 
     for name in ("repetitions", "seeds", "max_new_tokens"):
         check_count(name, given[name])

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.bench.choices import about_runs, conclude, open_log, scored_options, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.ray import ray_options
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.batch.ray_pool import Cluster
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.bench.examples import Source
     from outrider.bench.quality import Metric
     from outrider.models.base import TextModel
-    from outrider.run_log import RunLog
+    from outrider.support.run_log import RunLog
 
 
 @click.command()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.bench.choices import conclude, open_log, track
 from outrider.cli.models import ModelChoice
 from outrider.cli.shared_options import json_option, log_option
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.bench.toyllm import Reproduction

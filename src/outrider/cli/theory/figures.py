@@ -70,8 +70,8 @@ def figures(names: tuple[str, ...], output: Path | None, formats: tuple[str, ...
 
 def _choose(names: Sequence[str]) -> list[FigureData | Picture]:
     """The figures and pictures with these names, in the order asked for; all for none."""
-    from outrider.checks import check_choice
     from outrider.report.pictures import pictures
+    from outrider.support.checks import check_choice
     from outrider.theory.curves import MAKERS
 
     drawn = pictures()

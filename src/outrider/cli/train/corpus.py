@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from outrider.checks import check_count
 from outrider.cli.files import check_new_folder
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
+from outrider.support.checks import check_count
 
 
 @click.command()

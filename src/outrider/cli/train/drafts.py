@@ -223,7 +223,7 @@ def _prepared(
 
 
 def _data(given: dict[str, Any]) -> DataSettings:
-    from outrider.text_files import passed_over
+    from outrider.support.text_files import passed_over
     from outrider.train.apart import check_outside
     from outrider.train.corpus import left_out, parse_source
     from outrider.train.make import DataSettings

@@ -41,7 +41,7 @@ def as_head(output: Path) -> str:
 
 def as_model(output: Path) -> str:
     """The same for a model: a path, even where a drafter has that name."""
-    from outrider.draft_specs import is_named
+    from outrider.request.draft_specs import is_named
 
     return f"./{output}" if is_named(str(output)) else str(output)
 

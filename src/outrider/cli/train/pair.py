@@ -37,7 +37,7 @@ def pair(output: Path, data: tuple[str, ...], as_json: bool, **given: Any) -> No
     The defaults are the paper's 97 and 6 million parameters. A document begins a text, so LM1B wants a sentence a document:
     JSON lines of {"text": sentence}, or a data set with a row each.
     """
-    from outrider.text_files import passed_over
+    from outrider.support.text_files import passed_over
     from outrider.train.corpus import left_out, parse_source
     from outrider.train.pair import PairSettings, Shape, make_pair
     from outrider.train.run import RunSettings, processes

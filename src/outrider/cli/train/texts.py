@@ -48,8 +48,8 @@ def texts(
     from rich.console import Console
     from rich.progress import Progress
 
-    from outrider.prompt_file import read_texts
-    from outrider.run_log import RunLog
+    from outrider.request.prompt_file import read_texts
+    from outrider.support.run_log import RunLog
     from outrider.train.states import digest
     from outrider.train.texts import TextSettings, check_asks_itself, write_texts
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from outrider.device_data import index
-from outrider.inference import in_inference_mode
+from outrider.support.device_data import index
+from outrider.support.inference import in_inference_mode
 
 
 class CrossLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from outrider.device_data import index
-from outrider.inference import in_inference_mode
 from outrider.kernels.chain_calls import Place
+from outrider.support.device_data import index
+from outrider.support.inference import in_inference_mode
 
 MIN_CAPACITY = 256
 

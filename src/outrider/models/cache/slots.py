@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from outrider.device_data import index
 from outrider.errors import ParameterError
-from outrider.inference import in_inference_mode
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.cache.slot_cache import SlotCache
 from outrider.models.engine_checks import check_score, check_truncate
+from outrider.support.device_data import index
+from outrider.support.inference import in_inference_mode
 
 
 class SlotSequence:

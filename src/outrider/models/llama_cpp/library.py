@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ModelError
-from outrider.optional import require
+from outrider.support.optional import require
 
 BATCH = 512  # tokens a pass at most
 OUTPUTS = 64  # of them with logits: llama.cpp reserves memory for as many rows of the vocabulary

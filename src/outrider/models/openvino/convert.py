@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from outrider.cache_folder import build_once, file_name
 from outrider.errors import CacheFolderError, ModelError
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.openvino.engine import OpenVinoModel
 from outrider.models.openvino.quantize import group_size, quantize
 from outrider.models.openvino.saved import ABOUT, About, Saved, Weights
 from outrider.models.openvino.trace import REMEDY, AttentionLayer, trace
+from outrider.support.cache_folder import build_once, file_name
 
 # Root mean square allowed, relative to the spread of the logits: rounding gives half of it at most, other logits give 1.4.
 _TOLERANCE = {"float32": 0.01, "int8": 0.3, "int4": 0.8}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.models.passes.captured import Captured, CapturedPasses
 from outrider.models.passes.compiled_trial import spread_off
 from outrider.models.probe import TOLERANCE
+from outrider.support.device_data import pad_rows
 
 if TYPE_CHECKING:
     from outrider.models.cache.slots import SlotSequence

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, ParameterError, in_one_line
 from outrider.models.passes.captured import captured_pass, columns_captured
 from outrider.models.passes.compiled_trial import difference, gain
 from outrider.models.passes.graph import describe_pass, trace_pass
 from outrider.models.passes.tracing import STEP, PassInputs, check_free, lower_packed, versions
 from outrider.models.probe import TOLERANCE
+from outrider.support.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.alone import OneAtATime
 from outrider.errors import in_one_line
+from outrider.support.alone import OneAtATime
 
 WARM_UP = 1  # calls on the side stream, where libraries make their work space; kernels were chosen by an ordinary one
 MOST_GRAPHS = 32

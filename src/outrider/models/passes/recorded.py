@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outrider.device_data import pad_rows
 from outrider.models.base import has_encoder, open_sequence
 from outrider.models.passes.graph import describe_pass, trace_pass
 from outrider.models.passes.recording import Recording, record
+from outrider.support.device_data import pad_rows
 
 if TYPE_CHECKING:
     from outrider.models.passes.captured import CapturedPasses

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.alone import OneAtATime
-from outrider.cache_folder import cache_folder
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.kernels.chain_calls import Piece, Place
 from outrider.models.kernels.fusing import fuse, fuse_operations
@@ -29,6 +27,8 @@ from outrider.models.passes.model_code import ReachedCode
 from outrider.models.passes.planned import Bound, PlannedGraph
 from outrider.models.passes.tracing import Cached, DecidesError, PassInputs, Traced, versions
 from outrider.models.weights.packed_linear import OpaqueLinear
+from outrider.support.alone import OneAtATime
+from outrider.support.cache_folder import cache_folder
 
 _FORMAT = 13  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from outrider.cache_folder import build_once
 from outrider.errors import ModelError
 from outrider.models.pretrained import without_bars
 from outrider.models.weights.gguf_tensors import architecture, mapped
+from outrider.support.cache_folder import build_once
 
 MAGIC = b"GGUF"
 ENCODER_DECODERS = ("t5", "t5encoder")

@@ -21,9 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.cache_folder import build_once, cache_folder, file_name
 from outrider.errors import CacheFolderError, in_one_line
-from outrider.garbage import uncollected
 from outrider.kernels.models import kernels
 from outrider.models.attention.in_blocks import BLOCKS
 from outrider.models.attention.in_float64 import register_steady_attention
@@ -32,6 +30,8 @@ from outrider.models.kernels.linear import GroupedKernel, Int8Kernel
 from outrider.models.passes.model_code import own_files
 from outrider.models.passes.tracing import versions
 from outrider.models.weights.packed_linear import OpaqueLinear
+from outrider.support.cache_folder import build_once, cache_folder, file_name
+from outrider.support.garbage import uncollected
 
 FOLDER, FILE = "quantized", "module.pt"
 LEAST = 32 * 10**6  # bytes of a model that is worth a file: smaller ones are quantized in no time

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ParameterError, in_one_line
-from outrider.optional import optional
+from outrider.support.optional import optional
 
 Row = Mapping[str, Any]
 

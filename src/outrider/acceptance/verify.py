@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.device_data import row_by_row
 from outrider.errors import ParameterError
 from outrider.kernels.sampling import reading
 from outrider.sampling.draw import draw, draw_on_host, on_host
+from outrider.support.device_data import row_by_row
 
 
 @dataclass(frozen=True)

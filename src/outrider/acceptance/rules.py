@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.acceptance.verify import Uniforms, Verdict
 from outrider.errors import ParameterError
 from outrider.sampling.draw import draw
-from outrider.verify import Uniforms, Verdict
 
 
 def verify_match(target_probs: Tensor, draft_probs: Tensor | None, draft_tokens: Tensor, randomness: Uniforms) -> Verdict:

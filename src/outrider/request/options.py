@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from outrider.checks import check_count
-from outrider.choices import Draft, Length
+from outrider.acceptance.lenience import check_lenience
 from outrider.drafters.base import MOST_ALTERNATIVES
 from outrider.errors import ParameterError
-from outrider.lenience import check_lenience
 from outrider.randomness import check_seed
+from outrider.request.choices import Draft, Length
 from outrider.round import Extras
 from outrider.sampling import LogitsProcessor, SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
-from outrider.text import check_stop
+from outrider.support.checks import check_count
+from outrider.support.text import check_stop
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outrider.audio import Audio, Recordings
 from outrider.errors import ParameterError, why_unread
-from outrider.tables import read_table
+from outrider.support.tables import read_table
 
 
 def read_prompts(path: Path) -> list[str | Audio]:

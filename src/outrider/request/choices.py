@@ -6,10 +6,10 @@ from collections.abc import Sequence as Many
 
 from outrider.costs import measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
-from outrider.draft_specs import AUTO, NAMED, is_named, make_model_drafter, make_named, meant_by
 from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
+from outrider.request.draft_specs import AUTO, NAMED, is_named, make_model_drafter, make_named, meant_by
 
 Draft = str | LanguageModel | Drafter | Many["str | LanguageModel | Drafter"] | None
 """A loaded model, a drafter's name with its options (`draft_specs`), a drafter of one's own, several of these, or None for

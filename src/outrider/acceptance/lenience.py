@@ -33,11 +33,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.checks import check_number
+from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.sampling.draw import draw
 from outrider.sampling.settings import SamplingSettings
+from outrider.support.checks import check_number
 from outrider.theory import lenient_acceptance_probability
-from outrider.verify import Uniforms, Verdict, verify
 
 
 def check_lenience(lenience: float) -> float:

@@ -1,0 +1,1 @@
+"""From what a user names to prompts, drafters, draft lengths and laws."""

@@ -1,0 +1,1 @@
+"""What serves all other packages and knows none of them."""
