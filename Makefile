@@ -42,7 +42,7 @@ test-slow: $(VENV)/.stamp-dev
 	$(PYTEST) -m slow --dist loadfile
 
 test-gguf: $(VENV)/.stamp-gguf
-	$(BIN)/python -m pytest tests/test_llama_cpp.py
+	$(BIN)/python -m pytest tests/models/test_llama_cpp.py
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .

@@ -24,7 +24,7 @@ def audit(fault: str, options: list[str]) -> int:
     sys.path.insert(0, str(ROOT))
     import outrider.round
     from outrider.cli.main import run as command
-    from tests.toys import WRONG_RULES
+    from tests.helpers.toys import WRONG_RULES
 
     setattr(outrider.round, "verify", WRONG_RULES[fault])  # noqa: B010 - the module does not export it
     return command(["audit", "--json", *options])
@@ -33,7 +33,7 @@ def audit(fault: str, options: list[str]) -> int:
 def run(out: Path, options: list[str]) -> int:
     """All faults, one after the other, each in a process of its own."""
     sys.path.insert(0, str(ROOT))
-    from tests.toys import WRONG_RULES
+    from tests.helpers.toys import WRONG_RULES
 
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "found.jsonl"

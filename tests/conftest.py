@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from outrider.costs import Costs
 from outrider.kernels.chain_calls import ChainPlan
 from outrider.models.loading import load_transformers
 from outrider.models.passes.recording import Recording
-from outrider.support import cache_folder
-from tests import real_gpu
-from tests.device_texts import opened
-from tests.real_gpu import GPU, RealGPU
-from tests.simulated_gpu import SimulatedGPU, simulated_gpu
-from tests.tiny_models import module
-
-USERS_CACHE = cache_folder._named()
-CORPUS = [
-    "the quick brown fox jumps over the lazy dog",
-    "def f(x): return x + 1",
-    "naïve café 数 🙂 ünïcode",
-    "0123456789",
-]
+from tests.helpers import encoder_decoder, heads, published_heads, real_gpu
+from tests.helpers.device_texts import opened
+from tests.helpers.folders import save_encoder_decoder, save_model, share_cache
+from tests.helpers.real_gpu import GPU, RealGPU
+from tests.helpers.simulated_gpu import SimulatedGPU, simulated_gpu
 
 
 def pytest_collection_finish() -> None:
@@ -60,55 +47,13 @@ def _what_a_module_keeps(request: pytest.FixtureRequest) -> Iterator[None]:
     values each, and two processes had 12 GB between them in the end.
     """
     yield
+    modules = {request.module.__name__, heads.__name__, published_heads.__name__, encoder_decoder.__name__}
     kept = [value for value in vars(request.module).values() if hasattr(value, "cache_clear")]
-    mine = [value for value in kept if getattr(value, "__module__", "") == request.module.__name__]
+    mine = [value for value in kept if getattr(value, "__module__", "") in modules]
     for value in mine:
         value.cache_clear()
     if mine:
         gc.collect()
-
-
-def make_tokenizer(extra: str = "") -> transformers.PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: every character can be written, most non-ASCII ones in several tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=["<pad>", "<bos>", "<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([*CORPUS, extra], trainer)
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
-
-
-def save_model(folder: Path, seed: int, extra: str = "", architecture: str = "Llama", **overrides: Any) -> Path:
-    """A model folder as `save_pretrained` writes it."""
-    tokenizer = make_tokenizer(extra)
-    size = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
-    made = module(architecture, seed, torch.float32, **{**size, **overrides})
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def save_encoder_decoder(folder: Path, architecture: str, seed: int = 0, **overrides: Any) -> Path:
-    """A folder with a tiny encoder–decoder; one that hears gets a feature extractor for windows of a second."""
-    tokenizer = make_tokenizer()
-    size = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
-    if architecture == "Whisper":
-        size |= {"max_source_positions": 50, "max_target_positions": 256, "decoder_layers": 2}
-        extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
-        extractor.save_pretrained(folder)
-    made = module(architecture, seed, torch.float32, **{**size, **overrides})
-    made.generation_config.no_repeat_ngram_size = 2
-    made.generation_config._from_model_config = False  # or loading would make it anew
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -140,20 +85,6 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flat_costs() -> Costs:
     return Costs({1: 1.0, 17: 1.5})
-
-
-def share_cache(cache: Path, factory: pytest.TempPathFactory) -> Path:
-    """A new cache folder that has what all tests of this run have recorded, and the kernels that were compiled
-    on this machine: recording each tiny model anew takes minutes, compiling a library seconds in every process.
-    """
-    base = factory.getbasetemp()
-    own = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
-    cache.mkdir(parents=True, exist_ok=True)
-    for folder in (own, USERS_CACHE / "kernels", USERS_CACHE / "sampling"):
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            (cache / folder.name).symlink_to(folder)
-    return cache
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""`outrider audit`."""

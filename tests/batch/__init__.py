@@ -1,0 +1,1 @@
+"""Batches of prompts."""

@@ -1,0 +1,1 @@
+"""`outrider bench` and `outrider tune`."""

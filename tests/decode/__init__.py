@@ -1,0 +1,1 @@
+"""The loop of rounds: engines, threads, alternatives, streamed text, records."""

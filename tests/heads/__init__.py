@@ -1,0 +1,1 @@
+"""Draft heads on the target's states, ours and those of other projects."""

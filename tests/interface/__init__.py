@@ -1,0 +1,1 @@
+"""The Python interface, the drop-in for transformers, the examples."""

@@ -1,0 +1,1 @@
+"""Kernels of the CPU: products, attention, norms and rotations."""

@@ -1,0 +1,164 @@
+"""Generations with one seed: what an earlier one gave may be copied by a later one, whose numbers must be others.
+
+With the same numbers in both, a draft that copies is a function of the numbers that judge it.
+False-alarm rate: each test rejects at p < 1e-6; the seeds are fixed, so a pass stays a pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+import outrider
+from outrider.audit.enumerate import target_joint
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import Drafter, ModelDrafter, SuffixDrafter
+from outrider.drafters.choice import ChoiceDrafter
+from outrider.drafters.speculative import SpeculativeDrafter
+from outrider.models.table import TableModel
+from outrider.randomness import RandomStream, stream_after
+from outrider.sampling import SamplingSettings
+from tests.helpers.toys import table
+
+ALARM = 1e-6
+SAMPLES = 600
+LETTERS = "abc"
+
+
+class Letters:
+    """A token a letter."""
+
+    eos_token_id = bos_token_id = chat_template = None
+    all_special_ids: tuple[int, ...] = ()
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [ord(letter) % len(LETTERS) for letter in text]
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(LETTERS[i] for i in ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {letter: i for i, letter in enumerate(LETTERS)}
+
+    def __len__(self) -> int:
+        return len(LETTERS)
+
+
+class Speaking(TableModel):
+    """A table that has a tokenizer."""
+
+    tokenizer = Letters()
+    eos_token_ids = frozenset[int]()
+
+
+LAWS = (2.0 * torch.randn([3, 3, 3], generator=torch.Generator().manual_seed(3), dtype=torch.float64)).softmax(-1)
+TARGET: Any = Speaking(LAWS, name="letters")
+PROMPT = [0, 1]
+
+
+def p_value(texts: list[list[int]]) -> float:
+    """Chi-square of two tokens after the prompt's end, which are all that this table looks at."""
+
+    def law(new: tuple[int, ...]) -> torch.Tensor:
+        after: torch.Tensor = TARGET.probs_after([*PROMPT, *new])
+        return after
+
+    expected = target_joint(law, 3, 2).flatten() * len(texts)
+    counts = Counter(map(tuple, texts))
+    observed = [counts[i // 3, i % 3] for i in range(9)]
+    return float(stats.chisquare(observed, expected * (sum(observed) / expected.sum())).pvalue)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"draft": None}, {"draft": "suffix", "num_draft_tokens": 2}], ids=["auto", "plain", "suffix"]
+)
+def test_the_next_turn_of_a_conversation_has_the_targets_law(how: dict[str, Any]) -> None:
+    texts = []
+    for seed in range(SAMPLES):
+        options = {"max_new_tokens": 2, "temperature": 1.0, "seed": seed, "ignore_eos": True, **how}
+        first = outrider.generate(TARGET, PROMPT, **options)
+        second = outrider.generate(TARGET, [*PROMPT, *first.tokens, *PROMPT], **options)
+        texts.append(list(second.tokens))
+    assert p_value(texts) > ALARM
+
+
+def remembering(kind: str) -> Drafter:
+    suffix = SuffixDrafter(memory=True)
+    if kind == "suffix":
+        return suffix
+    if kind == "choice":
+        return ChoiceDrafter([suffix, ModelDrafter(table(5, 3))])
+    return SpeculativeDrafter(table(5, 3), suffix, FixedLength(2))
+
+
+@pytest.mark.parametrize("kind", ["suffix", "choice", "hierarchical"])
+def test_what_a_drafter_remembers_was_drawn_by_other_numbers(kind: str) -> None:
+    """A second generation after the same prompt, with the same seed, by a drafter that remembers the first."""
+    texts = []
+    for seed in range(SAMPLES):
+        drafter = remembering(kind)
+        assert drafter.remembers
+        for _ in range(2):
+            options: dict[str, Any] = {"max_new_tokens": 2, "temperature": 1.0, "seed": seed, "ignore_eos": True}
+            result = outrider.generate(TARGET, PROMPT, draft=drafter, num_draft_tokens=2, **options)
+        texts.append(list(result.tokens))
+    assert p_value(texts) > ALARM
+
+
+def test_a_store_keeps_other_processes_texts_which_were_drawn_by_other_numbers(tmp_path: Path) -> None:
+    texts = []
+    for seed in range(SAMPLES // 2):
+        for _ in range(2):
+            drafter = SuffixDrafter(store=tmp_path / f"{seed}.tokens")
+            options: dict[str, Any] = {"max_new_tokens": 2, "temperature": 1.0, "seed": seed, "ignore_eos": True}
+            result = outrider.generate(TARGET, PROMPT, draft=drafter, num_draft_tokens=2, **options)
+        texts.append(list(result.tokens))
+    assert p_value(texts) > ALARM
+
+
+def test_numbers_that_judge_what_they_made_are_found() -> None:
+    """The negative control: the same numbers in both turns, of the seed alone, bend the law."""
+    texts = []
+    for seed in range(SAMPLES):
+        prompt = list(PROMPT)
+        for _ in range(2):
+            request = Request(prompt, 2, RandomStream(seed))
+            (new,), _ = decode(TARGET, [request], SamplingSettings(temperature=1.0), SuffixDrafter(), FixedLength(2))
+            prompt = [*prompt, *new, *PROMPT]
+        texts.append(new)
+    assert p_value(texts) < ALARM
+
+
+def test_streams_are_told_apart_by_all_that_can_differ() -> None:
+    sound = torch.zeros(2, 3)
+    streams = [
+        stream_after(0, 0, [1, 2]),
+        stream_after(1, 0, [1, 2]),
+        stream_after(0, 1, [1, 2]),
+        stream_after(0, 0, [1, 2, 3]),
+        stream_after(0, 0, [2, 1]),
+        stream_after(0, 0, [1, 2], occasion=(1,)),
+        stream_after(0, 0, [1, 2], occasion=(2,)),
+        stream_after(0, 0, [1], source=[2]),
+        stream_after(0, 0, [1, 2], source=[2]),
+        stream_after(0, 0, [1, 2], source=sound),
+        stream_after(0, 0, [1, 2], source=sound + 1),
+        stream_after(0, 0, [1, 2], source=(sound + 2).bfloat16()),
+    ]
+    assert len({tuple(stream.take(3)) for stream in streams}) == len(streams)
+    assert stream_after(0, 0, [1, 2]).take(3) == stream_after(0, 0, (1, 2)).take(3)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stream_can_not_be_copied(copied: Callable[[RandomStream], object]) -> None:
+    with pytest.raises(TypeError, match="would be given twice"):
+        copied(RandomStream(0))

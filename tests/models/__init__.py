@@ -1,0 +1,1 @@
+"""Engines and what they load: layers, precisions, encoder–decoders, OpenVINO, llama.cpp."""

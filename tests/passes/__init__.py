@@ -1,0 +1,1 @@
+"""Passes that are recorded, compiled or called as chains."""

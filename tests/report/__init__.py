@@ -1,0 +1,1 @@
+"""Pages: the report of measurements and the trace."""

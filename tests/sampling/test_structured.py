@@ -1,0 +1,289 @@
+"""Constraints that keep a state: rolled back with the sequence, so the same law and the same greedy tokens as without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PrefixConstrainedLogitsProcessor
+
+import outrider
+from outrider import structured
+from outrider.cli.main import run as run_cli
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, RandomDrafter
+from outrider.errors import ParameterError, VocabularyMismatchError
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+from outrider.sampling.stateful import Constraint, StatefulProcessor
+from tests.helpers.real_models import pruned_draft, smollm2
+from tests.helpers.samples import ALARM, V, p_value, run
+from tests.helpers.toys import table
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "languages": {"type": "array", "items": {"enum": ["Python", "C++", "Rust"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "languages"],
+    "additionalProperties": False,
+}
+
+
+def test_a_constraint_for_another_models_tokens_is_refused(target_folder: Path, foreign_folder: Path) -> None:
+    own, other = outrider.load(target_folder), outrider.load(foreign_folder)
+    constraint = structured.regex(own, "[ab]{3}")
+    assert len(outrider.generate(own, "x", processors=[constraint], max_new_tokens=9).text) <= 3
+    with pytest.raises(VocabularyMismatchError, match="got one that was made for another model: make it for this one"):
+        outrider.generate(other, "x", processors=[constraint])
+    with pytest.raises(VocabularyMismatchError, match="made for another model"):
+        decode(table(1, 5), [Request([1], 3, RandomStream(0))], SamplingSettings(processors=(constraint,)))
+
+
+class NoThirdInARow:
+    """A toy matcher over V tokens: none may come three times in a row."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self) -> Tensor:
+        allowed = torch.ones(V, dtype=torch.bool)
+        if len(self.taken) >= 2 and self.taken[-1] == self.taken[-2]:
+            allowed[self.taken[-1]] = False
+        return allowed
+
+    def advance(self, token: int) -> bool:
+        if not bool(self.mask()[token]):
+            return False
+        self.taken.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        assert 0 < count <= len(self.taken)
+        del self.taken[len(self.taken) - count :]
+
+
+class CountsItsCalls:
+    """A processor in the manner of many libraries: it believes that it is called once per token, in order."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        scores[:, self.calls % V] -= 1.5
+        return scores
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "model": lambda: ModelDrafter(table(2, V)),
+    "copy": PromptLookupDrafter,
+    "choice": lambda: ChoiceDrafter([RandomDrafter(), PromptLookupDrafter()]),
+}
+
+
+def settings(kind: str) -> SamplingSettings:
+    made: Any = Constraint(NoThirdInARow) if kind == "constraint" else StatefulProcessor(CountsItsCalls)
+    return SamplingSettings(temperature=1.0, processors=(made,))
+
+
+@pytest.mark.parametrize("kind", ["constraint", "stateful"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_law_is_that_of_the_constrained_target(kind: str, name: str) -> None:
+    target = table(1, V, sharpness=0.7)
+    drafter: Drafter = DRAFTERS[name]()
+    tokens, rounds = run(target, drafter, settings(kind), FixedLength(3), samples=1500)
+    assert p_value(tokens, target, settings(kind)) > ALARM
+    assert sum(r.drafted for r in rounds) > 500
+    if kind == "constraint":
+        assert not [row for row in tokens for i in range(2, len(row)) if row[i] == row[i - 1] == row[i - 2]]
+
+
+def test_a_processor_that_counts_calls_is_wrong_unless_wrapped() -> None:
+    """The negative control: given as it is, speculation calls it at positions that are taken back."""
+    target = table(1, V, sharpness=0.7)
+    bare = SamplingSettings(processors=(CountsItsCalls(),))
+    wrapped = SamplingSettings(processors=(StatefulProcessor(CountsItsCalls),))
+    plain = decode(target, [Request([0, 1], 40, RandomStream(0))], wrapped)[0][0]
+    drafter = ModelDrafter(table(2, V))
+    assert decode(target, [Request([0, 1], 40, RandomStream(0))], wrapped, drafter, FixedLength(3))[0][0] == plain
+    assert decode(target, [Request([0, 1], 40, RandomStream(0))], bare, drafter, FixedLength(3))[0][0] != plain
+
+
+def test_a_json_schema_is_honoured_with_and_without_speculation() -> None:
+    model = smollm2()
+    prompt = [{"role": "user", "content": "Describe a programmer as JSON with the keys name, age and languages."}]
+    drafts: tuple[Any, ...] = (None, pruned_draft(), "prompt-lookup")
+    texts = []
+    for draft in drafts:
+        result = outrider.generate(
+            model,
+            prompt,
+            draft=draft,
+            num_draft_tokens=4,
+            max_new_tokens=80,
+            processors=[structured.json_schema(model, SCHEMA)],
+        )
+        assert result.finish_reason == "eos"
+        assert (result.stats.drafted > 0) is (draft is not None)
+        texts.append(result.text)
+    assert len(set(texts)) == 1
+    answer = json.loads(texts[0])
+    assert set(answer) == {"name", "age", "languages"}
+    assert 0 <= answer["age"] <= 130
+    assert set(answer["languages"]) <= {"Python", "C++", "Rust"}
+
+
+def test_samples_fit_the_schema_in_a_batch() -> None:
+    model = smollm2()
+    constraint = structured.json_schema(model, SCHEMA)
+    results = outrider.generate(
+        model,
+        ["A person: ", "JSON: ", "{"],
+        num_draft_tokens=3,
+        max_new_tokens=120,
+        temperature=1.0,
+        seed=5,
+        processors=[constraint],
+    )
+    ended = [result for result in results if result.finish_reason == "eos"]
+    assert ended
+    for result in ended:
+        assert set(json.loads(result.text)) == {"name", "age", "languages"}
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_schema_or_a_pattern(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"enum": ["red", "green"]}))
+    common = ["generate", "A colour", "--target", str(target_folder), "--max-new-tokens", "12", "--json"]
+    assert run_cli([*common, "--json-schema", str(file)]) == 0
+    assert json.loads(json.loads(capsys.readouterr().out)["text"]) in ("red", "green")
+    assert run_cli([*common, "--regex", "[0-9]{3}-[0-9]{4}"]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert len(text) == 8
+    assert text[3] == "-"
+    assert not capsys.readouterr().err
+    assert run_cli([*common, "--regex", "[0-9]{30}", "--max-new-tokens", "5"]) == 0
+    assert "cut after 5 tokens and is not yet a match of the regex: give a larger --max" in capsys.readouterr().err
+
+
+def test_a_text_that_was_cut_is_not_complete() -> None:
+    model = smollm2()
+    ids = model.tokenizer.encode('{"age": 7}', add_special_tokens=False)
+    schema = json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
+    both = structured.Structure(schema, r".*7\}")
+    assert both.complete(model, ids)
+    assert not both.complete(model, ids[:-1])
+    assert not structured.Structure(schema, ".*8.*").complete(model, ids)
+    assert not structured.Structure(schema).complete(model, [*ids, *ids])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("{", "json_schema must be JSON"), ('{"type": "no such type"}', "JSON schema can't be used: .*no such type")],
+)
+def test_bad_schemas_are_refused_in_one_line(wrong: str, said: str) -> None:
+    with pytest.raises(ParameterError, match=said) as error:
+        structured.json_schema(smollm2(), wrong)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_that_begin_alike_do_not_share_a_state() -> None:
+    """One row's prompt is another's prompt and output: the processor of the former has seen less."""
+    target = table(1, V, sharpness=0.7)
+    first = decode(target, [Request([0, 1], 12, RandomStream(0))], SamplingSettings(processors=(made(),)))[0][0]
+    prompts = [[0, 1], [0, 1, *first[:1]], [0, 1, *first[:3]]]
+    shared = SamplingSettings(processors=(made(),))
+    for drafter in (None, PromptLookupDrafter()):
+        batch = decode(target, [Request(p, 30, RandomStream(0)) for p in prompts], shared, drafter, FixedLength(3))[0]
+        for prompt, tokens in zip(prompts, batch, strict=True):
+            alone = SamplingSettings(processors=(made(),))
+            assert decode(target, [Request(prompt, 30, RandomStream(0))], alone)[0][0] == tokens
+
+
+def made() -> StatefulProcessor:
+    return StatefulProcessor(CountsItsCalls)
+
+
+class EndsForGood:
+    """After token 2 nothing may come; it ends the text."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self) -> Tensor:
+        return torch.full((V,), 2 not in self.taken)
+
+    def advance(self, token: int) -> bool:
+        self.taken.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        del self.taken[len(self.taken) - count :]
+
+
+class Counting:
+    """A matcher that allows everything, and counts what it is asked to do."""
+
+    def __init__(self, done: list[int]) -> None:
+        self.done = done
+
+    def mask(self) -> Tensor:
+        return torch.ones(9, dtype=torch.bool)
+
+    def advance(self, token: int) -> bool:
+        self.done.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        self.done += [-1] * count
+
+
+def test_rows_side_by_side_keep_a_matcher_each() -> None:
+    """Texts that begin alike, after many that have ended: a token costs a step, not the way to another row and back."""
+    done: list[int] = []
+    constraint = Constraint(lambda: Counting(done))
+    texts = [[1] * 10 + [(i * (row + 2)) % 7 for i in range(50)] for row in range(8)]
+    scores = torch.zeros(9)
+    for _ in range(40):
+        for text in texts:
+            constraint.apply(text, scores)
+    done.clear()
+    for length in range(60):
+        for text in texts:
+            constraint.apply(text[:length], scores)
+    assert len(done) < 2 * 8 * 60
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_constraint_with_nothing_after_the_end_is_no_error(name: str) -> None:
+    target = table(1, V, sharpness=0.7)
+    law = SamplingSettings(temperature=1.0, processors=(Constraint(EndsForGood),))
+    requests = [Request([0, 1], 20, RandomStream(1, i), frozenset({2})) for i in range(30)]
+    tokens, _ = decode(target, requests, law, DRAFTERS[name](), FixedLength(3))
+    assert all(row.count(2) == 1 and row[-1] == 2 for row in tokens if len(row) < 20)
+
+
+def test_processors_are_not_shown_what_they_forbid() -> None:
+    """transformers' own prefix constraint raises on an empty list: after a forbidden draft it must not be asked."""
+
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        del row
+        return [] if any(int(token) == 2 for token in ids[2:]) else [0, 1]
+
+    law = SamplingSettings(temperature=1.0, processors=(PrefixConstrainedLogitsProcessor(allowed, 1),))
+    target = table(1, V, sharpness=0.7)
+    for drafter in (RandomDrafter(), ModelDrafter(table(2, V))):
+        tokens, _ = decode(target, [Request([0, 1], 40, RandomStream(0, i)) for i in range(5)], law, drafter, FixedLength(3))
+        assert not any(2 in row for row in tokens)

@@ -1,0 +1,1 @@
+"""Speculation for any function (`outrider.speculate`)."""

@@ -1,0 +1,1 @@
+"""What serves all and knows none: clocks, garbage, inference mode, memory."""
