@@ -56,6 +56,15 @@ def _what_a_module_keeps(request: pytest.FixtureRequest) -> Iterator[None]:
         gc.collect()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _the_users_cache_is_left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No costs of tiny models are kept there, and none that an earlier run measured are read."""
+    folder = share_cache(tmp_path_factory.mktemp("cache") / "outrider", tmp_path_factory, "models", "tokenizers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_CACHE", str(folder))
+        yield
+
+
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("models") / "target", 0)

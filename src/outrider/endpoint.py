@@ -6,9 +6,10 @@ Every sampling setting is sent, those that are off as well, since servers have d
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, ParameterError
 from outrider.sampling import SamplingSettings
 
 SECONDS = 600.0
@@ -22,7 +23,14 @@ class EndpointError(OutriderError):
 
 
 def request_body(prompt: list[int], sampling: SamplingSettings, max_tokens: int, seed: int) -> dict[str, Any]:
-    """What is sent: the settings in the names of OpenAI, llama.cpp and vLLM."""
+    """What is sent: the settings in the names of OpenAI, llama.cpp and vLLM.
+
+    Raises `ParameterError` for what has no place in a request.
+    """
+    if sampling.processors:
+        raise ParameterError("processors can't be sent to a server: leave them out")
+    if any(bias == -math.inf for bias in sampling.logit_bias.values()):
+        raise ParameterError("logit_bias of -inf can't be sent to a server: use a large negative number, such as -1e9")
     return {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -30,6 +38,12 @@ def request_body(prompt: list[int], sampling: SamplingSettings, max_tokens: int,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "repeat_penalty": sampling.repetition_penalty,
+        "repeat_last_n": -1,
+        **({"logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()}} if sampling.logit_bias else {}),
         "seed": seed,
     }
 

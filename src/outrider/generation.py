@@ -156,10 +156,9 @@ class Generation:
                 "for token ids"
             )
         self.target = target
-        alone = Alone([target])
-        self.drafter = alone.run(bound_drafter, options.get("draft", "auto"), target)
+        self.drafter = bound_drafter(options.get("draft", "auto"), target)
         self.options = parse_options(len(prompts), options)
-        prepared = alone.run(lambda: [prepare(target, prompt) for prompt in prompts])  # some models listen to it
+        prepared = Alone([target]).run(lambda: [prepare(target, prompt) for prompt in prompts])  # some models listen to it
         self.prompts = [one.tokens for one in prepared]
         self._sources = [one.source for one in prepared]
         limit = None if self.options.ignore_eos else self.options.max_new_tokens

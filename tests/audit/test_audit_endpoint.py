@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from outrider.audit.endpoint import endpoint_texts
 from outrider.audit.verdict import EXACT
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
-from outrider.endpoint import EndpointError
+from outrider.endpoint import EndpointError, request_body
+from outrider.errors import ParameterError
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.helpers.audit_texts import ONE, V, draft_model, report, target_model
@@ -36,6 +39,19 @@ def text_model() -> Any:
     model.tokenizer = Tokenizer()
     model.end_tokens = frozenset({0})
     return model
+
+
+def test_every_setting_is_sent_and_what_cannot_be_is_refused() -> None:
+    settings = {field.name: getattr(ONE, field.name) for field in fields(ONE)}
+    body = request_body([1], replace(ONE, repetition_penalty=1.5, logit_bias={3: -2.0}), 5, 0)
+    assert body["repetition_penalty"] == body["repeat_penalty"] == 1.5
+    assert body["logit_bias"] == {"3": -2.0}
+    assert {*settings} - {"processors"} <= {*body}
+    assert "logit_bias" not in request_body([1], ONE, 5, 0)
+    with pytest.raises(ParameterError, match="processors can't be sent to a server"):
+        request_body([1], replace(ONE, processors=(lambda tokens, logits: logits,)), 5, 0)
+    with pytest.raises(ParameterError, match="logit_bias of -inf can't be sent"):
+        request_body([1], replace(ONE, logit_bias={3: -math.inf}), 5, 0)
 
 
 @pytest.mark.slow

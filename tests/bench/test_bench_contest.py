@@ -96,7 +96,8 @@ def test_servers_answer_beside_ours(target_folder: Path, tmp_path: Path) -> None
     assert list(rows["float32"]["against"]) == ["other"]
     assert [(one["own"], one["peer"]) for one in found["best"]] == [("float32", "other")]
     asked = server.asked[-1]
-    expected = {"max_tokens": 6, "temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "cache_prompt": False}
+    expected = {"max_tokens": 6, "temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+    expected |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "cache_prompt": False}
     assert {key: asked[key] for key in expected} == expected
     assert all(isinstance(token, int) for token in asked["prompt"])
     assert "other" in plot.read_text()

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import outrider
 from outrider.beam import beam_search
-from outrider.models.base import TextModel
+from outrider.drafters import PromptLookupDrafter, SpeculativeDrafter
+from outrider.models.base import LanguageModel, TextModel
 from outrider.support import alone
 from outrider.support.alone import Alone
 
@@ -28,6 +29,31 @@ def many_switches() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
+
+
+class SeesLocks(PromptLookupDrafter):
+    """An inner draft that looks who holds the engine that it is bound to."""
+
+    def bind(self, target: LanguageModel) -> None:
+        free: list[bool] = []
+
+        def attempt() -> None:
+            lock = alone._place_of(target).lock
+            free.append(lock.acquire(blocking=False))
+            if free[0]:
+                lock.release()
+
+        other = threading.Thread(target=attempt)
+        other.start()
+        other.join()
+        self.was_free = free[0]
+
+
+def test_drafts_are_bound_while_no_other_thread_runs_their_engines(pair: tuple[TextModel, TextModel]) -> None:
+    target, draft = pair
+    inner = SeesLocks()
+    outrider.generate(target, "abc", draft=SpeculativeDrafter(draft, inner), max_new_tokens=2)
+    assert not inner.was_free
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +128,7 @@ def test_threads_do_not_disturb_each_other(pair: tuple[TextModel, TextModel], dr
                 first,
                 PROMPTS[i],
                 draft=drafter,
-                num_draft_tokens=3,
+                num_draft_tokens=None if draft is None else 3,
                 max_new_tokens=40,
                 temperature=temperature,
                 seed=i,

@@ -87,14 +87,12 @@ def test_every_python_block_is_a_quotation_or_an_example() -> None:
             assert QUOTED.match(block) or block.startswith(">>>"), block
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_examples_print_what_they_say(page: Path) -> None:
+@pytest.mark.parametrize(("name", "least"), [("how-it-works.md", 5), ("proof.md", 8), ("any-function.md", 12)])
+def test_examples_print_what_they_say(name: str, least: int) -> None:
+    page = ROOT / "docs" / name
     examples = "\n".join(block for block in BLOCK.findall(page.read_text()) if block.startswith(">>>"))
     test = doctest.DocTestParser().get_doctest(examples, {}, page.name, str(page), 0)
-    wanted = {"how-it-works.md": 5, "proof.md": 8, "closed-forms.md": 0, "any-function.md": 12, "writing-a-drafter.md": 0}[
-        page.name
-    ]
-    assert len(test.examples) >= wanted
+    assert len(test.examples) >= least
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_batchs_table_knows_whether_rows_wait_for_the_widest() -> None:
         with costs_by(CostBook(3)):
             assert measured_costs(kind(torch.full((3, 3), 1 / 3))).company == company
     assert measured_costs(TableModel(torch.full((3, 3), 1 / 3))).company == 1
+
+
+def test_a_batchs_table_is_its_threads_own() -> None:
+    model, seen = TableModel(torch.full((3, 3), 1 / 3)), []
+    with costs_by(CostBook(3)):
+        other = Thread(target=lambda: seen.append(measured_costs(model).company))
+        other.start()
+        other.join()
+        assert measured_costs(model).company == 3
+    assert seen == [1]
 
 
 def test_costs_see_what_a_model_takes() -> None:

@@ -68,14 +68,16 @@ def save_encoder_decoder(folder: Path, architecture: str, seed: int = 0, **overr
     return folder
 
 
-def share_cache(cache: Path, factory: pytest.TempPathFactory) -> Path:
+def share_cache(cache: Path, factory: pytest.TempPathFactory, *more: str) -> Path:
     """A new cache folder that has what all tests of this run have recorded, and the kernels that were compiled
     on this machine: recording each tiny model anew takes minutes, compiling a library seconds in every process.
+
+    more: other folders of the user's cache that it has.
     """
     base = factory.getbasetemp()
     own = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
     cache.mkdir(parents=True, exist_ok=True)
-    for folder in (own, USERS_CACHE / "kernels", USERS_CACHE / "sampling"):
+    for folder in (own, *(USERS_CACHE / name for name in ("kernels", "sampling", *more))):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             (cache / folder.name).symlink_to(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from outrider.audit.sources import PROMPTS, ROWS, longest_text, plan_group, read_rounds, text_of
@@ -36,14 +37,14 @@ def spread_texts(
     made = 0
     while made < tokens:
         before, jobs = made, _jobs(target, sampling, tokens - made, longest, seed, done, prompts)
-        records = RayPool(cluster)(setup, jobs, {}, forget_tables)
-        for record in in_order(records, done):
-            if "error" in record:
-                raise ModelError(f"text {record['index']} could not be written: {record['error']}")
-            read = asked(target, prompts[done % len(prompts)])
-            made += len(record["tokens"])
-            done += 1
-            yield text_of(target, read, record["tokens"], read_rounds(record["rounds"], record["tokens"]))
+        with closing(RayPool(cluster)(setup, jobs, {}, forget_tables)) as records:
+            for record in in_order(records, done):
+                if "error" in record:
+                    raise ModelError(f"text {record['index']} could not be written: {record['error']}")
+                read = asked(target, prompts[done % len(prompts)])
+                made += len(record["tokens"])
+                done += 1
+                yield text_of(target, read, record["tokens"], read_rounds(record["rounds"], record["tokens"]))
         if made == before:
             return  # no further texts are to be had
 

@@ -73,10 +73,9 @@ class BeamGeneration:
     ) -> None:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: use outrider.beam.BeamDecoder for token ids")
-        alone = Alone([target])
-        drafter = alone.run(bound_drafter, draft, target)
+        drafter = bound_drafter(draft, target)
         self.target, self.settings = target, settings
-        begun = alone.run(prepare, target, prompt)
+        begun = Alone([target]).run(prepare, target, prompt)
         task = task_of(target, begun, None if ignore_eos else max_new_tokens)
         self.task = task.with_beams(settings.num_beams)
         self._rounds: list[BeamRound] = []

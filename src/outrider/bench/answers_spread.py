@@ -8,6 +8,7 @@ before the next one loads its models, so ratios of times are fair only where eve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -70,9 +71,10 @@ def _answers(
             options |= {"seed": seed_of(example, sample), "stop": stops(target, plan.kind, example)}
             yield Job(index, prompt, options, {"metadata": prompt})
 
-    for record in RayPool(cluster)(setup, jobs(), {}, forget_tables):
-        example, setting, sample = missing[record["index"]]
-        if "error" in record:
-            raise ModelError(f"{example.name} could not be answered: {record['error']}")
-        run = make_run(drafting, example, setting, sample, record["metadata"], record, metric)
-        yield runs.keep(run.key, run)
+    with closing(RayPool(cluster)(setup, jobs(), {}, forget_tables)) as records:
+        for record in records:
+            example, setting, sample = missing[record["index"]]
+            if "error" in record:
+                raise ModelError(f"{example.name} could not be answered: {record['error']}")
+            run = make_run(drafting, example, setting, sample, record["metadata"], record, metric)
+            yield runs.keep(run.key, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -46,17 +47,17 @@ class CostBook:
         return cls(rows, {name: Costs.from_dict(one) for name, one in held.items()})
 
 
-_books: list[CostBook] = []
+_book: ContextVar[CostBook | None] = ContextVar("book", default=None)  # of this thread: others measure as ever
 
 
 @contextmanager
 def costs_by(book: CostBook) -> Iterator[CostBook]:
     """Let `measured_costs` answer from this book meanwhile."""
-    _books.append(book)
+    before = _book.set(book)
     try:
         yield book
     finally:
-        _books.remove(book)
+        _book.reset(before)
 
 
 def measured_costs(model: LanguageModel) -> Costs:
@@ -64,7 +65,7 @@ def measured_costs(model: LanguageModel) -> Costs:
 
     Also lets the model pad its passes to the widths at which it is quicker, unless they have several rows (`costs_by`).
     """
-    book = _books[-1] if _books else None
+    book = _book.get()
     costs = held_or_measured(model) if book is None else book.of(model)
     if not isinstance(model, PadsWidths):
         return costs

@@ -21,7 +21,7 @@ from outrider.acceptance.lenience import check_lenience
 from outrider.decode.row import Request, Row, check_constraints, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
-from outrider.drafters.base import DraftContext, Drafter, check_alternatives
+from outrider.drafters.base import DraftContext, Drafter, bind_alone, check_alternatives
 from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
@@ -64,7 +64,7 @@ class Decoder:
             check_request(request, target)
         check_constraints(sampling, target)
         if drafter is not None:
-            Alone([target]).run(drafter.bind, target)
+            bind_alone(drafter, target)
         self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
         self.target = target
         self.drafter = drafter

@@ -24,6 +24,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, Source, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
+from outrider.support.alone import Alone
 from outrider.support.checks import check_count
 from outrider.support.clock import PhaseClock
 
@@ -47,6 +48,11 @@ class DraftContext:
 
 
 MOST_ALTERNATIVES = 16
+
+
+def bind_alone(drafter: Drafter, target: LanguageModel) -> None:
+    """Bind while no other thread runs passes of the target, or of the drafter's engines: they may be prepared anew."""
+    Alone([target, *drafter.engines()]).run(drafter.bind, target)
 
 
 def check_alternatives(count: int | None, target: LanguageModel, drafter: Drafter | None) -> int | None:

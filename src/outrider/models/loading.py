@@ -84,8 +84,10 @@ def load(
     if engine == "llama.cpp":
         if num_tokens is not None:
             raise ParameterError("num_tokens can't be used with the llama.cpp engine: use --dtype int4 or int8")
+        _refuse_unpacked(pack, engine)
         return load_llama_cpp(model, dtype, device)
     if engine == "openvino" or (engine == "auto" and _needs_openvino(dtype)):
+        _refuse_unpacked(pack, "openvino")
         return load_openvino(model, dtype, device, num_tokens)
     made = load_transformers(model, dtype=dtype, device=device, pack=pack, num_tokens=num_tokens)
     if pack:
@@ -93,6 +95,11 @@ def load(
     if compile:
         made.compile()
     return made
+
+
+def _refuse_unpacked(pack: bool, engine: str) -> None:
+    if not pack:
+        raise ParameterError(f"pack can't be False with the {engine} engine, whose weights are its own: leave it out")
 
 
 def around(module: Any, tokenizer: Any = None, **options: Any) -> TransformersModel:

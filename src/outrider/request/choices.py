@@ -7,9 +7,11 @@ from collections.abc import Sequence as Many
 from outrider.costs import measured_costs
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
 from outrider.drafters import ChoiceDrafter, Drafter
+from outrider.drafters.base import bind_alone
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.request.draft_specs import AUTO, NAMED, is_named, make_model_drafter, make_named, meant_by
+from outrider.support.alone import Alone
 
 Draft = str | LanguageModel | Drafter | Many["str | LanguageModel | Drafter"] | None
 """A loaded model, a drafter's name with its options (`draft_specs`), a drafter of one's own, several of these, or None for
@@ -39,10 +41,10 @@ def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
 
 
 def bound_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
-    """The same, bound to the target."""
-    made = make_drafter(draft, target)
+    """The same, bound to the target, while no other thread runs passes of its engines."""
+    made = Alone([target]).run(make_drafter, draft, target)
     if made is not None:
-        made.bind(target)
+        bind_alone(made, target)
     return made
 
 
@@ -51,6 +53,8 @@ Length = int | OptimalLength | DraftLength | None
 
 def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
     """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None), or optimal for some alpha."""
+    if drafter is None and num_draft_tokens not in (None, 0) and not isinstance(num_draft_tokens, DraftLength):
+        raise ParameterError(f"num_draft_tokens must be 0 or left out where nothing drafts, got {num_draft_tokens!r}")
     costs = measured_costs(target)
     if drafter is None:
         return FixedLength(0)

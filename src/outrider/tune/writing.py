@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import closing
 from dataclasses import replace
 
 from outrider.batch import Job, Setup
@@ -41,7 +42,8 @@ def spread_texts(
     options |= {"max_new_tokens": tokens, "ignore_eos": not has_encoder(target), "seed": seed}
     alone = replace(setup, draft=(), num_draft_tokens=0, batch_size=1, chat=False, defaults=options)
     jobs = (Job(number, prompt, {"seed": seed + number}) for number, prompt in enumerate(prompts))
-    for record in in_order(RayPool(cluster)(alone, jobs, {}, forget_tables)):
-        if "error" in record:
-            raise ModelError(f"prompt {record['index']} could not be written on: {record['error']}")
-        yield record["tokens"]
+    with closing(RayPool(cluster)(alone, jobs, {}, forget_tables)) as records:
+        for record in in_order(records):
+            if "error" in record:
+                raise ModelError(f"prompt {record['index']} could not be written on: {record['error']}")
+            yield record["tokens"]
