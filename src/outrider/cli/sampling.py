@@ -73,7 +73,7 @@ alternatives_option = click.option(
     "--alternatives",
     type=int,
     metavar="N",
-    help="Tokens to score in each drafted one's place, 0 … 16  [default: where it pays]",
+    help="Tokens to score in each drafted one's place, 0 … 16  [default: where they pay, at adaptive lengths]",
 )
 
 

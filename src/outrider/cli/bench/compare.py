@@ -106,7 +106,7 @@ _SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]…"
 @model_options_with_one_draft
 @click.option("--setup", multiple=True, metavar="DTYPE[@ENGINE][ + DRAFT]…", help=f"{_SETUP}; beside transformers' own.")
 @click.option(
-    "--server", multiple=True, metavar="NAME=URL", help="One with OpenAI's completions: any engine (docs/engines.md)."
+    "--server", multiple=True, metavar="NAME=URL", help="One with OpenAI's completions: any engine (docs/bench.md)."
 )
 @click.option(
     "--generate/--no-generate",
