@@ -81,6 +81,7 @@ def test_drafters_and_lengths_are_measured_on_sources(t5: Path, small_t5: Path, 
     assert all(cell["tokens_per_round"] >= 1.0 for cell in lengths["cells"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_chains_are_what_is_drafted_after_that_source(t5: Path, small_t5: Path) -> None:
     """A target that drafts for itself proposes its own greedy text, but not after another source; nor does another model."""
@@ -102,6 +103,7 @@ def test_chains_are_what_is_drafted_after_that_source(t5: Path, small_t5: Path) 
     assert [chain.tokens[0] for chain in chains] != new
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("architecture", ["T5", "Whisper"])
 def test_peers_answer_the_same_sources(

@@ -204,6 +204,7 @@ def test_control_c_half_way_keeps_the_text() -> None:
     assert re.fullmatch(r"(outrider: the machine is busy.*\n)*\s*outrider: interrupted after \d+ tokens\n", err)
 
 
+@pytest.mark.slow
 def test_control_c_half_way_keeps_the_object() -> None:
     for after in (14, 30, 60, 120):  # nothing shows from outside when the model is at work
         code, out, err = interrupted("--json", after=after)

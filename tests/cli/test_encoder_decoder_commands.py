@@ -71,6 +71,7 @@ def test_ragged_batches_and_seeds(t5: Path, small_t5: Path) -> None:
     assert [row.tokens for row in together] == [row.tokens for row in alone]
 
 
+@pytest.mark.slow
 def test_audit_finds_an_exact_decoder_exact(t5: Path, small_t5: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--target", str(t5), "--dtype", "float32", "--draft", str(small_t5), "--tokens", "1100"]
     assert run(["audit", *options, "--json"]) in (0, 2)  # 2: so few tokens may not tell

@@ -35,6 +35,7 @@ from outrider.round import Extras
 from outrider.support.device_data import moved
 from tests.helpers.device_texts import PROMPTS, SETTINGS, flat, given, opened, write
 from tests.helpers.heads import write_head
+from tests.helpers.marks import slow
 from tests.helpers.published_heads import CHECKPOINTS
 from tests.helpers.real_gpu import GPU
 from tests.helpers.simulated_gpu import SimulatedGPU
@@ -194,7 +195,7 @@ def test_a_head_drafts_there(kind: Any, gpu: GPU, tmp_path: Path) -> None:
     assert texts["cuda"] == texts["cpu"]
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("captured", [False, slow(True)])
 @pytest.mark.parametrize("what", CHECKPOINTS)
 def test_a_published_head_drafts_there(what: str, captured: bool, gpu: GPU, tmp_path: Path) -> None:
     made, name = CHECKPOINTS[what]
@@ -227,7 +228,7 @@ def test_a_head_that_costs_something_is_not_asked_after_each_token(gpu: GPU, tmp
     assert gpu.waits == ["read back"] * len(rounds)
 
 
-@pytest.mark.parametrize("architecture", ["T5", "Bart"])
+@pytest.mark.parametrize("architecture", ["T5", slow("Bart")])
 def test_an_encoder_decoder_runs_there(architecture: str, gpu: GPU) -> None:
     texts = []
     for device in ("cpu", "cuda"):

@@ -18,6 +18,7 @@ from outrider.heads.opening import open_head
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from tests.helpers.heads import exact_joint, sample
+from tests.helpers.marks import slow
 from tests.helpers.published_heads import (
     CHECKPOINTS,
     DRAFTED,
@@ -212,7 +213,7 @@ def three_tokens() -> TransformersModel:
     return TransformersModel(module("Llama", 4, vocab_size=V, num_hidden_layers=6), name="three")
 
 
-@pytest.mark.parametrize("setting", ["greedy", "temperature 1", "all"])
+@pytest.mark.parametrize("setting", [slow("greedy"), "temperature 1", slow("all")])
 @pytest.mark.parametrize("what", CHECKPOINTS)
 def test_the_law_is_the_targets(what: str, setting: str, tmp_path: Path) -> None:
     target, (made, name) = three_tokens(), CHECKPOINTS[what]

@@ -18,6 +18,7 @@ from outrider.kernels.models import Kernels, build, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.weights.int8_linear import Int8Linear, RowScale, largest_weight
 from tests.helpers.kernels import HERE, product, rounded, rows_of
+from tests.helpers.marks import slow
 
 SIZES = [(1, 1), (16, 32), (33, 31), (300, 500), (64, 1030), (17, 160), (20, 288), (40, 448)]
 GROUP = 32  # columns that share a scale, in 4 bits
@@ -307,7 +308,7 @@ def test_wrong_shapes_are_refused(built: Kernels) -> None:
         "no such compiler",
         "an odd compiler",
         "a compiler that fails",
-        "wrong products",
+        slow("wrong products"),
         "a folder that can't be written",
     ],
 )

@@ -29,6 +29,7 @@ from outrider.proposal import Proposal
 from outrider.randomness import RandomStream
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
+from tests.helpers.marks import slow
 from tests.helpers.samples import ALARM, SAMPLES, V, p_value, run, samples_of
 from tests.helpers.toys import PROMPT, SETTINGS, one_behind, table
 
@@ -86,7 +87,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 LENGTHS: dict[str, DraftLength] = {"fixed": FixedLength(3), "adaptive": AdaptiveLength(COSTS, longest=4, probe_share=0.3)}
 
 
-@pytest.mark.parametrize("setting", ["greedy", "temperature 1", "all"])
+@pytest.mark.parametrize("setting", [slow("greedy"), "temperature 1", "all"])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_follows_the_targets_law(name: str, length: str, setting: str) -> None:

@@ -38,6 +38,7 @@ def test_a_pass_of_one_row_is_one_call_of_the_same_bits(architecture: str, cache
     assert chains_called == [20, *(width for width in widths for _ in range(2))]  # the prompt first
 
 
+@pytest.mark.slow
 def test_others_are_not(cache: Path, chains_called: list[int]) -> None:
     for architecture, kind in (("Gemma", "int8"), ("Llama", "float32")):
         _, quick = pair(architecture, kind)

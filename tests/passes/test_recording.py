@@ -131,6 +131,7 @@ def test_passes_leave_a_model_as_it_was_recorded(architecture: str, cache: Path)
     assert quick.recorded is held
 
 
+@pytest.mark.slow
 def test_other_models_have_other_recordings(empty: Path) -> None:
     for kind in KINDS:
         record_now(made("Llama", kind))

@@ -22,6 +22,7 @@ from outrider.errors import ParameterError, VocabularyMismatchError
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
+from tests.helpers.marks import slow
 from tests.helpers.real_models import pruned_draft, smollm2
 from tests.helpers.samples import ALARM, V, p_value, run
 from tests.helpers.toys import table
@@ -95,7 +96,7 @@ def settings(kind: str) -> SamplingSettings:
     return SamplingSettings(temperature=1.0, processors=(made,))
 
 
-@pytest.mark.parametrize("kind", ["constraint", "stateful"])
+@pytest.mark.parametrize("kind", ["constraint", slow("stateful")])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_law_is_that_of_the_constrained_target(kind: str, name: str) -> None:
     target = table(1, V, sharpness=0.7)
@@ -118,6 +119,7 @@ def test_a_processor_that_counts_calls_is_wrong_unless_wrapped() -> None:
     assert decode(target, [Request([0, 1], 40, RandomStream(0))], bare, drafter, FixedLength(3))[0][0] != plain
 
 
+@pytest.mark.slow
 def test_a_json_schema_is_honoured_with_and_without_speculation() -> None:
     model = smollm2()
     prompt = [{"role": "user", "content": "Describe a programmer as JSON with the keys name, age and languages."}]

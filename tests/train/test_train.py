@@ -31,6 +31,7 @@ from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
 from tests.helpers.commands import call
 from tests.helpers.heads import KINDS, Shape, write_head
+from tests.helpers.marks import slow
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
 from tests.helpers.train_windows import window_of
 
@@ -143,7 +144,7 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["head", "blocks"])
+@pytest.mark.parametrize("command", ["head", slow("blocks")])
 @pytest.mark.usefixtures("cache")
 def test_a_head_is_trained_resumed_and_used(
     command: str, target_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -169,6 +170,7 @@ def test_a_head_is_trained_resumed_and_used(
     assert drafted.stats.drafted > 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_student_is_trained_and_used(
     target_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -182,6 +184,7 @@ def test_a_student_is_trained_and_used(
     assert made["held_out"]["held_out"]["alpha"][0] > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_the_target_writes_texts_and_goes_on(
     target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
