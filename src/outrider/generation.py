@@ -16,11 +16,11 @@ from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, end_tokens
 from outrider.randomness import stream_after
-from outrider.records import Origin, Round, summarise
+from outrider.records import Origin, Round
 from outrider.request.choices import bound_drafter, make_length
-from outrider.request.options import GenerateOptions, parse_options
+from outrider.request.options import GenerateOptions, Options, parse_options
 from outrider.request.own_rules import with_own_rules
-from outrider.request.prompts import Message, Prompt, prepare, source_length
+from outrider.request.prompts import Message, Prepared, Prompt, prepare, source_length
 from outrider.results import Result
 from outrider.support.alone import Alone
 from outrider.support.text import TextTracker
@@ -136,6 +136,21 @@ def _pieces(generation: Generation) -> Generator[Piece]:
         yield from (Piece(text, origins[token]) for text, token in tracker.take())
 
 
+def request_for(
+    target: TextModel,
+    prepared: Prepared,
+    options: Options,
+    seed: int,
+    row: int,
+    tracker: TextTracker,
+    occasion: Sequence[int] = (),
+) -> Request:
+    """What the loop is asked for one prompt. row: in its batch; occasion: `Drafter.occasion`."""
+    stream = stream_after(seed, row, prepared.tokens, prepared.source, occasion)
+    eos = frozenset() if options.ignore_eos else end_tokens(target)
+    return Request(prepared.tokens, options.max_new_tokens, stream, eos, tracker, prepared.source)
+
+
 class Generation:
     """A batch of prompts being generated: the token loop with the text around it."""
 
@@ -158,9 +173,8 @@ class Generation:
         self.target = target
         self.drafter = bound_drafter(options.get("draft", "auto"), target)
         self.options = parse_options(len(prompts), options)
-        prepared = Alone([target]).run(lambda: [prepare(target, prompt) for prompt in prompts])  # some models listen to it
-        self.prompts = [one.tokens for one in prepared]
-        self._sources = [one.source for one in prepared]
+        self._prepared = Alone([target]).run(lambda: [prepare(target, prompt) for prompt in prompts])  # some listen to it
+        self.prompts = [one.tokens for one in self._prepared]
         limit = None if self.options.ignore_eos else self.options.max_new_tokens
         sampling = with_own_rules(target, self.options.sampling, self.prompts, limit)
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
@@ -186,9 +200,7 @@ class Generation:
         seeds = self.options.seeds
         seed, row = (seeds[i], 0) if len(seeds) > 1 else (seeds[0], i)
         occasion = self.drafter.occasion() if self.drafter is not None else ()
-        stream = stream_after(seed, row, self.prompts[i], self._sources[i], occasion)
-        eos = frozenset() if self.options.ignore_eos else end_tokens(self.target)
-        return Request(self.prompts[i], self.options.max_new_tokens, stream, eos, self.trackers[i], self._sources[i])
+        return request_for(self.target, self._prepared[i], self.options, seed, row, self.trackers[i], occasion)
 
     def run(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds, as `Decoder.rounds`; text is complete once it has ended."""
@@ -210,19 +222,16 @@ class Generation:
         return [self._result(i, row) for i, row in enumerate(rows)]
 
     def _result(self, i: int, row: Row | None) -> Result:
-        rounds = self._rounds[i]
-        logprobs = [x for r in rounds for x in r.logprobs or ()] if self.options.extras.logprobs else None
         seeds = self.options.seeds
-        return Result(
+        return Result.of_rounds(
+            self._rounds[i],
+            self._decoder.prefill_seconds,
+            logprobs=self.options.extras.logprobs,
             text=self.trackers[i].text,
-            tokens=[token for r in rounds for token in r.tokens],
             finish_reason=(row.finish_reason if row is not None else None) or "cancelled",
             seed=seeds[i] if len(seeds) > 1 else seeds[0],
-            stats=summarise(rounds, self._decoder.prefill_seconds),
-            rounds=list(rounds),
-            prompt_tokens=len(self.prompts[i]),
-            source_tokens=source_length(self._sources[i]),
-            logprobs=logprobs,
+            prompt_tokens=len(self._prepared[i].tokens),
+            source_tokens=source_length(self._prepared[i].source),
             lenience=self.options.lenience,
         )
 

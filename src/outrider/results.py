@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
-from outrider.records import FinishReason, Round, Stats
+from outrider.records import FinishReason, Round, Stats, summarise
+
+
+class _Known(TypedDict):
+    """What the rounds do not tell."""
+
+    text: str
+    finish_reason: FinishReason
+    seed: int
+    prompt_tokens: int
+    source_tokens: int | None
+    lenience: float
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,17 @@ class Result:
     logprobs: list[float] | None = None
     source_tokens: int | None = None
     lenience: float = 1.0
+
+    @classmethod
+    def of_rounds(cls, rounds: Sequence[Round], prefill_seconds: float, *, logprobs: bool, **more: Unpack[_Known]) -> Result:
+        """What the rounds of one prompt came to. logprobs: whether they were asked for."""
+        return cls(
+            tokens=[token for one in rounds for token in one.tokens],
+            stats=summarise(rounds, prefill_seconds),
+            rounds=list(rounds),
+            logprobs=[x for one in rounds for x in one.logprobs or ()] if logprobs else None,
+            **more,
+        )
 
     @property
     def lossy(self) -> bool:

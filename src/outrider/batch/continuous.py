@@ -19,9 +19,9 @@ from outrider.batch.setup import Ready
 from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.errors import NumericalError, OutriderError
-from outrider.models.base import TextModel, end_tokens
-from outrider.randomness import stream_after
-from outrider.records import Round, summarise
+from outrider.generation import request_for
+from outrider.models.base import TextModel
+from outrider.records import Round
 from outrider.request.options import Options
 from outrider.request.own_rules import forces_end, with_own_rules
 from outrider.request.prompts import prepare, source_length
@@ -179,9 +179,8 @@ class ContinuousBatch:
         seed = options.seeds[0]
         # A seed of the line's own gives what `outrider generate --seed` gives; the command's is spread over the prompts.
         row = 0 if "seed" in job.options else job.index
-        stream = stream_after(seed, row, prepared.tokens, prepared.source)  # its drafts remember nothing (`Setup.drafter`)
-        eos = frozenset() if options.ignore_eos else end_tokens(target)
-        return Request(prepared.tokens, options.max_new_tokens, stream, eos, tracker, prepared.source), tracker
+        # No occasion: drafts of a batch remember nothing (`Setup.drafter`).
+        return request_for(target, prepared, options, seed, row, tracker), tracker
 
     def _step(self, key: _Kind, lane: _Lane) -> list[Record]:
         ended = []
@@ -222,17 +221,16 @@ class ContinuousBatch:
 
 def _record(place: _Place, ready: Ready, logprobs: bool) -> Record:
     place.tracker.finish()
-    result = Result(
+    result = Result.of_rounds(
+        place.rounds,
+        place.row.prefill_seconds,
+        logprobs=logprobs,
         text=place.tracker.text,
-        tokens=[token for made in place.rounds for token in made.tokens],
         finish_reason=place.rounds[-1].finish_reason or "cancelled",
         seed=place.seed,
-        stats=summarise(place.rounds, place.row.prefill_seconds),
-        rounds=[],
         prompt_tokens=place.row.draft.prompt_length,
         source_tokens=source_length(place.row.draft.source),
         lenience=ready.defaults.get("lenience", 1.0),
-        logprobs=[x for made in place.rounds for x in made.logprobs or ()] if logprobs else None,
     )
     record = {"index": place.job.index, **place.job.passed, **result.to_dict()}
     if ready.rounds:
