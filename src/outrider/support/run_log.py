@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ParameterError
+from outrider.support.whole_files import replace_whole
 
 _HEADER = "settings"
 
@@ -50,7 +51,10 @@ class RunLog:
         if lines or made_with is not None:
             self._check(path, made_with)
         if whole is not None:  # only now is it known to be a log, which may be changed
-            path.write_text(whole, encoding="utf-8")
+            try:
+                replace_whole(path, whole)
+            except OSError as error:
+                raise ParameterError(f"log {path} can't be written: {error}") from None
         if not lines and made_with is None and self._settings is not None:
             _write(path, {_HEADER: self._settings})
         self.entries = lines

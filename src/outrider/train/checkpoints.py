@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ParameterError
+from outrider.support.whole_files import replace_whole
 
 CHECKPOINTS = "checkpoints"  # in the output
 SETTINGS = "settings.json"
@@ -53,7 +54,7 @@ def keep_settings(folder: Path, settings: Mapping[str, object]) -> None:
     """Say with which settings a run begins. Raises `ParameterError` if the folder can't be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        replace_whole(folder / SETTINGS, json.dumps(settings, indent=1) + "\n")
     except OSError as error:
         raise ParameterError(f"checkpoints can't be written to {folder} ({error.strerror}): name another output") from None
 

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
+from outrider.support.whole_files import replace_whole
 from outrider.train.corpus import Window
 
 SHARD = 256  # windows
@@ -60,7 +61,7 @@ class StateFolder:
                 if stored != json.loads(json.dumps(about)):
                     raise ParameterError(f"states in {folder} were made of other data or by another model: delete it")
             else:
-                index.write_text(json.dumps(about, indent=1))
+                replace_whole(index, json.dumps(about, indent=1))
         except OSError as error:
             raise ParameterError(f"states can't be kept in {folder} ({error.strerror}): name another --cache") from None
 
