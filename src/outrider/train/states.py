@@ -57,8 +57,7 @@ class StateFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if index.exists():
-                stored = json.loads(index.read_text())
-                if stored != json.loads(json.dumps(about)):
+                if _stored(index) != json.loads(json.dumps(about)):
                     raise ParameterError(f"states in {folder} were made of other data or by another model: delete it")
             else:
                 replace_whole(index, json.dumps(about, indent=1))
@@ -82,6 +81,15 @@ class StateFolder:
             part.rename(path)
         except OSError as error:
             raise ParameterError(f"states can't be kept in {self.folder} ({error.strerror}): make room") from None
+
+
+def _stored(index: Path) -> object:
+    try:
+        return json.loads(index.read_text())
+    except ValueError:
+        raise ParameterError(
+            f"states in {index.parent} can't be used ({index.name} is damaged): delete the folder, or name another --cache"
+        ) from None
 
 
 class StateWindows(Dataset[dict[str, Tensor]]):
