@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
+from outrider.support.run_log import as_read_back
 from outrider.support.whole_files import replace_whole
 from outrider.train.corpus import Window
 
@@ -57,7 +58,7 @@ class StateFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if index.exists():
-                if _stored(index) != json.loads(json.dumps(about)):
+                if _stored(index) != as_read_back(about):
                     raise ParameterError(f"states in {folder} were made of other data or by another model: delete it")
             else:
                 replace_whole(index, json.dumps(about, indent=1))
