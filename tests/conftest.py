@@ -13,11 +13,13 @@ import torch
 
 from outrider.costs import Costs
 from outrider.kernels.chain_calls import ChainPlan
+from outrider.kernels.models import Kernels, build
 from outrider.models.loading import load_transformers
 from outrider.models.passes.recording import Recording
 from tests.helpers import encoder_decoder, heads, published_heads, real_gpu
 from tests.helpers.device_texts import opened
 from tests.helpers.folders import save_encoder_decoder, save_model, share_cache
+from tests.helpers.kernels import HERE
 from tests.helpers.real_gpu import GPU, RealGPU
 from tests.helpers.simulated_gpu import SimulatedGPU, simulated_gpu
 
@@ -94,6 +96,12 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flat_costs() -> Costs:
     return Costs({1: 1.0, 17: 1.5})
+
+
+@pytest.fixture(params=HERE)
+def built(request: pytest.FixtureRequest) -> Kernels:
+    """Our kernels, at each level that this processor has."""
+    return build(request.param)
 
 
 @pytest.fixture

@@ -171,6 +171,20 @@ def test_lines_that_all_sample_otherwise_may_join_together() -> None:
     assert sorted(found) == [0, 1, 2, 3, 4]
 
 
+def test_of_idle_lanes_the_oldest_are_dropped() -> None:
+    ready = Setup(draft=(), num_draft_tokens=0, batch_size=2, defaults=DEFAULTS).use(TextTable())
+    with ContinuousBatch(ready, 2) as batch:
+        made = []
+        for i, temperature in enumerate((1.0, 0.9, 0.8, 0.9, 0.7, 0.9)):
+            batch.put([Job(i, "def f(", {"temperature": temperature, "max_new_tokens": 3})])
+            while batch.load:
+                batch.advance()
+            made.append(list(batch._lanes.values())[-1])
+        batch.advance()
+        assert list(batch._lanes.values()) == [made[4], made[5]]
+        assert made[1] is made[3] is made[5]
+
+
 def test_an_ngram_draft_keeps_what_it_knows_of_the_settings_by_row(tmp_path: Path) -> None:
     """A greedy row whose guesses are certain must not change how a row that samples learns."""
     target = TextTable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -155,6 +156,17 @@ def test_an_output_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl.run").unlink()
     with pytest.raises(ParameterError, match="not made by outrider batch"):
         Journal(path, {"seed": 1}, 3)
+
+
+def test_an_output_whose_end_cannot_be_written_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("outrider.batch.journal.os.fsync", fail)
+    journal = Journal(tmp_path / "out.jsonl", {"seed": 1}, 3)
+    with pytest.raises(ParameterError, match=r"can't be written \(No space left on device\)"), journal:
+        pass
+    assert journal._file.closed
 
 
 def batch_command(source: Path, output: Path, target: Path) -> list[str]:

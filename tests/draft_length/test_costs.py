@@ -147,6 +147,24 @@ def test_costs_are_kept_on_disk(target_folder: Path, cache: Path, monkeypatch: A
     assert measured_costs(model) == first
 
 
+def test_a_table_that_can_be_neither_written_nor_removed_is_a_warning(
+    target_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("outrider.costs.measure._measure", lambda model: (Costs({1: 7.0}), 0.0))
+    model = outrider.load(target_folder)
+    forget_costs(model)
+    path = kept._path(kept._key(model))
+    assert path is not None
+    path.mkdir()
+    assert measured_costs(model).verify(1) == 7.0
+    assert "measured costs are not kept: " in caplog.text
+    assert [one.name for one in (cache / "costs").iterdir() if one.name.startswith(".")] == []
+    assert review_costs(model, [(1, 10, 70.0)] * 20)
+    assert "kept costs can't be removed: " in caplog.text
+    path.rmdir()
+    forget_costs(model)
+
+
 def test_a_table_that_real_passes_refute_is_not_there_for_the_next_process(
     target_folder: Path, cache: Path, caplog: Any, monkeypatch: Any
 ) -> None:

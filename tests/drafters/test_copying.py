@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,27 @@ def test_a_store_keeps_outputs_across_processes(tmp_path: Path) -> None:
     again.bind(table(1, 9))
     row = row_of([8, 1, 2], again)
     assert again.propose([row], [SimplePlan(limit=2)], context()).tokens[0].tolist() == [3, 4]
+
+
+def test_a_store_that_several_write_at_once_loses_nothing(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        store = TokenStore(tmp_path / "store", "x")
+        for _ in range(20):
+            store.append([number] * 50)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    held = TokenStore(tmp_path / "store", "x").read()
+    runs = [held[at : at + 50] for at in range(0, len(held), 50)]
+    assert all(len(set(run)) == 1 for run in runs)
+    assert sorted(run[0] for run in runs) == sorted([0, 1, 2, 3] * 20)
+
+
+def test_an_empty_store_is_begun(tmp_path: Path) -> None:
+    """Another process has just made it, or was killed before its first line."""
+    (tmp_path / "store").touch()
+    TokenStore(tmp_path / "store", "x").append([1])
+    assert TokenStore(tmp_path / "store", "x").read() == [1]
 
 
 def test_a_memory_is_kept_for_each_vocabulary_apart(tmp_path: Path) -> None:

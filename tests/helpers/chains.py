@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from outrider.kernels.models import Kernels, build, kernels
+from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
-from tests.helpers.kernels import HERE
 
 WIDTH = 24
 
@@ -33,11 +31,6 @@ def layers(ours: Kernels) -> tuple[Int8Kernel, Int4Kernel, Callable[[Tensor], Te
         return out
 
     return Int8Kernel(weights[0], None, ours), Int4Kernel(weights[1], torch.randn(WIDTH, generator=draw), ours), normed
-
-
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
 
 
 def kept_of(built: Kernels) -> list[Tensor]:

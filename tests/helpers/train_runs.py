@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,6 @@ import pytest
 from outrider.cli.main import run
 
 LINES = ["the quick brown fox jumps over the lazy dog 0123456789 ", "def f(x): return x + 1 "] * 20
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Few and short documents; the last one is kept apart."""
-    path = tmp_path / "data.jsonl"
-    path.write_text("\n".join(json.dumps({"text": line * 3}) for line in LINES))
-    return path
 
 
 def options(command: str, target: Path, data: Path, *more: object) -> list[str]:

@@ -21,11 +21,6 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds n
 SHAPES = [(9, 3, 64), (12, 2, 128), (14, 2, 8), (4, 4, 24), (2, 1, 80)]
 
 
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
-
-
 def drawn(shape: tuple[int, int, int], batch: int, tokens: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries as models have them (heads beside each other), keys and values as in a cache with room behind."""
     heads, groups, size = shape

@@ -6,18 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.kernels.models import Kernels, build, kernels
+from outrider.kernels.models import Kernels, kernels
 from outrider.models.cache.masks import AttentionPattern, make_mask
 from outrider.models.kernels.rows import RotaryAngles, replace_rows
-from tests.helpers.kernels import HERE
 from tests.helpers.tiny_models import module
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
-
-
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
 
 
 @pytest.mark.parametrize(("shape", "count"), [((1, 1), 32), ((3, 5), 1), ((2, 300), 33), ((0, 2), 4)])

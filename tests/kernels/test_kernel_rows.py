@@ -8,17 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.kernels.models import Kernels, build, kernels
+from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.rows import RmsNorm, replace_rows
-from tests.helpers.kernels import HERE
 from tests.helpers.tiny_models import module
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
-
-
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 33, 576])

@@ -25,11 +25,6 @@ GROUP = 32  # columns that share a scale, in 4 bits
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
 
 
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
-
-
 def groups_of(packed: Tensor) -> int:
     """Groups of columns that share a scale in a 4-bit layout"""
     return next(count for count in range(1, 9) if 4 * count + (count + 1) // 2 + 1 == packed.shape[2])

@@ -11,22 +11,17 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.kernels.models import Kernels, build, kernels
+from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.weights.gguf_tensors import BLOCKS, Q4_K, Q6_K, gguf_tensors, mapped
 from outrider.models.weights.k_quants import KQuants
 from outrider.models.weights.packed_linear import OpaqueLinear
 from outrider.models.weights.quantized import quantize_to_int4
-from tests.helpers.kernels import HERE, product, rows_of
+from tests.helpers.kernels import product, rows_of
 from tests.helpers.tiny_models import module
 
 KINDS = {Q4_K: gguf.GGMLQuantizationType.Q4_K, Q6_K: gguf.GGMLQuantizationType.Q6_K}
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
-
-
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
 
 
 def blocks(rows: int, count: int, kind: int, seed: int = 0) -> Tensor:

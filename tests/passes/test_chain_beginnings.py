@@ -11,19 +11,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from outrider.kernels.models import Kernels, build, kernels
+from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.fusing import fuse
 from outrider.models.kernels.fusing.chains import ATTENTION, PLACED
 from outrider.models.kernels.linear import Int8Kernel
 from tests.helpers.chains import WIDTH, calls, kept_of, layers, of_here
-from tests.helpers.kernels import HERE
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
-
-
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
 
 
 def before_cases() -> list[tuple[str, Callable[..., Tensor], dict[str, int]]]:

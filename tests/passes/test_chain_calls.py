@@ -13,13 +13,12 @@ from torch import Tensor
 from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.opening import open_head
 from outrider.kernels.chain_calls import ChainCalls, ChainPlan, numbers, piece_of
-from outrider.kernels.models import LIBRARY, Kernels, build, chain_calls, kernels
+from outrider.kernels.models import LIBRARY, Kernels, chain_calls, kernels
 from outrider.models.base import LAST
 from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from tests.helpers.chains import ONE_CALL, WIDTH, kept_of
 from tests.helpers.heads import write_head
-from tests.helpers.kernels import HERE
 from tests.helpers.ragged import score, some_tokens
 from tests.helpers.recorded import made, pair, scored
 from tests.helpers.tiny_models import record_now
@@ -177,11 +176,6 @@ def test_results_do_not_lie_on_the_default_device(cache: Path, chains_called: li
     assert chains_called == [2]
     assert got is not None
     assert got.is_cpu
-
-
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
 
 
 def norm_plan(built: Kernels, kept: list[Tensor]) -> ChainPlan:

@@ -268,6 +268,23 @@ def test_gains_are_measured_once(passes: CompiledPasses, folder: Path, monkeypat
     assert compile_passes(packed_llama(), WIDTHS) is not None
 
 
+def test_gains_that_cannot_be_written_are_a_warning(
+    passes: CompiledPasses, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = compiled._folder(packed_llama()) / "gains.json"
+    before = kept.read_text()
+    kept.unlink()
+    kept.mkdir()
+    try:
+        made = compile_passes(packed_llama(), WIDTHS)
+        assert made is not None
+        assert made.widths == WIDTHS
+        assert "what compiled passes gain can't be kept: " in caplog.text
+    finally:
+        kept.rmdir()
+        kept.write_text(before)
+
+
 def test_a_pass_with_wrong_logits_is_never_used(
     passes: CompiledPasses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -304,7 +321,7 @@ def test_columns_are_rounded_up() -> None:
 def test_models_that_promise_bits_are_refused() -> None:
     quantized = module("Llama", dtype=torch.float32)
     quantize_to_int8(quantized)
-    with pytest.raises(ParameterError, match="same bits in any pass"):
+    with pytest.raises(ParameterError, match="with dtype int8, whose logits have the same bits in any pass"):
         check_compilable(TransformersModel(quantized))
 
 

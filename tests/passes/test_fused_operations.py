@@ -8,16 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.kernels.models import Kernels, build, kernels
+from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
-from tests.helpers.kernels import HERE, rows_of
+from tests.helpers.kernels import rows_of
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
-
-
-@pytest.fixture(params=HERE)
-def built(request: pytest.FixtureRequest) -> Kernels:
-    return build(request.param)
 
 
 def fused(layer: Int8Kernel | Int4Kernel, x: Tensor, ours: Kernels, around: tuple[Any, ...]) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -281,7 +281,9 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(target: Transformers
 # The file
 
 
-def test_a_file_that_is_there_is_replaced_whole_or_not_at_all(target: TransformersModel, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_replaced_whole_or_not_at_all(
+    target: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, result = tmp_path / "t.html", hand_made(target, "x", [50])
     (tmp_path / "link.html").symlink_to(path)
     path.write_text("old")
@@ -289,7 +291,12 @@ def test_a_file_that_is_there_is_replaced_whole_or_not_at_all(target: Transforme
     assert path.read_text().startswith("<!DOCTYPE html>")
     assert (tmp_path / "link.html").is_symlink()
     path.write_text("old")
-    (tmp_path / f".t.html.{os.getpid()}").mkdir()
-    with pytest.raises(ParameterError, match="can't be written"):
+
+    def fail(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ParameterError, match=r"can't be written \(No space left on device\)"):
         write_trace(path, result, target, "x")
     assert path.read_text() == "old"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link.html", "t.html"]

@@ -38,7 +38,7 @@ def test_a_process_of_ours_looks_seldom_until_its_target_is_there(
     frozen: list[tuple[int, int, int]] = []
 
     def load(choice: ModelChoice, pack: bool) -> Any:
-        assert gc.get_threshold()[0] > 1000 * usual[0]
+        assert gc.get_threshold()[0] > 100 * usual[0]
         return loaded(choice, pack)
 
     monkeypatch.setattr(ModelChoice, "_load_target", load)

@@ -155,6 +155,9 @@ def test_states_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert rare in frequent_tokens(cut.paths, 10, VOCABULARY, frozenset({rare}))
     with pytest.raises(ParameterError, match="made of other data"):
         StateFolder(tmp_path / "cut", {"a": 2})
+    (tmp_path / "cut" / "index.json").write_text('{"a": ')
+    with pytest.raises(ParameterError, match=r"\(index\.json is damaged\): delete the folder"):
+        StateFolder(tmp_path / "cut", {"a": 1})
 
 
 def test_states_of_other_weights_are_refused(tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ from outrider.train.narrow import check_body, make_narrow, no_bar
 from tests.helpers.commands import call
 from tests.helpers.folders import save_model
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
-from tests.helpers.train_runs import data, options, refusal
-
-__all__ = ["data"]
+from tests.helpers.train_runs import options, refusal
 
 
 def windows(count: int, length: int = 32) -> list[torch.Tensor]:

@@ -148,11 +148,14 @@ class ContinuousBatch:
             rows = lane.decoder.admit([request for _, _, request, _ in new])
             for (job, options, _, tracker), row in zip(new, rows, strict=True):
                 lane.places[row.number] = _Place(job, options.seeds[0], tracker, row)
-        for idle in [key for key, lane in self._lanes.items() if not lane.places][self.batch_size :]:
-            del self._lanes[idle]  # lines that all sample otherwise must not pile up
+        for idle in [key for key, lane in self._lanes.items() if not lane.places][: -self.batch_size]:
+            del self._lanes[idle]  # lines that all sample otherwise must not pile up; the latest may be asked for again
 
     def _lane(self, key: _Kind, options: Options) -> _Lane:
-        if key not in self._lanes:
+        """The lane of a kind, the latest of all from now on."""
+        if key in self._lanes:
+            self._lanes[key] = self._lanes.pop(key)
+        else:
             ready = self._ready
             constraints = () if key.structure is None else key.structure.constraints(ready.target)
             sampling = replace(options.sampling, processors=constraints)

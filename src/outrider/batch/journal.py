@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from outrider.errors import ParameterError
+from outrider.support.file_lock import lock_file
 from outrider.support.run_log import RunLog
 
 _REMEDY = "give another --output, or delete this one and the .run file beside it"
@@ -49,8 +50,12 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from None
+        finally:
+            self._file.close()
 
     def __contains__(self, index: object) -> bool:
         """Whether a prompt is done."""
@@ -73,7 +78,10 @@ class Journal:
             self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
             self._file.flush()
         except OSError as error:
-            raise ParameterError(f"output {self.path} can't be written ({error.strerror}): make room and go on") from None
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> ParameterError:
+        return ParameterError(f"output {self.path} can't be written ({error.strerror}): make room and go on")
 
     def _read_on(self) -> bool:
         """Whether the file holds anything."""
@@ -121,13 +129,7 @@ def _open(path: Path) -> BinaryIO:
         file = path.open("a+b")
     except OSError as error:
         raise ParameterError(f"output {path} can't be written ({error.strerror}): check the path") from None
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # not on Windows
-        pass
-    except OSError:
+    if not lock_file(file, wait=False):
         file.close()
         raise ParameterError(f"output {path} is being written by another process: wait for it, or name another") from None
     return file

@@ -25,6 +25,7 @@ from outrider.models.base import (
     open_sequence,
 )
 from outrider.prefill import prefill
+from outrider.support.beginnings import common_length
 from outrider.support.device_data import index, pad_rows
 
 
@@ -121,7 +122,7 @@ class BeamRows:
 
     def _shared(self, row: _Row, path: Path) -> int:
         """Tokens of prompt and path that the row's sequence holds."""
-        return min(row.sequence.length, len(self._prompt) + common(row.new, path))
+        return min(row.sequence.length, len(self._prompt) + common_length(row.new, path))
 
     def _assign(self, paths: list[Path]) -> list[_Row]:
         """A row for each path, holding as much of it as any row does, or (without copying) as itself does."""
@@ -154,11 +155,3 @@ def _leaves(hypotheses: Many[Path]) -> list[_Leaf]:
             leaves.append(home := _Leaf(path))
         home.wanted.insert(0, path)
     return leaves
-
-
-def common(a: Path, b: Path) -> int:
-    """The length of what two paths begin with."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])

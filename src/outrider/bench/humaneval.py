@@ -28,7 +28,7 @@ from outrider.bench.tasks import problems
 from outrider.errors import ParameterError
 
 SECONDS = 3.0  # as the package's own default
-MEMORY = 4 << 30
+MEMORY = 4 << 30  # bytes of address space of each process
 _START_UP = 30.0
 _BLOCK = re.compile(r"```\w*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 REFUSAL = (
@@ -67,12 +67,12 @@ def _try_runner(problem: Mapping[str, Any]) -> None:
         )
 
 
-def run_tests(problem: Mapping[str, Any], completion: str, seconds: float = SECONDS, memory: int = MEMORY) -> str:
+def run_tests(problem: Mapping[str, Any], completion: str, seconds: float = SECONDS) -> str:
     """Run a completion against the problem's tests. → "passed", "timed out" or "failed: …"
 
-    seconds: wall and processor time. memory: bytes of address space of each process.
+    seconds: wall and processor time.
     """
-    asked = {"problem": dict(problem), "completion": completion, "seconds": seconds, "bytes": memory}
+    asked = {"problem": dict(problem), "completion": completion, "seconds": seconds, "bytes": MEMORY}
     with tempfile.TemporaryDirectory(prefix="outrider-humaneval-") as folder:
         runner = subprocess.Popen(
             [sys.executable, "-I", str(Path(__file__).with_name("humaneval_runner.py"))],

@@ -174,24 +174,22 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-def estimate(metric: Metric, sums: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
+def estimate(metric: Metric, sums: Sequence[Sequence[float]]) -> Estimate:
     """The score of all prompts. sums: [N, S], of each prompt"""
-    return _interval(*_resampled(metric, sums, seed), len(sums))
+    return _interval(*_resampled(metric, sums), len(sums))
 
 
-def difference(
-    metric: Metric, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], seed: int = 0
-) -> Estimate:
+def difference(metric: Metric, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Estimate:
     """Our score less theirs over the same prompts. ours, theirs: [N, S], row by row of the same prompt"""
-    (value, samples), (other, others) = (_resampled(metric, side, seed) for side in (ours, theirs))
+    (value, samples), (other, others) = (_resampled(metric, side) for side in (ours, theirs))
     return _interval(value - other, samples - others, len(ours))
 
 
-def _resampled(metric: Metric, sums: Sequence[Sequence[float]], seed: int) -> tuple[float, Sums]:
-    """The score, and that of `RESAMPLES` resamples, which a seed makes the same for both sides of a pair. → score, [B]"""
+def _resampled(metric: Metric, sums: Sequence[Sequence[float]]) -> tuple[float, Sums]:
+    """The score, and that of `RESAMPLES` resamples, which one seed makes the same for both sides of a pair. → score, [B]"""
     table = np.asarray(sums, dtype=np.float64)
     count = len(table)
-    weights = np.random.default_rng(seed).multinomial(count, [1.0 / count] * count, size=RESAMPLES).astype(np.float64)
+    weights = np.random.default_rng(0).multinomial(count, [1.0 / count] * count, size=RESAMPLES).astype(np.float64)
     return float(metric.score(table.sum(0))), metric.score(weights @ table)
 
 

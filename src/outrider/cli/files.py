@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outrider.errors import ParameterError
 from outrider.support.optional import require
+from outrider.support.whole_files import replace_whole
 
 PICTURES = (".svg", ".png", ".pdf")
 
@@ -21,16 +21,8 @@ def write(path: Path, text: str) -> None:
     try:
         if _is_device(path):
             path.write_text(text, encoding="utf-8", newline="")
-            return
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", dir=path.parent, delete=False) as file:
-            try:
-                file.write(text)
-                file.close()
-                os.chmod(file.name, 0o666 & ~_umask())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        else:
+            replace_whole(path, text)
     except OSError as error:
         raise ParameterError(
             f"file {path} can't be written: {error.strerror}; name a file in a folder that can be"
@@ -125,9 +117,3 @@ def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _is_device(path: Path) -> bool:
     """Whether it is there and no ordinary file: /dev/stdout, a pipe."""
     return path.exists() and not path.is_file()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

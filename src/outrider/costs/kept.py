@@ -25,6 +25,7 @@ from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
 from outrider.support.cache_folder import cache_folder
+from outrider.support.whole_files import replace_whole
 
 REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
 WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a large share
@@ -65,7 +66,7 @@ def _measure(model: LanguageModel, rows: int, path: Path | None, found: Costs | 
         told = "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text%s"
         _log.warning(told, model.name, hint)
     if path:
-        path.write_text(json.dumps({"model": model.name, "attempts": attempts, **measured.to_dict()}, indent=1))
+        _keep(path, json.dumps({"model": model.name, "attempts": attempts, **measured.to_dict()}, indent=1))
     return measured
 
 
@@ -112,9 +113,20 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]])
     return True
 
 
+def _keep(path: Path, text: str) -> None:
+    """A table that can't be written is no reason to end a generation: the next process measures it again."""
+    try:
+        replace_whole(path, text)
+    except OSError as error:
+        _log.warning("measured costs are not kept: %s", error)
+
+
 def _unlink(key: str) -> None:
     if path := _path(key):
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("kept costs can't be removed: %s", error)
 
 
 def _key(model: LanguageModel, rows: int = 1) -> str:

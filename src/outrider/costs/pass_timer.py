@@ -48,7 +48,7 @@ class Follows(Protocol):
 
 @runtime_checkable
 class Rides(Protocol):
-    """One of these whose sequences read what the other model's keep, and go on by what they made themselves."""
+    """One of these whose sequences read what the other model's keep. goes_on: and go on by what they made themselves."""
 
     goes_on: bool
 
@@ -112,7 +112,7 @@ class PassTimer:
         """Whether sequences are opened on the other model's, which can pretend to hold as many tokens."""
         limit = None if self._leader is None else self._leader.max_length
         fits = limit is None or self._context + max(self.sizes) <= limit
-        return fits and isinstance(self.model, Rides) and isinstance(self._lead, Advances)
+        return fits and isinstance(self.model, Rides) and self.model.goes_on and isinstance(self._lead, Advances)
 
     def _open(self, reserve: int) -> Sequence:
         model: Any = self.model

@@ -37,6 +37,7 @@ from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import SamplingSettings
+from outrider.support.beginnings import common_length
 from outrider.support.device_data import index, pad_rows
 
 FEWEST = 256  # tokens in common, below which the intersection is no draft
@@ -117,7 +118,7 @@ class _ForeignDrafter(Drafter):
             ids = self._tokenizer.encode(self._text(row), add_special_tokens=False)
             reader.wanted = [int(i) for i in ids] or [0]
             reader.read = len(row.tokens)
-        same = _common(reader.held, reader.wanted)
+        same = common_length(reader.held, reader.wanted)
         same = min(same, len(reader.wanted) - 1)  # the last one is scored anew, for its logits
         if same < len(reader.held):
             del reader.held[same:]
@@ -246,17 +247,9 @@ class TextDrafter(_ForeignDrafter):
         text = before + self._tokenizer.decode(new, clean_up_tokenization_spaces=False)
         ids = [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
         again = [int(i) for i in tokenizer.encode(before, add_special_tokens=False)]
-        same = _common(ids, again)
+        same = common_length(ids, again)
         # The row's last token may be cut otherwise together with the draft: then nothing can be appended to it.
         if same < len(again):
             return []
         size = self._target.vocab_size
         return list(itertools.takewhile(lambda token: token < size, ids[same:]))
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    """The length of the common beginning."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])

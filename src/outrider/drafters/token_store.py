@@ -1,13 +1,17 @@
-"""A file of token ids that only grows: outputs kept for later copying."""
+"""A file of token ids that only grows: outputs kept for later copying, by several processes at once if need be."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 import numpy as np
 
 from outrider.errors import ParameterError
+from outrider.support.file_lock import lock_file
 
 _MAGIC = b"outrider-tokens-2 "
 LAST = 1_000_000  # tokens read back: a few seconds to index
@@ -23,10 +27,11 @@ class TokenStore:
         self.path = path.expanduser()
         self._head = _MAGIC + tokenizer.encode() + b"\n"
         try:
-            if not self.path.exists():
-                self.path.write_bytes(self._head)
-            with self.path.open("r+b") as file:
+            with self._alone("a+b") as file:
+                file.seek(0)
                 head = file.read(len(self._head))
+                if not head:  # new, or left so by a process that was killed
+                    file.write(head := self._head)
         except OSError as error:
             raise ParameterError(f"store {path} can't be used ({error.strerror}): name another file") from None
         if not head.startswith(_MAGIC):
@@ -47,10 +52,17 @@ class TokenStore:
     def append(self, tokens: Many[int]) -> None:
         """Add a sequence at the end, over a half-written number if there is one."""
         try:
-            with self.path.open("r+b") as file:
+            with self._alone("r+b") as file:
                 size = file.seek(0, 2) - len(self._head)
                 file.seek(len(self._head) + size // 4 * 4)
-                file.write(np.asarray(tokens, dtype="<u4").tobytes())
                 file.truncate()
+                file.write(np.asarray(tokens, dtype="<u4").tobytes())
         except OSError as error:
             raise ParameterError(f"store {self.path} can't be written ({error.strerror}): name another file") from None
+
+    @contextmanager
+    def _alone(self, mode: Literal["a+b", "r+b"]) -> Iterator[BinaryIO]:
+        """The file, to be read and written while no other process does so. mode: "a+b" makes it if need be."""
+        with self.path.open(mode) as file:
+            lock_file(file, wait=True)
+            yield file

@@ -50,6 +50,8 @@ class HeadModel(SlotModel[HeadSequence]):
     """A head bound to its target, as a `LanguageModel` with the target's tokens; those outside its own have logit -inf."""
 
     recorded: RecordedHead | CapturedHead | None = None
+    goes_on = False
+    """See `pass_timer.Rides`."""
 
     def __init__(self, target: HandsOutStates, config: HeadConfig, parts: HeadParts) -> None:
         super().__init__(num_layers=1)

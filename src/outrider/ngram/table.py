@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ModelError
+from outrider.support.whole_files import replacing
 
 MAGIC = b"outrider-ngram-1\n"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -134,8 +135,7 @@ def write_table(
     header = {"vocab_size": vocab_size, "tokenizer": tokenizer, "tokens_seen": tokens_seen, "levels": sizes}
     text = json.dumps(header).encode()
     text += b" " * (-(len(MAGIC) + len(text) + 1) % 8) + b"\n"
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as out:
+    with replacing(path) as out:
         out.write(MAGIC + text)
         out.write(unigrams.astype("<u8").tobytes())
         for files in levels:
@@ -144,7 +144,6 @@ def write_table(
                     while block := part.read(1 << 24):
                         out.write(block)
                 out.write(b"\0" * (-files[name].stat().st_size % 8))
-    partial.replace(path)
 
 
 def read_table(path: Path) -> NgramTable:

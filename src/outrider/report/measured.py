@@ -153,11 +153,11 @@ def short(name: str) -> str:
     return re.sub(r"(?<![^\s:=])(?:/[^/,\s]+)+/(?=[^/,\s])", "…/", name)
 
 
-def quartiles(value: dict[str, float] | None, unit: str = "×") -> str:
-    """A median and its quartiles."""
+def quartiles(value: dict[str, float] | None) -> str:
+    """A median speed-up and its quartiles."""
     if value is None:
         return "—"
-    return f"{value['median']:.2f}{unit} ({value['low']:.2f} – {value['high']:.2f})"
+    return f"{value['median']:.2f}× ({value['low']:.2f} – {value['high']:.2f})"
 
 
 def interval(value: dict[str, float] | None) -> str:

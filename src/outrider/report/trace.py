@@ -20,6 +20,7 @@ from outrider.errors import ParameterError
 from outrider.report import trace_figures, trace_header, trace_timeline, trace_tokens
 from outrider.request.prompts import Prompt, prepare
 from outrider.results import Result
+from outrider.support.whole_files import replace_whole
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -52,15 +53,10 @@ def write_trace(path: Path | str, result: Result, target: TextModel, prompt: Pro
     """
     page = render_trace(result, target, prompt, **about)
     place = check_path(path)
-    partial = place.with_name(f".{place.name[:40]}.{os.getpid()}")
     try:
-        partial.write_bytes(page.encode("utf-8", "replace"))
-        partial.replace(place)
+        replace_whole(place, page.encode("utf-8", "replace"))
     except OSError as error:
         raise _unwritable(path, error.strerror) from None
-    finally:
-        if partial.is_file():
-            partial.unlink()
 
 
 def check_path(path: Path | str) -> Path:

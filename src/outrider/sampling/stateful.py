@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.support.beginnings import common_length
+
 REMEMBERED = 256  # sequences
 MOST_BACK, NEAR = 32, 4  # tokens taken back where a new beginning would do; tokens by which one sequence goes on
 COPIES = 1024  # positions
@@ -67,7 +69,7 @@ class Constraint:
     def _matcher(self, new: list[int]) -> Matcher | None:
         """A matcher that has taken exactly these tokens; None if they can't be taken."""
         trail = self._trail(new)
-        same = _common(trail.tokens, new)
+        same = common_length(trail.tokens, new)
         if same < len(trail.tokens):
             trail.matcher.rollback(len(trail.tokens) - same)
             del trail.tokens[same:]
@@ -82,7 +84,7 @@ class Constraint:
         found, least = None, len(new) + MOST_BACK  # from there it is nearer from the beginning
         for i in range(len(self._trails) - 1, -1, -1):
             held = self._trails[i].tokens
-            same = _common(held, new)
+            same = common_length(held, new)
             back, forth = len(held) - same, len(new) - same
             if back and forth > NEAR:  # another sequence's, which has gone on elsewhere and will come back
                 continue
@@ -126,10 +128,3 @@ class StatefulProcessor:
             if (seen := self._after.get((prompt_length, ids[:length]))) is not None:
                 return copy.deepcopy(seen), length + 1
         return self._make(), prompt_length
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ParameterError
+from outrider.support.whole_files import replace_whole
 
 _HEADER = "settings"
 
@@ -33,8 +34,7 @@ class RunLog:
         self.path = path
         self._remedy = remedy
         self.entries: list[dict[str, Any]] = []
-        # Through JSON, since that is what a log that is read back holds (tuples are lists there).
-        self._settings = None if settings is None else json.loads(json.dumps(settings))
+        self._settings = None if settings is None else as_read_back(settings)
         if path is not None:
             self._open(path)
 
@@ -50,7 +50,10 @@ class RunLog:
         if lines or made_with is not None:
             self._check(path, made_with)
         if whole is not None:  # only now is it known to be a log, which may be changed
-            path.write_text(whole, encoding="utf-8")
+            try:
+                replace_whole(path, whole)
+            except OSError as error:
+                raise ParameterError(f"log {path} can't be written: {error}") from None
         if not lines and made_with is None and self._settings is not None:
             _write(path, {_HEADER: self._settings})
         self.entries = lines
@@ -59,10 +62,23 @@ class RunLog:
         mine = self._settings
         if (made_with is None) != (mine is None):
             raise ParameterError(f"log {path} was made by another command: {self._remedy}")
-        if made_with != mine and made_with is not None and mine is not None:
-            differ = [name for name in {**made_with, **mine} if made_with.get(name) != mine.get(name)]
-            told = "; ".join(f"{name}: {made_with.get(name)!r} there, {mine.get(name)!r} here" for name in differ)
+        if made_with is not None and mine is not None and (told := differences(made_with, mine)):
             raise ParameterError(f"log {path} was made with other settings ({told}): {self._remedy}")
+
+
+def as_read_back(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Settings as they are when they are read back from a JSON file (tuples are lists there)."""
+    found: dict[str, Any] = json.loads(json.dumps(settings))
+    return found
+
+
+def differences(stored: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """What differs between settings that were read back and ours, for a message; "" if nothing does.
+
+    One that is not there is None: options that came later are off in what was made before.
+    """
+    differ = [name for name in {**stored, **mine} if stored.get(name) != mine.get(name)]
+    return "; ".join(f"{name}: {stored.get(name)!r} there, {mine.get(name)!r} here" for name in differ)
 
 
 def result_path(log: Path) -> Path:

@@ -23,6 +23,7 @@ ALPHAS = tuple(round(0.01 * i, 2) for i in range(97))  # 0 … 0.96: beyond it e
 UP_TO_09 = ALPHAS[:91]
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.2)
 LENGTHS = tuple(float(gamma) for gamma in range(17))
+CONTEXTS, VOCABULARY = 64, 256  # of the toy laws
 
 
 def figures(names: Sequence[str] = ()) -> list[FigureData]:
@@ -177,18 +178,18 @@ def _limits() -> FigureData:
     )
 
 
-def toy_laws(temperature: float, contexts: int = 64, vocabulary: int = 256, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Toy targets and drafts at a temperature. → [contexts, vocabulary] each, float64
+def toy_laws(temperature: float) -> tuple[Tensor, Tensor]:
+    """Toy targets and drafts at a temperature. → [CONTEXTS, VOCABULARY] each, float64
 
     A target has the logits −2 log rank (its first token has 0.61 at temperature 1); its draft has them with Gaussian noise
     of standard deviation 0.5.
     """
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
-    logits = -2.0 * torch.arange(1, vocabulary + 1, dtype=torch.float64).log()
-    wrong = logits + 0.5 * torch.randn(contexts, vocabulary, generator=generator, dtype=torch.float64)
-    return (logits / temperature).softmax(-1).expand(contexts, -1), (wrong / temperature).softmax(-1)
+    generator = torch.Generator().manual_seed(0)
+    logits = -2.0 * torch.arange(1, VOCABULARY + 1, dtype=torch.float64).log()
+    wrong = logits + 0.5 * torch.randn(CONTEXTS, VOCABULARY, generator=generator, dtype=torch.float64)
+    return (logits / temperature).softmax(-1).expand(CONTEXTS, -1), (wrong / temperature).softmax(-1)
 
 
 def _rules() -> FigureData:

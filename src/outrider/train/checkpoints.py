@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ParameterError
+from outrider.support.run_log import as_read_back, differences
+from outrider.support.whole_files import replace_whole
 
 CHECKPOINTS = "checkpoints"  # in the output
 SETTINGS = "settings.json"
@@ -40,10 +42,7 @@ def check_settings(folder: Path, settings: Mapping[str, object]) -> None:
         raise ParameterError(
             f"resume can't tell how the checkpoints in {folder} were made: {SETTINGS} is missing there; name another output"
         )
-    mine = _through_json(settings)
-    differ = [name for name in {**stored, **mine} if stored.get(name) != mine.get(name)]
-    if differ:
-        told = "; ".join(f"{name}: {stored.get(name)!r} there, {mine.get(name)!r} here" for name in differ)
+    if told := differences(stored, as_read_back(settings)):
         raise ParameterError(
             f"resume must keep the settings of the checkpoints in {folder} ({told}): give those, or name another output"
         )
@@ -53,12 +52,6 @@ def keep_settings(folder: Path, settings: Mapping[str, object]) -> None:
     """Say with which settings a run begins. Raises `ParameterError` if the folder can't be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        replace_whole(folder / SETTINGS, json.dumps(settings, indent=1) + "\n")
     except OSError as error:
         raise ParameterError(f"checkpoints can't be written to {folder} ({error.strerror}): name another output") from None
-
-
-def _through_json(settings: Mapping[str, object]) -> dict[str, Any]:
-    """As they are when read back (tuples are lists there)."""
-    found: dict[str, Any] = json.loads(json.dumps(settings))
-    return found

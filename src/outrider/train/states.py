@@ -24,6 +24,8 @@ from torch.utils.data import Dataset
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.transformers_model import TransformersModel
+from outrider.support.run_log import as_read_back
+from outrider.support.whole_files import replace_whole
 from outrider.train.corpus import Window
 
 SHARD = 256  # windows
@@ -56,11 +58,10 @@ class StateFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if index.exists():
-                stored = json.loads(index.read_text())
-                if stored != json.loads(json.dumps(about)):
+                if _stored(index) != as_read_back(about):
                     raise ParameterError(f"states in {folder} were made of other data or by another model: delete it")
             else:
-                index.write_text(json.dumps(about, indent=1))
+                replace_whole(index, json.dumps(about, indent=1))
         except OSError as error:
             raise ParameterError(f"states can't be kept in {folder} ({error.strerror}): name another --cache") from None
 
@@ -81,6 +82,15 @@ class StateFolder:
             part.rename(path)
         except OSError as error:
             raise ParameterError(f"states can't be kept in {self.folder} ({error.strerror}): make room") from None
+
+
+def _stored(index: Path) -> object:
+    try:
+        return json.loads(index.read_text())
+    except ValueError:
+        raise ParameterError(
+            f"states in {index.parent} can't be used ({index.name} is damaged): delete the folder, or name another --cache"
+        ) from None
 
 
 class StateWindows(Dataset[dict[str, Tensor]]):

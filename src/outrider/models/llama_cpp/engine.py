@@ -52,7 +52,7 @@ class LlamaCppModel:
 
     flat = True
 
-    def __init__(self, path: Path, tokenizer: Any = None, threads: int | None = None) -> None:
+    def __init__(self, path: Path, tokenizer: Any = None) -> None:
         self._path = path
         self._weights = Weights(path)
         kind = self._weights.entry("general.architecture")
@@ -64,7 +64,7 @@ class LlamaCppModel:
                 "rejected tokens; use a model with attention in every layer"
             )
         self.tokenizer = tokenizer
-        self.threads = threads or torch.get_num_threads()
+        self.threads = torch.get_num_threads()
         self._spare: list[Context] = [Context(self._weights, min(FIRST_CELLS, self.max_length), self.threads)]
         self._width: Callable[[int, int], int] = lambda tokens, context: tokens  # noqa: ARG005
 

@@ -70,7 +70,7 @@ class OpenVinoModel:
 
     flat = True
 
-    def __init__(self, saved: Saved, threads: int | None = None, num_tokens: int | None = None) -> None:
+    def __init__(self, saved: Saved, num_tokens: int | None = None) -> None:
         self._saved = saved
         self._about = saved.about
         self._num_tokens = num_tokens
@@ -79,7 +79,7 @@ class OpenVinoModel:
             self.draft_tokens = torch.arange(num_tokens)
         self._steady = SteadyWidth()
         self.tokenizer = saved.tokenizer
-        self.threads = threads or torch.get_num_threads()
+        self.threads = torch.get_num_threads()
         self._states = KeptStates(BLOCK, self._about.width)
         self._compile()
         self._held: dict[str, Any] = {}

@@ -33,6 +33,7 @@ from outrider.models.passes.graph import describe_pass, trace_pass
 from outrider.models.passes.tracing import STEP, PassInputs, check_free, lower_packed, versions
 from outrider.models.probe import TOLERANCE
 from outrider.support.cache_folder import cache_folder
+from outrider.support.whole_files import replace_whole
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel
@@ -80,8 +81,8 @@ def check_compilable(model: TransformersModel) -> None:
         raise ParameterError(f"compile is for decoder-only models, {model.name} is an encoder-decoder: leave --compile out")
     if model.quantized:
         raise ParameterError(
-            "compile can't be used with dtype int8, whose logits have the same bits in any pass: use --dtype bfloat16 or "
-            "float32, or leave --compile out"
+            f"compile can't be used with dtype {model.dtype_name}, whose logits have the same bits in any pass: use --dtype "
+            "bfloat16 or float32, or leave --compile out"
         )
 
 
@@ -212,4 +213,8 @@ def _kept_gains(folder: Path) -> dict[int, float]:
 
 
 def _keep_gains(folder: Path, gains: dict[int, float]) -> None:
-    (folder / GAINS).write_text(json.dumps(gains))
+    """A file that can't be written is no reason to throw away what minutes were spent on."""
+    try:
+        replace_whole(folder / GAINS, json.dumps(gains))
+    except OSError as error:
+        _log.warning("what compiled passes gain can't be kept: %s", error)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -29,6 +27,7 @@ from outrider.models.passes.tracing import Cached, DecidesError, PassInputs, Tra
 from outrider.models.weights.packed_linear import OpaqueLinear
 from outrider.support.alone import OneAtATime
 from outrider.support.cache_folder import cache_folder
+from outrider.support.whole_files import replace_whole
 
 _FORMAT = 13  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
@@ -281,23 +280,16 @@ def _path(name: str, what: object) -> Path | None:
 
 def _read(path: Path | None) -> str | None:
     try:
-        return None if path is None else path.read_text() or None
+        return None if path is None else path.read_text(encoding="utf-8") or None
     except (OSError, ValueError):
         return None
 
 
 def _keep(path: Path | None, text: str) -> None:
-    """Beside its place first, so that nobody reads half of it."""
     if path is None:
         return
     try:
         path.parent.mkdir(exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        try:
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
+        replace_whole(path, text)
     except OSError as error:
         _log.debug("recorded passes are not kept: %s", error)
