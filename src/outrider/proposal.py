@@ -23,6 +23,7 @@ class DraftRow:
     tokens may be taken back, inside a drafter that is itself a speculative decoder. source: what the target's encoder read.
     drawn: of the last tokens, how many the last round drew by the target's law rather than keep from the draft.
     provisional: of the last tokens that the target's sequence holds, how many are to be scored anew by the next pass.
+    ends: tokens that end the text.
     """
 
     tokens: list[int]
@@ -34,6 +35,7 @@ class DraftRow:
     source: Source | None = None
     drawn: int = 1
     provisional: int = 0
+    ends: frozenset[int] = frozenset()
 
     @property
     def certain(self) -> int:

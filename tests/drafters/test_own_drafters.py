@@ -32,6 +32,7 @@ from outrider.drafters import (
     Proposal,
     padded_proposal,
 )
+from outrider.drafters.checked import _with_good_values
 from outrider.errors import ParameterError
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
@@ -87,6 +88,19 @@ def test_followers_keep_the_law(length: int) -> None:
     p, accepted = p_value_with(own("FollowerDrafter"), length)
     assert p > ALARM
     assert accepted > 500
+
+
+def test_laws_that_sum_to_nearly_1_are_tested_as_they_were_drawn_from() -> None:
+    """As a softmax in half precision gives them."""
+    law = torch.tensor([[[0.8, 0.2, 0.0], [0.5, 0.25, 0.25]], [[0.1, 0.1, 0.8], [0.0, 1.0, 0.0]]])
+    loose = law * torch.tensor([[[1.0009], [1.0]], [[0.9992], [1.0]]])
+    made = Proposal(torch.tensor([[0, 1], [2, 1]]), [2, 1], loose.clone()).knowing([[0, 1], [2]])
+    checked = _with_good_values("drafter x", made, 3)
+    assert checked.probs is not None
+    torch.testing.assert_close(checked.probs, law, rtol=0, atol=1e-7)
+    assert checked.known == made.known
+    assert made.probs is not None
+    assert torch.equal(made.probs, loose)  # it is the drafter's own
 
 
 def test_one_that_withholds_what_it_drew_is_found() -> None:

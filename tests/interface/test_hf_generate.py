@@ -16,9 +16,11 @@ from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
+    LogitsProcessorList,
     MambaConfig,
     MambaForCausalLM,
     MaxLengthCriteria,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     TextStreamer,
 )
@@ -60,6 +62,23 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 20, "bad_words_ids": [[0, 9], [5, 6, 7]]},
     {"max_new_tokens": 20, "eos_token_id": list(range(3, 40, 3)), "exponential_decay_length_penalty": (3, 1.5)},
 ]
+
+
+def test_rows_of_one_batch_keep_the_penalty_of_their_own_prompts(model: Any) -> None:
+    def processors() -> LogitsProcessorList:
+        ignored = torch.tensor([0, 4])
+        return LogitsProcessorList([RepetitionPenaltyLogitsProcessor(5.0, prompt_ignore_length=ignored)])
+
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    differ = 0
+    for seed in range(4):
+        ids = torch.randint(3, 61, (2, 4), generator=torch.Generator().manual_seed(seed))
+        wanted = model.generate(ids, logits_processor=processors(), **options)
+        assert torch.equal(ours(model, ids, logits_processor=processors(), **options), wanted)
+        differ += not torch.equal(model.generate(ids, **options), wanted)
+    assert differ == 4
+    with pytest.raises(ParameterError, match="must differ where prompt_ignore_length does"):
+        ours(model, ids[:1].expand(2, -1), logits_processor=processors(), **options)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=[",".join(o) for o in OPTIONS])

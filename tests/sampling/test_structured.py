@@ -15,9 +15,9 @@ from transformers import PrefixConstrainedLogitsProcessor
 import outrider
 from outrider import structured
 from outrider.cli.main import run as run_cli
-from outrider.decode import Request, decode
+from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import FixedLength
-from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, RandomDrafter
+from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, RandomDrafter, SpeculativeDrafter
 from outrider.errors import ParameterError, VocabularyMismatchError
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
@@ -106,6 +106,29 @@ def test_the_law_is_that_of_the_constrained_target(kind: str, name: str) -> None
     assert sum(r.drafted for r in rounds) > 500
     if kind == "constraint":
         assert not [row for row in tokens for i in range(2, len(row)) if row[i] == row[i - 1] == row[i - 2]]
+
+
+@pytest.mark.parametrize("alternatives", [0, 2])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_processors_are_not_asked_behind_a_drafted_end(temperature: float, alternatives: int) -> None:
+    """Plain decoding never is there, and transformers' own raise where nothing is allowed."""
+    end = V - 1
+
+    def allowed(_: int, ids: Tensor) -> list[int]:
+        return [] if end in ids.tolist()[2:] else [*range(V)]
+
+    processor = PrefixConstrainedLogitsProcessor(allowed, 1)
+    sampling = SamplingSettings(temperature=temperature, processors=(processor,))
+    target, ended = table(1, V), 0
+    drafters: list[Drafter] = [ModelDrafter(table(2, V), step_seconds=0.1)]
+    if not alternatives:
+        drafters.append(SpeculativeDrafter(table(2, V), ModelDrafter(table(3, V), step_seconds=0.1), step_seconds=0.2))
+    for drafter in drafters:
+        requests = [Request([0, 1], 12, RandomStream(i), frozenset({end})) for i in range(20)]
+        decoder = Decoder(target, requests, sampling, drafter, FixedLength(4), alternatives=alternatives)
+        records = [record for made in decoder.rounds() for _, record in made]
+        ended += sum(record.finish_reason == "eos" and record.drafted > 1 for record in records)
+    assert ended > 5 or temperature == 0.0
 
 
 def test_a_processor_that_counts_calls_is_wrong_unless_wrapped() -> None:

@@ -52,7 +52,9 @@ class Row:
         self.sequence = sequence
         self.length = length
         self.tokens = list(request.prompt)
-        self.draft = DraftRow(self.tokens, len(self.tokens), request.stream, sequence, source=request.source)
+        self.draft = DraftRow(
+            self.tokens, len(self.tokens), request.stream, sequence, source=request.source, ends=request.eos
+        )
         self.finish_reason: FinishReason | None = None
         self.ended = False  # for its drafter
         self._previews = Previews()

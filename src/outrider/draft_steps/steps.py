@@ -174,7 +174,12 @@ class StepsOnDevice(Steps):
         rows = [self._rows[i] for i in active]
         if self._sampling.needs_context:
             contexts = [
-                Context(_context_tokens(row, [t[i] for t in self._tokens], logits.device), row.prompt_length)
+                Context(
+                    _context_tokens(row, [t[i] for t in self._tokens], logits.device),
+                    row.prompt_length,
+                    drafted=row.uncertain + len(self._tokens),
+                    ends=row.ends,
+                )
                 for row, i in zip(rows, active, strict=True)
             ]
         if self._sampling.greedy:

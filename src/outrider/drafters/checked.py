@@ -22,6 +22,7 @@ from outrider.support.device_data import pad_rows
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LAWS = (torch.float64, torch.float32)
+ROUNDED = 1e-6
 OFF = 1e-3  # how far from 1 a law may sum up: more than float32 makes of 150,000 numbers, less than bfloat16 does
 
 
@@ -151,7 +152,9 @@ def _with_good_values(who: str, proposal: Proposal, vocab_size: int) -> Proposal
         if wrong:
             raise ParameterError(f"{who} must propose tokens in 0 … {vocab_size - 1}, got {wrong[0]}")
         if proposal.probs is not None and drafted:
-            _check_laws(who, proposal.probs[row, : len(drafted)], proposal.tokens[row, : len(drafted)])
+            sums = _check_laws(who, proposal.probs[row, : len(drafted)], proposal.tokens[row, : len(drafted)])
+            if bool((sums - 1.0).abs().max() > ROUNDED):
+                proposal = _normalised(proposal, row, sums)
     behind = [token for row, length in zip(held, proposal.lengths, strict=True) for token in row[length:]]
     if all(0 <= token < vocab_size for token in behind):
         return proposal
@@ -160,8 +163,16 @@ def _with_good_values(who: str, proposal: Proposal, vocab_size: int) -> Proposal
     return replace(proposal, tokens=torch.nn.functional.pad(tokens, (0, width))).knowing(drafts)
 
 
-def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> None:
-    """laws: [K, V], tokens: [K], of one row."""
+def _normalised(proposal: Proposal, row: int, sums: Tensor) -> Proposal:
+    """The same with a row's laws as they are drawn from, whatever they sum up to."""
+    assert proposal.probs is not None
+    probs = proposal.probs.clone()
+    probs[row, : len(sums)] = (probs[row, : len(sums)].double() / sums.unsqueeze(-1)).to(probs.dtype)
+    return replace(proposal, probs=probs).knowing(proposal.known)
+
+
+def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> Tensor:
+    """laws: [K, V], tokens: [K], of one row. → what they sum up to, float64 [K]"""
     sums, least = laws.sum(-1, dtype=torch.float64), laws.amin(-1).double()
     own = laws.gather(-1, tokens.to(laws.device).unsqueeze(-1)).squeeze(-1).double()
     for place, (total, lowest, drawn) in enumerate(torch.stack([sums, least, own], -1).tolist()):
@@ -174,3 +185,4 @@ def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> None:
             raise ParameterError(
                 f"{who} must draw its tokens from their laws, got token {place} of its draft with probability 0"
             )
+    return sums

@@ -76,7 +76,8 @@ class ChoiceDrafter(Drafter):
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:
             own = [
-                DraftRow(row.tokens, row.prompt_length, row.stream, row.sequence, source=row.source) for _ in self.drafters
+                DraftRow(row.tokens, row.prompt_length, row.stream, row.sequence, source=row.source, ends=row.ends)
+                for _ in self.drafters
             ]
             row.state = _Children(own, [])
         for i, drafter in enumerate(self.drafters):

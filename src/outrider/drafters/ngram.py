@@ -118,7 +118,12 @@ class NgramDrafter(Drafter):
         contexts = None
         if sampling.needs_context:
             contexts = [
-                Context(to_device([*row.tokens, *new], context.device, torch.long), row.prompt_length)
+                Context(
+                    to_device([*row.tokens, *new], context.device, torch.long),
+                    row.prompt_length,
+                    drafted=row.uncertain + len(new),
+                    ends=row.ends,
+                )
                 for row, new in zip(rows, drafted, strict=True)
             ]
         return standardize(logits, sampling, contexts)

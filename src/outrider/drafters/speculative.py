@@ -90,7 +90,7 @@ class SpeculativeDrafter(Drafter):
             # Source and tokens are one prompt to a decoder-only draft, and whoever drafts for it.
             source = row.source if has_encoder(self.model) else None
             length_read = row.prompt_length + len(tokens) - len(row.tokens)
-            inner = DraftRow(tokens, length_read, row.stream, sequence, source=source)
+            inner = DraftRow(tokens, length_read, row.stream, sequence, source=source, ends=row.ends)
             row.state = _Inner(inner, length.start())
         inners = [row.state.row for row in rows]
         fitting = [inner for inner in inners if self._room(inner) > 0]

@@ -49,15 +49,22 @@ def row_processors(given: Sequence[Any], row: int) -> tuple[Any, ...]:
 
 def loop_processors(given: Sequence[Any], inputs: Inputs) -> tuple[Any, ...]:
     """The call's processors for the loop, whose rows have no padding."""
-    if not given or not inputs.padded:
+    if not given or not (inputs.padded or any(map(_differs_by_row, given))):
         return row_processors(given, 0)
     return (_WithPadding(given, inputs),)
 
 
+def _differs_by_row(processor: Any) -> bool:
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    return isinstance(ignored, torch.Tensor) and len(set(ignored.reshape(-1).tolist())) > 1
+
+
 class _WithPadding:
-    """The processors of padded rows: each sees its row as `generate` has it. A row is known by its prompt."""
+    """The processors of rows that differ: each sees its row as `generate` has it. A row is known by its prompt."""
 
     def __init__(self, given: Sequence[Any], inputs: Inputs) -> None:
+        if len({*map(tuple, inputs.prompts)}) < len(inputs.prompts) and any(map(_differs_by_row, given)):
+            raise ParameterError("prompts of one call must differ where prompt_ignore_length does: one prompt a call")
         rows = {
             (tuple(prompt), tuple(whole)): row_processors(given, i)
             for i, (prompt, whole) in enumerate(zip(inputs.prompts, inputs.whole, strict=True))

@@ -44,8 +44,15 @@ def go_on(
     logits = fit_vocabulary(scored[at], scorer.vocab_size or model.vocab_size)
     contexts = None
     if sampling.needs_context:
-        before = [[*rows[i].tokens, *outcomes[i].tokens] for i, _ in found]
-        contexts = [Context(index(b, model.device), rows[i].prompt_length) for (i, _), b in zip(found, before, strict=True)]
+        contexts = [
+            Context(
+                index([*rows[i].tokens, *outcomes[i].tokens], model.device),
+                rows[i].prompt_length,
+                drafted=rows[i].uncertain + len(outcomes[i].tokens),
+                ends=rows[i].ends,
+            )
+            for i, _ in found
+        ]
     laws: Tensor | None = None
     taken: Many[int] = range(len(found))
     careful = sampling.greedy and has_same_bits(model)

@@ -27,12 +27,20 @@ class Context:
     """The tokens before one position. tokens: int64 [T] on the model's device; the first `prompt_length` are prompt.
 
     state: "drafted" if the context is that of the row before plus a drafted token; "unused" if the position only fills up a
-    batch.
+    batch. drafted: how many of the last tokens may not be kept. ends: tokens that would end the text.
     """
 
     tokens: Tensor
     prompt_length: int
     state: State = "certain"
+    drafted: int = 0
+    ends: frozenset[int] = frozenset()
+
+    def is_behind_an_end(self) -> bool:
+        """Whether a drafted token ends the text before this position, which plain decoding never reaches. Reads back."""
+        if not self.ends or not self.drafted:
+            return False
+        return not self.ends.isdisjoint(self.tokens[-self.drafted :].tolist())
 
 
 def apply_penalties(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettings) -> Tensor:

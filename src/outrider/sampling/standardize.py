@@ -101,12 +101,12 @@ def _adjusted(logits: Tensor, settings: SamplingSettings, contexts: Sequence[Con
 
 def _along(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettings) -> list[Tensor]:
     """Each row by the processors. They are not shown what plain decoding never would: positions after a drafted token that
-    they themselves forbid are never reached, and some libraries raise there.
+    they themselves forbid, or that ends the text, are never reached, and some libraries raise there.
     """
     rows: list[Tensor] = []
     reachable = True
     for row, context in zip(logits, contexts, strict=True):
-        if context.state == "unused":
+        if context.state == "unused" or context.is_behind_an_end():
             rows.append(row)
             continue
         reachable = context.state == "certain" or (reachable and bool(rows[-1][context.tokens[-1]] > -torch.inf))
