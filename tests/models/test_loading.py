@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import transformers
 from torch import nn
 
 import outrider
-from outrider.errors import ModelError
+from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_tokenizer, load_transformers
 from outrider.models.sources import DEFAULT_MODEL
 from outrider.models.weights.packed_linear import PackedLinear, can_pack, pack_linears
@@ -49,6 +50,23 @@ def test_the_default_model_goes_by_its_name_unless_a_folder_has_it(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="has no config"):
         load_tokenizer(DEFAULT_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_tokens": "x"}, "num_tokens must be a whole number, got 'x'"),
+        ({"num_tokens": True}, "num_tokens must be a whole number, got True"),
+        ({"num_tokens": 0}, r"num_tokens must be a whole number in 1 … \d+, got 0"),
+        ({"compile": "no"}, "compile must be true or false, got 'no'"),
+        ({"pack": None}, "pack must be true or false, got None"),
+        ({"pack": False, "engine": "openvino"}, "pack can't be False with the openvino engine"),
+        ({"pack": False, "engine": "llama.cpp"}, "pack can't be False with the llama.cpp engine"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], said: str, target_folder: Path) -> None:
+    with pytest.raises(ParameterError, match=said):
+        outrider.load(target_folder, **options)
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "GPT2"])

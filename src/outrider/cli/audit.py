@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -233,7 +234,7 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
         prefix = tuple(every[0].tokens)
     ends = frozenset() if wanted.own else end_tokens(model)  # our own texts ignore them
     audit = TextAudit(model, drafter, law_along(model, sampling, prefix), wanted.rounding, wanted.seed, ends)
-    with Progress(console=Console(stderr=True)) as progress:
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("Generating and scoring", total=wanted.tokens)
         for text in texts:
             audit.add(text)

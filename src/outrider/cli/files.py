@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,7 +66,7 @@ def check_new_folder(path: Path) -> None:
 def check_folder(path: Path) -> None:
     """Raise unless files can be written there: known before the work is done."""
     if not path.is_dir():
-        raise ParameterError(f"there is no folder {path}: name one that is there")
+        raise ParameterError(f"{path} is a file, no folder" if path.exists() else f"there is no folder {path}")
     if not os.access(path, os.W_OK):
         raise ParameterError(f"nothing can be written to the folder {path}: name another")
 
@@ -79,7 +80,14 @@ def check_file(path: Path | None) -> None:
         raise ParameterError(f"file {path} can't be written: there is no folder {parent}")
     if path.is_dir():
         raise ParameterError(f"file {path} can't be written: it is a folder; name a file in it")
-    if not (_is_device(path) or os.access(parent, os.W_OK)) or (path.exists() and not os.access(path, os.W_OK)):
+    if _is_device(path):
+        return
+    try:
+        with tempfile.TemporaryFile(dir=parent):  # permissions alone say too much: to root, and on odd file systems
+            possible = not path.exists() or os.access(path, os.W_OK)
+    except OSError:
+        possible = False
+    if not possible:
         raise ParameterError(f"file {path} can't be written: its permissions forbid it; name another")
 
 

@@ -228,22 +228,24 @@ def show(stream: Stream, quiet: bool = False) -> int:
 
     from outrider.cli.output import print_piece
 
-    console = Console()
+    console, written = Console(), False
     try:
         for piece in stream:
             if quiet:
                 continue
+            written = True
             if console.is_terminal:
                 print_piece(console, piece)
             else:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
+        written = not quiet  # the empty line of an empty text, too
     except KeyboardInterrupt:
         stream.close()
         click.echo(f"\noutrider: interrupted after {len(stream.result.tokens)} tokens", err=True)
         return 130
     finally:
-        if not quiet:
+        if written:
             sys.stdout.write("\n")
             sys.stdout.flush()
     return 0

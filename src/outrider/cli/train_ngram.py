@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def train_ngram(
     check_other_file("output", output, *files)
     tokenizer = load_tokenizer(target)
     start = time.perf_counter()
-    with Progress(console=Console(stderr=True)) as progress:
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("Counting", total=sum(file.stat().st_size for file in files))
         tokens = train(
             (_pieces(file, progress, task) for file in files),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -216,7 +217,7 @@ def _bar(items: Iterable[Any], title: str, total: int | None = None) -> Iterable
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, title, total=total, console=Console(stderr=True))
+    return track(items, title, total=total, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def _as_object(model: TextModel, found: _Found) -> dict[str, Any]:

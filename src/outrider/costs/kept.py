@@ -24,12 +24,13 @@ from outrider.costs.measure import ATTEMPTS, BATCH_SIZES, LONG_CONTEXT, LONG_SIZ
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
-from outrider.support.cache_folder import cache_folder
+from outrider.support.cache_folder import cache_folder, told
 from outrider.support.whole_files import replace_whole
 
 REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
 WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a large share
 ENOUGH_ROUNDS = 8
+UNUSUAL = 4.0  # seconds of measuring, after which it is told
 GIVE_UP = 3 * ATTEMPTS
 _log = logging.getLogger(__name__)
 _measured: dict[str, Costs] = {}
@@ -57,14 +58,15 @@ def _measure(model: LanguageModel, rows: int, path: Path | None, found: Costs | 
     """
     if isinstance(model, PadsWidths):
         model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
-    measured, made, settled = measure_settled(model, rows, 1 if before else ATTEMPTS)
+    with told(f"measuring what passes of {model.name} cost", after=UNUSUAL):
+        measured, made, settled = measure_settled(model, rows, 1 if before else ATTEMPTS)
     if not settled and found is not None and found.verify(1) < measured.verify(1):
         measured = found
     attempts = 0 if settled or before + made >= GIVE_UP else before + made
     if attempts:
         hint = "" if torch.get_num_threads() == 1 else "; beside other work --threads 1 may be quicker"
-        told = "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text%s"
-        _log.warning(told, model.name, hint)
+        warning = "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text%s"
+        _log.warning(warning, model.name, hint)
     if path:
         _keep(path, json.dumps({"model": model.name, "attempts": attempts, **measured.to_dict()}, indent=1))
     return measured

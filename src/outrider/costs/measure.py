@@ -24,6 +24,7 @@ REPEATS = 4
 SETTLING = 2  # passes of a size that are not counted, of what comes behind another model
 LONG_REPEATS = 3  # what a context adds is small beside a pass
 ATTEMPTS = 3
+PATIENCE = 10.0  # seconds after which there is no further attempt
 UNSETTLED = 1.4  # median / least of the same pass: beyond this something else is using the machine
 PREEMPTED = 40.0  # times a second that a thread has to give way: 12 to 18 on a quiet machine, 80 and more beside others
 
@@ -38,7 +39,9 @@ def sizes_of(model: LanguageModel) -> tuple[int, ...]:
 def measure_settled(model: LanguageModel, rows: int, attempts: int = ATTEMPTS) -> tuple[Costs, int, bool]:
     """The quickest of a few attempts, ended by the first one whose repetitions agree. → it, how many, whether one agreed"""
     best: Costs | None = None
-    for made in range(1, attempts + 1):
+    made, began = 0, time.perf_counter()
+    while made < attempts and (made == 0 or time.perf_counter() - began < PATIENCE):
+        made += 1
         before, start = _preemptions(), time.perf_counter()
         found, noise = _measure(model) if rows == 1 else _measure_rows(model, rows)
         seconds = (time.perf_counter() - start) * torch.get_num_threads()
@@ -48,7 +51,7 @@ def measure_settled(model: LanguageModel, rows: int, attempts: int = ATTEMPTS) -
         if noise <= UNSETTLED:
             return found, made, True
     assert best is not None
-    return best, attempts, False
+    return best, made, False
 
 
 def _preemptions() -> int:

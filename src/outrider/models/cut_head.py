@@ -23,8 +23,8 @@ DRAFT_TOKENS = "draft_tokens"
 
 def check_num_tokens(num_tokens: int, vocab_size: int) -> None:
     """Raise `ParameterError` unless a vocabulary can be cut to that many."""
-    if not 1 <= num_tokens <= vocab_size:
-        raise ParameterError(f"num_tokens must be in 1 … {vocab_size}, got {num_tokens}")
+    if isinstance(num_tokens, bool) or not isinstance(num_tokens, int) or not 1 <= num_tokens <= vocab_size:
+        raise ParameterError(f"num_tokens must be a whole number in 1 … {vocab_size}, got {num_tokens!r}")
 
 
 def cut_name(name: str, num_tokens: int | None) -> str:

@@ -82,7 +82,9 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
             + (f": {how}" if hasattr(prompt, "tolist") or isinstance(prompt, bytes | bytearray) else "")
         )
     items = list(prompt)
-    if items and isinstance(items[0], Mapping):
+    if not items:
+        raise ParameterError("prompt must hold at least one token, got none: give some text")
+    if isinstance(items[0], Mapping):
         if not getattr(tokenizer, "chat_template", None):
             raise ParameterError(f"{target.name} has no chat template: give the prompt as text, or --raw")
         for text in (one.get("content") for one in items if isinstance(one, Mapping)):

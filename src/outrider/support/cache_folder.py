@@ -40,12 +40,12 @@ def file_name(name: str) -> str:
 
 
 @contextmanager
-def _told(about: str) -> Iterator[None]:
-    """Say what is done where it takes more than `_MOMENT`."""
+def told(about: str, after: float | None = None) -> Iterator[None]:
+    """Say what is done where it takes more than so many seconds, by default a moment."""
     if not about:
         yield
         return
-    timer = Timer(_MOMENT, lambda: print(f"{about} (once) …", file=sys.stderr, flush=True))
+    timer = Timer(_MOMENT if after is None else after, lambda: print(f"{about} (once) …", file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -67,7 +67,7 @@ def build_once(name: str, build: Callable[[Path], None], about: str = "") -> Pat
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=final.parent))
     try:
-        with _told(about):
+        with told(about):
             build(partial)
         if not final.is_dir():  # another process may have been quicker
             partial.rename(final)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -142,4 +143,4 @@ def track(steps: Iterable[T], what: str, total: int) -> list[T]:
     from rich.console import Console
     from rich.progress import track as rich_track
 
-    return list(rich_track(steps, what, total=total, console=Console(stderr=True)))
+    return list(rich_track(steps, what, total=total, console=Console(stderr=True), disable=not sys.stderr.isatty()))

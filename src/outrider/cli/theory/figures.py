@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,7 +95,7 @@ def _draw(chosen: Sequence[FigureData | Picture], out: Path, formats: Sequence[s
     wanted = chosen if page or "svg" in formats else []
     if wanted:
         matplotlib_or_error()  # before there is a bar
-    steps = track(wanted, "Drawing", console=Console(stderr=True))
+    steps = track(wanted, "Drawing", console=Console(stderr=True), disable=not sys.stderr.isatty())
     drawn = {figure.name: svg_of(figure) for figure in steps}
     if page:
         write(out, render(figures_page(chosen, drawn)))

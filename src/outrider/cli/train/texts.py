@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -63,7 +64,7 @@ def texts(
     if asked is None:
         check_asks_itself(target)
     log = RunLog(output, about, "give another --output, or delete it")
-    with Progress(console=Console(stderr=True)) as progress:
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("Writing texts", total=count, completed=len(log.entries))
         try:
             for done in write_texts(target, asked, settings, log):
