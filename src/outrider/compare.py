@@ -69,7 +69,7 @@ class Comparison:
             )
             return f"differ, as lenience {self.speculative.lenience:g} allows: LOSSY, {lenient}"
         if not self.greedy:
-            return "differ, as two samples do: the same law, not the same draws (at --temperature 0 they are identical)"
+            return "differ, as two samples do: the same law, not the same draws (at temperature 0 they are identical)"
         return str(self.divergence or "one is a beginning of the other")
 
     def to_dict(self) -> dict[str, object]:

@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["abc \udcff", "--raw"], "prompt must be Unicode characters (UTF-8), got '\\udcff' at 4"),
         (["hi", "--draft", "sufix"], "did you mean suffix?"),
         (["hi", "--draft", "promptlookup:max_ngram=3"], "did you mean prompt-lookup?"),
-        (["hi", "--draft", "none"], "give --plain"),
+        (["hi", "--draft", "none"], "say plain"),
         (["hi", "--logprobs"], "--logprobs belongs to --json"),
         (["--file", "/nowhere/prompt.txt"], "can't be read"),
         (["hi", "--file", "x"], "exclude each other"),

@@ -128,7 +128,7 @@ def test_threads_do_not_disturb_each_other(pair: tuple[TextModel, TextModel], dr
                 first,
                 PROMPTS[i],
                 draft=drafter,
-                num_draft_tokens=None if draft is None else 3,
+                num_draft_tokens=3,
                 max_new_tokens=40,
                 temperature=temperature,
                 seed=i,

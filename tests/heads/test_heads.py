@@ -291,5 +291,5 @@ def test_a_models_reader_is_itself() -> None:
 
 def test_a_heads_folder_is_no_model(tmp_path: Path) -> None:
     path = write_head(tmp_path, "autoregressive")
-    with pytest.raises(ParameterError, match=f"is a draft head's folder: give --draft head:path={path}"):
+    with pytest.raises(ParameterError, match=f"is a draft head's folder: name it head:path={path}"):
         make_from_spec(str(path), lambda *_: pytest.fail("loaded"), tiny("Llama"))

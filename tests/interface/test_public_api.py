@@ -309,8 +309,8 @@ def test_unknown_options_and_drafts_are_refused(target: TransformersModel) -> No
     with pytest.raises(ParameterError, match="num_draft_tokens"):
         outrider.generate(target, PROMPT, num_draft_tokens=65)
     asked: Any
-    for asked in (5, -7, "banana"):
-        with pytest.raises(ParameterError, match="num_draft_tokens must be 0 or left out where nothing drafts, got"):
+    for asked in (-7, 65, "banana"):  # where nothing drafts, too
+        with pytest.raises(ParameterError, match="num_draft_tokens"):
             outrider.generate(target, PROMPT, draft=None, num_draft_tokens=asked)
     with pytest.raises(ParameterError, match="one for each of the 1 prompts"):
         outrider.generate(target, PROMPT, seed=[1, 2])

@@ -242,7 +242,7 @@ def test_what_a_student_of_few_tokens_can_not_do_is_refused(
         outrider.beam_search(student, "the quick", num_beams=2)
     further = options("head", out, data, "-o", tmp_path / "further", "--vocabulary", 20)
     assert "can't be a target" in refusal(capsys, further)
-    with pytest.raises(ModelError, match="which can't be sharded: use --draft-placement"):
+    with pytest.raises(ModelError, match="which can't be sharded: use draft_placement"):
         _sharded(str(out), "it", torch.float32, {})
     anew = TransformersModel(student.module)  # as the drop-in for transformers opens it
     assert anew.draft_tokens is not None

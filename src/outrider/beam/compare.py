@@ -71,7 +71,7 @@ class Agreement:
         return told + (
             "; a tie within rounding"
             if self.gap <= self.rounding
-            else "; an earlier near-tie can part two searches for good, compare with --dtype float64"
+            else "; an earlier near-tie can part two searches for good, compare with dtype float64"
         )
 
     def to_dict(self) -> dict[str, object]:

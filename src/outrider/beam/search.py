@@ -104,7 +104,7 @@ class BeamDecoder:
             laws, work = self._rows.laws(wanted, self.rules.continuations_needed(self.rules.settings.num_beams))
         laws |= self._known
         if any(one.tokens not in laws for one in self.state.running):  # of the drafted ones, some may never be followed
-            raise NumericalError("the model gave no distribution for a hypothesis: its logits are NaN; try --dtype float32")
+            raise NumericalError("the model gave no distribution for a hypothesis: its logits are NaN; try dtype float32")
         steps = self._replay(laws)
         accepted = min(steps - 1, len(drafted))
         seconds = self._clock.take()

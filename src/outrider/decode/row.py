@@ -97,7 +97,7 @@ class Row:
             raise NumericalError(
                 f"the target gave no distribution for row {self.number} after token {len(self.tokens) + known - 1}: "
                 "its logits are NaN or all excluded: loosen what must hold together (schema, regex, processors, bias), "
-                "or try --dtype float32"
+                "or try dtype float32"
             )
         self.tokens.extend(new[:keep])
         for finding in self._previews.compare(self.tokens):

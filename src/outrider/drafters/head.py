@@ -147,5 +147,5 @@ def shipped_head(target: LanguageModel) -> Path:
         return found
     raise ModelError(
         f"no draft head comes with Outrider for {target.name}: train one with outrider train head and name its folder, "
-        "--draft head:path=FOLDER"
+        "draft head:path=FOLDER"
     )

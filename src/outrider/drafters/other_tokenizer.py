@@ -180,7 +180,7 @@ class IntersectionDrafter(_ForeignDrafter):
         if len(pairs) < min(FEWEST, target.vocab_size // 4):
             raise VocabularyMismatchError(
                 f"draft {self.model.name} and target {target.name} have only {len(pairs)} tokens in common: use a draft of "
-                "the target's family, or --draft prompt-lookup"
+                "the target's family, or the draft prompt-lookup"
             )
         ends = (target.tokenizer.eos_token_id, self._tokenizer.eos_token_id)
         there = None not in ends and int(ends[0]) < target.vocab_size and int(ends[1]) < self.model.vocab_size

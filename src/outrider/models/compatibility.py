@@ -74,7 +74,7 @@ def check_same_tokens(target: Any, draft: Any) -> None:
     vocabularies of the same size.
     """
     ours, theirs = getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
-    remedy = "use a draft of the target's family, or --draft prompt-lookup"
+    remedy = "use a draft of the target's family, or the draft prompt-lookup"
     names = f"draft {draft.name} and target {target.name}"
     if ours is None or theirs is None:
         if target.vocab_size != draft.vocab_size:

@@ -83,12 +83,12 @@ def load(
     if compile and not compiles(dtype, engine):
         raise ParameterError(
             f"compile is for the transformers engine with float weights, got engine {engine!r} and dtype {dtype!r}: leave "
-            "--compile out, or use --dtype bfloat16 or float32"
+            "compile out, or use dtype bfloat16 or float32"
         )
     sampling_kernels()  # read or compiled now, not in the first round
     if engine == "llama.cpp":
         if num_tokens is not None:
-            raise ParameterError("num_tokens can't be used with the llama.cpp engine: use --dtype int4 or int8")
+            raise ParameterError("num_tokens can't be used with the llama.cpp engine: use dtype int4 or int8")
         _refuse_unpacked(pack, engine)
         return load_llama_cpp(model, dtype, device)
     if engine == "openvino" or (engine == "auto" and _needs_openvino(dtype)):
@@ -178,11 +178,11 @@ def load_transformers(
 def _load_quantized(model: str | Path | None, dtype: str, place: torch.device, num_tokens: int | None) -> TransformersModel:
     """Linear layers in 8 or 4 bits, embeddings in 8, the rest in float32."""
     if place.type != "cpu":
-        raise ParameterError(f"dtype {dtype} needs a CPU, got device {place}: use --dtype bfloat16")
+        raise ParameterError(f"dtype {dtype} needs a CPU, got device {place}: use dtype bfloat16")
     if not can_quantize(QUANTIZED[dtype]):
         raise ModelError(
             f"{dtype} can't be used by the transformers engine here: there are no kernels for it, which need a C++ compiler "
-            "(run `apt install g++`) and an x86 processor with AVX2; use --engine openvino"
+            "(run `apt install g++`) and an x86 processor with AVX2; use engine openvino"
         )
     folder, name = folder_of(model, native_dtype(place))
     kept = KeptModel(name, (str(folder), dtype, num_tokens), identity(folder))
@@ -241,7 +241,7 @@ def load_openvino(
         raise ParameterError(f"dtype must be auto, int8, int4 or float32 for the OpenVINO engine, got {dtype!r}")
     if device not in ("auto", "cpu"):
         raise ParameterError(f"device must be auto or cpu for the OpenVINO engine, got {device!r}")
-    require("openvino", "the OpenVINO engine", "use --engine transformers")
+    require("openvino", "the OpenVINO engine", "use engine transformers")
     from outrider.models.openvino.convert import converted
     from outrider.models.openvino.engine import OpenVinoModel
 

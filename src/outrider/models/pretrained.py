@@ -51,12 +51,12 @@ def read_pretrained(
         if decoder_only is not None and getattr(config, "is_encoder_decoder", False):
             raise ModelError(
                 f"{name} ({config.model_type}) can't be used by the {decoder_only} engine: it is an encoder-decoder model; "
-                "use --engine transformers"
+                "use engine transformers"
             )
         if decoder_only is not None and draft_tokens(config, name) is not None:
             raise ModelError(
                 f"{name} drafts some tokens only, which the {decoder_only} engine can't: use the transformers engine for it "
-                f"(--draft {name}:engine=transformers,dtype=bfloat16)"
+                f"(draft {name}:engine=transformers,dtype=bfloat16)"
             )
         with uncollected():
             importlib.import_module("transformers.modeling_utils")

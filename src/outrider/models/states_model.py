@@ -109,6 +109,6 @@ class StatesModel(RecordableModel):
 def no_further_states(layers: Many[int]) -> str:
     """Why compiled passes and a draft that reads these layers exclude each other."""
     return (
-        f"--compile can't be used with a draft that reads states of layers {', '.join(map(str, layers))}: compiled passes "
+        f"compile can't be used with a draft that reads states of layers {', '.join(map(str, layers))}: compiled passes "
         "hand out the last ones alone; leave out either"
     )

@@ -52,9 +52,12 @@ Length = int | OptimalLength | DraftLength | None
 
 
 def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
-    """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None), or optimal for some alpha."""
-    if drafter is None and num_draft_tokens not in (None, 0) and not isinstance(num_draft_tokens, DraftLength):
-        raise ParameterError(f"num_draft_tokens must be 0 or left out where nothing drafts, got {num_draft_tokens!r}")
+    """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None), or optimal for some alpha.
+
+    Where nothing drafts it is checked and has no effect, so that a comparison need not change it with the draft.
+    """
+    if drafter is None and not isinstance(num_draft_tokens, OptimalLength | DraftLength | None):
+        FixedLength(num_draft_tokens)  # checks the range
     costs = measured_costs(target)
     if drafter is None:
         return FixedLength(0)

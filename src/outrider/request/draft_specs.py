@@ -184,7 +184,7 @@ def _of_model(spec: str) -> tuple[str, dict[str, Any]]:
     name, text = split_model(spec)
     if name.lower() in _NOTHING and not Path(name).exists():
         raise ParameterError(
-            f"draft {name!r} is no drafter: leave --draft out, and give --plain where nothing is to be drafted"
+            f"draft {name!r} is no drafter: leave it out, and say plain (draft=None) where nothing is to be drafted"
         )
     meant = meant_by(name)
     if meant is not None and not Path(name).expanduser().exists():
@@ -192,7 +192,7 @@ def _of_model(spec: str) -> tuple[str, dict[str, Any]]:
             f"draft {name!r} is no drafter: did you mean {meant}? For a model of that name give its folder or owner/name"
         )
     if Path(name).expanduser().is_dir() and is_head(Path(name).expanduser()):
-        raise ParameterError(f"draft {name!r} is a draft head's folder: give --draft head:path={name}")
+        raise ParameterError(f"draft {name!r} is a draft head's folder: name it head:path={name}")
     return name, _parse(name, text, _MODEL_OPTIONS)
 
 

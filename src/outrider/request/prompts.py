@@ -67,7 +67,7 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     tokenizer: Any = getattr(target, "tokenizer", None)  # token ids need none
     hears = getattr(target, "hears", False)
     if hears or isinstance(prompt, Audio):
-        how = 'give --audio FILE.wav, or --prompts with lines of {"audio": FILE.wav}'
+        how = 'give it outrider.read_wav(FILE), on the command line audio, or prompts with lines of {"audio": FILE.wav}'
         what = f"hears audio and reads no text: {how}" if hears else "reads text, not audio"
         raise ParameterError(f"{target.name} {what}")
     if isinstance(prompt, str):
@@ -86,7 +86,7 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
         raise ParameterError("prompt must hold at least one token, got none: give some text")
     if isinstance(items[0], Mapping):
         if not getattr(tokenizer, "chat_template", None):
-            raise ParameterError(f"{target.name} has no chat template: give the prompt as text, or --raw")
+            raise ParameterError(f"{target.name} has no chat template: give the prompt as text (raw)")
         for text in (one.get("content") for one in items if isinstance(one, Mapping)):
             if isinstance(text, str):
                 check_characters("message", text)

@@ -95,7 +95,7 @@ def _sharded(source: str, name: str, dtype: torch.dtype | None, plan: dict[str, 
     with without_bars(), model_errors(name):
         if draft_tokens(AutoConfig.from_pretrained(source), name) is not None:
             raise ModelError(
-                f"{name} drafts some tokens only, which can't be sharded: use --draft-placement replicated or rank0"
+                f"{name} drafts some tokens only, which can't be sharded: use draft_placement replicated or rank0"
             )
         config = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=plan)
         module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", distributed_config=config)

@@ -44,7 +44,7 @@ def attend(
     softcap · tanh(s / softcap). position_bias: [B or 1, heads, N, L], added to the scores (T5).
     """
     if others.get("s_aux") is not None:
-        raise ModelError("its attention has sinks, which int8 does not have: use --dtype bfloat16")
+        raise ModelError("its attention has sinks, which int8 does not have: use dtype bfloat16")
     batch, heads, new, size = query.shape
     groups, length = key.shape[1], key.shape[2]
     scale = size**-0.5 if scaling is None else scaling

@@ -33,7 +33,7 @@ _log_callback: Any = None  # kept: llama.cpp holds a bare pointer to it
 def require_library() -> Any:
     """The module `llama_cpp`, told to be quiet."""
     global _log_callback  # noqa: PLW0603 - one log for the process, as in llama.cpp
-    require("llama_cpp", "the llama.cpp engine", "use --engine transformers")
+    require("llama_cpp", "the llama.cpp engine", "use engine transformers")
     import llama_cpp
 
     if _log_callback is None:
@@ -76,7 +76,7 @@ class Weights:
         _messages.clear()
         self.pointer = self._c.llama_model_load_from_file(str(path).encode(), parameters)
         if not self.pointer:
-            raise ModelError(f"model {path} can't be opened by llama.cpp ({_reason()}): try --engine transformers")
+            raise ModelError(f"model {path} can't be opened by llama.cpp ({_reason()}): try engine transformers")
         weakref.finalize(self, self._c.llama_model_free, self.pointer)
         self.vocabulary = self._c.llama_model_get_vocab(self.pointer)
         self.vocab_size = int(self._c.llama_vocab_n_tokens(self.vocabulary))
@@ -148,7 +148,7 @@ class Context:
     def cut(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
         if not self._c.llama_memory_seq_rm(self._memory, 0, length, -1):
-            raise ModelError("llama.cpp can't take back tokens of this model: use --engine transformers")
+            raise ModelError("llama.cpp can't take back tokens of this model: use engine transformers")
 
     @property
     def length(self) -> int:

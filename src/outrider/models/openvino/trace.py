@@ -27,7 +27,7 @@ from outrider.models.rollback import refuse_without_rollback
 MARK = "outrider.attention."
 LOGITS, EMBEDDINGS = "logits", "embeddings"
 LONGEST_CHECK = 1024  # windows up to this are checked beyond their end
-REMEDY = "use --engine transformers"
+REMEDY = "use engine transformers"
 _log = logging.getLogger(__name__)
 _TOLERANCE = 1e-3  # of the logits' spread, in float32: reordered sums give 1e-5, a mask or position overlooked 0.1 and more
 

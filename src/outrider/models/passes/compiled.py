@@ -78,11 +78,11 @@ def rounded_up(longest: int) -> int:
 def check_compilable(model: TransformersModel) -> None:
     """Raise `ParameterError` for models that are never compiled."""
     if model.has_encoder:
-        raise ParameterError(f"compile is for decoder-only models, {model.name} is an encoder-decoder: leave --compile out")
+        raise ParameterError(f"compile is for decoder-only models, {model.name} is an encoder-decoder: leave compile out")
     if model.quantized:
         raise ParameterError(
-            f"compile can't be used with dtype {model.dtype_name}, whose logits have the same bits in any pass: use --dtype "
-            "bfloat16 or float32, or leave --compile out"
+            f"compile can't be used with dtype {model.dtype_name}, whose logits have the same bits in any pass: use dtype "
+            "bfloat16 or float32, or leave compile out"
         )
 
 

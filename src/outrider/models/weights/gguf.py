@@ -35,7 +35,7 @@ def check_gguf(path: Path) -> None:
     if kind in ENCODER_DECODERS:
         raise ModelError(
             f"model {path.name} ({kind}) can't be used: it is an encoder-decoder model, not read from GGUF "
-            "files; name its folder or hub name, for --engine transformers"
+            "files; name its folder or hub name, for engine transformers"
         )
 
 
