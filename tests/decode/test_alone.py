@@ -19,6 +19,7 @@ from outrider.drafters import PromptLookupDrafter, SpeculativeDrafter
 from outrider.models.base import LanguageModel, TextModel
 from outrider.support import alone
 from outrider.support.alone import Alone
+from tests.helpers.marks import slow
 
 PROMPTS = ("the quick brown fox", "a b a b", "one two three one", "zebra")
 
@@ -116,7 +117,7 @@ def side_by_side(calls: list[Callable[[], object]]) -> list[object]:
 
 
 @pytest.mark.parametrize("draft", [None, "prompt-lookup", "model", "early-exit:layers=1", "both ways"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow(0.0), 1.0])
 def test_threads_do_not_disturb_each_other(pair: tuple[TextModel, TextModel], draft: str | None, temperature: float) -> None:
     target, small = pair
 

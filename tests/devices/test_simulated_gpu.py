@@ -123,7 +123,7 @@ class TestItself:
         assert len(simulated.waits) == 1
 
 
-@pytest.mark.parametrize("setting", ["bias", "all"])
+@pytest.mark.parametrize("setting", [slow("bias"), "all"])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_round_waits_once_for_the_device(
     name: str, setting: str, gpu: GPU, target_folder: Path, draft_folder: Path
@@ -161,7 +161,7 @@ def test_lenience_needs_no_further_wait(gpu: GPU, target_folder: Path, draft_fol
     assert found == write(opened(target_folder, "cpu"), given(draft_folder, "cpu"), "temperature 1", lenience=0.3)[0]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", slow("cuda")])
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_draft_may_run_elsewhere(
     name: str, device: str, gpu: GPU, target_folder: Path, draft_folder: Path, foreign_folder: Path

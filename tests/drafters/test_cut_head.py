@@ -80,7 +80,7 @@ def test_greedy_texts_are_those_of_plain_decoding(target_folder: Path, draft_fol
 def test_what_can_not_be_cut_is_refused_with_one_line(draft_folder: Path, cache: Path) -> None:
     for engine in ("transformers", "openvino"):
         for count in (0, 10_000):
-            with pytest.raises(ParameterError, match=rf"num_tokens must be in 1 … \d+, got {count}"):
+            with pytest.raises(ParameterError, match=rf"num_tokens must be a whole number in 1 … \d+, got {count}"):
                 outrider.load(draft_folder, dtype="float32", engine=engine, num_tokens=count)
     with pytest.raises(ParameterError, match="with the llama"):
         outrider.load(draft_folder, engine="llama.cpp", num_tokens=5)

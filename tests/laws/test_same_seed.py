@@ -27,6 +27,7 @@ from outrider.drafters.speculative import SpeculativeDrafter
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream, stream_after
 from outrider.sampling import SamplingSettings
+from tests.helpers.marks import slow
 from tests.helpers.toys import table
 
 ALARM = 1e-6
@@ -100,7 +101,7 @@ def remembering(kind: str) -> Drafter:
     return SpeculativeDrafter(table(5, 3), suffix, FixedLength(2))
 
 
-@pytest.mark.parametrize("kind", ["suffix", "choice", "hierarchical"])
+@pytest.mark.parametrize("kind", ["suffix", slow("choice"), slow("hierarchical")])
 def test_what_a_drafter_remembers_was_drawn_by_other_numbers(kind: str) -> None:
     """A second generation after the same prompt, with the same seed, by a drafter that remembers the first."""
     texts = []

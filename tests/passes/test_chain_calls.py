@@ -19,6 +19,7 @@ from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from tests.helpers.chains import ONE_CALL, WIDTH, kept_of
 from tests.helpers.heads import write_head
+from tests.helpers.marks import slow
 from tests.helpers.ragged import score, some_tokens
 from tests.helpers.recorded import made, pair, scored
 from tests.helpers.tiny_models import record_now
@@ -106,8 +107,8 @@ def test_the_first_pass_makes_room_for_states(cache: Path, chains_called: list[i
     assert torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("layers", [(), (1,)])
-@pytest.mark.parametrize("kind", ["int8", "float32", "bfloat16"])
+@pytest.mark.parametrize("layers", [slow(()), (1,)])
+@pytest.mark.parametrize("kind", ["int8", "float32", slow("bfloat16")])
 def test_a_head_reads_states_of_any_target_in_one_call(
     kind: str, layers: tuple[int, ...], cache: Path, tmp_path: Path, chains_called: list[int]
 ) -> None:

@@ -36,12 +36,14 @@ from tests.helpers.requests import GREEDY, WARM
 from tests.helpers.tiny_models import CONFIGS, module, record_now
 
 LONG = 4 * MIN_CAPACITY
+OFTEN = ("GPT2", "Gemma2", "Llama", "Mistral", "Phi3", "Qwen2", "Qwen3")
 
 
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        *((name, "float32") for name in sorted(CONFIGS.keys() - {"Mixtral"})),
+        *((name, "float32") for name in OFTEN),
+        *(slow(name, "float32") for name in sorted(CONFIGS.keys() - {"Mixtral", *OFTEN})),
         *((name, kind) for name in ("Llama", "Gemma3") for kind in KINDS[1:]),
     ],
 )

@@ -25,6 +25,7 @@ from outrider.models.passes.graph_text import graph_text
 from outrider.models.passes.tracing import Traced
 from outrider.models.transformers_model import TransformersModel
 from tests.helpers.heads import write_head
+from tests.helpers.marks import slow
 from tests.helpers.ragged import score, some_tokens
 from tests.helpers.recorded import KINDS, made, pair, scored
 from tests.helpers.tiny_models import record_now
@@ -119,7 +120,7 @@ def test_what_is_done_to_a_recorded_model_shows_in_the_next_sequence(cache: Path
     assert is_recorded()
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "Gemma3", "GPT2", "Qwen3"])
+@pytest.mark.parametrize("architecture", ["Llama", "Gemma3", slow("GPT2"), slow("Qwen3")])
 def test_passes_leave_a_model_as_it_was_recorded(architecture: str, cache: Path) -> None:
     """Otherwise every text would begin with recording."""
     _, quick = pair(architecture)

@@ -23,6 +23,7 @@ from outrider.speculation import run as run_module
 from outrider.speculation.run import Speculation
 from outrider.speculation.workers import Context, generator
 from tests.helpers import slow_functions
+from tests.helpers.marks import slow
 from tests.helpers.toys import WRONG_RULES
 
 ALARM = 1e-6
@@ -49,7 +50,7 @@ def chains(run: Speculation, count: int = 900, length: int = 3) -> list[list[int
     return [[one.sample for one in run.chain(0, length)] for _ in range(count)]
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 3])
+@pytest.mark.parametrize("lookahead", [slow(0), slow(1), 3])
 def test_chains_follow_their_law(lookahead: int) -> None:
     f = slow_functions
     with outrider.speculate(f.law, f.guess, f.step, lookahead=lookahead, seed=1) as run:

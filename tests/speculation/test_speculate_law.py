@@ -19,6 +19,7 @@ import outrider
 from outrider.errors import NumericalError
 from outrider.speculation import laws as laws_module
 from outrider.speculation.laws import Decision, Density, Finite, as_law, decide
+from tests.helpers.marks import slow
 from tests.helpers.toys import WRONG_RULES
 
 ALARM = 1e-6
@@ -70,7 +71,7 @@ def remembered(seed: int, lookahead: int) -> tuple[int, int]:
     return first, second
 
 
-@pytest.mark.parametrize("lookahead", [1, 3])
+@pytest.mark.parametrize("lookahead", [slow(1), 3])
 def test_fast_may_remember_what_was_computed_for_guesses_that_were_given_up(lookahead: int) -> None:
     """Numbers that had steered such guesses were taken again: the second sample was [.37, .52, .10] after 2 (p = 9e-64)."""
     drawn = Counter(remembered(seed, lookahead) for seed in range(600))
