@@ -34,7 +34,7 @@ demo: $(VENV)/.stamp
 
 # Two processes of one thread each: most tests are too small for two threads. Jobs of several processes (torchrun, Ray) and
 # others that take long are apart, so that this takes some fifteen minutes on two slow cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=15 --durations-min=5
 
 test: $(VENV)/.stamp-dev
 	$(PYTEST) -m "not slow"
