@@ -196,12 +196,17 @@ def interrupted(*arguments: str, after: float = 20) -> tuple[int, str, str]:
     return code, (first + out).decode(), err.decode()
 
 
+def without_busy(err: str) -> str:
+    """What is told besides that the machine is busy, which takes long to measure."""
+    return re.sub(r"(?m)^(measuring what passes of|outrider: the machine is busy).*\n", "", err)
+
+
 @pytest.mark.slow
 def test_control_c_half_way_keeps_the_text() -> None:
     code, out, err = interrupted()
     assert code == 130
     assert len(out) >= 20
-    assert re.fullmatch(r"(outrider: the machine is busy.*\n)*\s*outrider: interrupted after \d+ tokens\n", err)
+    assert re.fullmatch(r"\s*outrider: interrupted after \d+ tokens\n", without_busy(err))
 
 
 @pytest.mark.slow
@@ -219,7 +224,7 @@ def test_control_c_half_way_keeps_the_object() -> None:
 def test_a_reader_that_leaves_is_no_error() -> None:
     shell = " ".join(command("generate", "Tell_me_a_story", "--max-new-tokens", "60", "--ignore-eos")) + " | head -c 1"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    assert without_busy(done.stderr) == ""
 
 
 def test_an_interrupted_comparison_ends_there(

@@ -30,7 +30,7 @@ from outrider.support.whole_files import replace_whole
 REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
 WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a large share
 ENOUGH_ROUNDS = 8
-UNUSUAL = 4.0  # seconds of measuring, after which it is told
+UNUSUAL = 8.0  # seconds of measuring, after which it is told
 GIVE_UP = 3 * ATTEMPTS
 _log = logging.getLogger(__name__)
 _measured: dict[str, Costs] = {}
