@@ -216,9 +216,7 @@ def test_generation_is_the_same_with_and_without_a_draft(target_folder: Path, dr
 
 
 def test_what_cannot_be_paged_is_refused_by_name(cache: Path) -> None:
-    with pytest.raises(
-        ModelError, match=r"Gemma2 \(gemma2\) can't be converted for OpenVINO.*softcap.*engine transformers"
-    ):
+    with pytest.raises(ModelError, match=r"Gemma2 \(gemma2\) can't be converted for OpenVINO.*softcap.*engine transformers"):
         opened("Gemma2")
     with pytest.raises(ModelError, match=r"GPTJ.*its attention can't be replaced"):
         opened("GPTJ")
