@@ -36,9 +36,9 @@ from tests.helpers.toys import WRONG_BONUS, WRONG_RULES, plant_rule, table
     "sampling",
     [
         ONE,
-        SamplingSettings(temperature=0.7),
+        slow(SamplingSettings(temperature=0.7)),
         SamplingSettings(temperature=1.0, top_p=0.9),
-        SamplingSettings(temperature=1.0, top_k=20),
+        slow(SamplingSettings(temperature=1.0, top_k=20)),
     ],
     ids=["temperature 1", "temperature 0.7", "top-p", "top-k"],
 )

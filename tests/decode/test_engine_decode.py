@@ -22,6 +22,7 @@ from outrider.randomness import RandomStream
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.helpers.folders import make_tokenizer
+from tests.helpers.marks import slow
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
 
@@ -30,7 +31,7 @@ def drafter(kind: str, like: str = "Llama") -> Drafter:
     return PromptLookupDrafter() if kind == "lookup" else ModelDrafter(tiny(like, 1 if kind == "model" else 0))
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Gemma3", "Mistral"])
+@pytest.mark.parametrize("architecture", ["Llama", slow("GPT2"), "Gemma3", slow("Mistral")])
 @pytest.mark.parametrize("kind", ["lookup", "model", "self"])
 @pytest.mark.parametrize("settings", [GREEDY, SamplingSettings(repetition_penalty=1.3)], ids=["bare", "penalty"])
 def test_greedy_is_plain_for_every_length_single_and_batched(

@@ -23,6 +23,7 @@ from outrider.models.passes.tracing import Inputs
 from outrider.models.transformers_model import TransformersModel
 from tests.helpers.device_texts import PROMPTS, flat, given, opened, write
 from tests.helpers.heads import write_head
+from tests.helpers.marks import slow
 from tests.helpers.real_gpu import GPU, RealGPU
 from tests.helpers.simulated_gpu import SimulatedGPU
 from tests.helpers.simulated_graphs import Graph
@@ -41,7 +42,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> str:
     )
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", [name if i % 3 == 0 else slow(name) for i, name in enumerate(CONFIGS)])
 def test_each_architecture(architecture: str, gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
     """Its passes are captured, by a trial that compares logits and keys, or it says why not."""
     target = TransformersModel(module(architecture).to("cuda"))

@@ -60,6 +60,7 @@ def plain() -> list[list[int]]:
     return [result.tokens for result in results]
 
 
+@pytest.mark.slow
 def test_twenty_prompts_give_the_tokens_of_plain_decoding() -> None:
     """In a batch with two kinds of draft, and alone; in one test, since plain decoding takes long."""
     for drafter, length in ((PromptLookupDrafter(), NEW_TOKENS), (ModelDrafter(pruned_draft()), 16)):

@@ -19,6 +19,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.sampling import SamplingSettings
 from tests.helpers.heads import KINDS, Shape, first_draft, write_head
+from tests.helpers.marks import slow
 from tests.helpers.openvino_engine import CLOSE, opened, score
 from tests.helpers.ragged import some_tokens
 from tests.helpers.requests import GREEDY, WARM, requests
@@ -92,7 +93,7 @@ def again(model: OpenVinoModel, settings: SamplingSettings, drafter: HeadDrafter
     return decode(model, requests(), settings, drafter, FixedLength(3))
 
 
-@pytest.mark.parametrize("weights", ["int8", "float32"])
+@pytest.mark.parametrize("weights", ["int8", slow("float32")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_is_that_of_plain_decoding(kind: Shape, weights: Weights, cache: Path, tmp_path: Path) -> None:
     model, _ = opened("Llama", weights)
