@@ -73,11 +73,7 @@ def load(
         return around(model, tokenizer, dtype=dtype, device=device, engine=engine, num_tokens=num_tokens, compile=compile)
     if tokenizer is not None:
         raise ParameterError("tokenizer is for a model that is loaded already, others bring theirs: leave it out")
-    for name, value in (("pack", pack), ("compile", compile)):
-        if not isinstance(value, bool):
-            raise ParameterError(f"{name} must be true or false, got {value!r}")
-    if num_tokens is not None and (isinstance(num_tokens, bool) or not isinstance(num_tokens, int)):
-        raise ParameterError(f"num_tokens must be a whole number, got {num_tokens!r}")
+    _check_values(pack, compile, num_tokens)
     if engine not in ENGINES:
         raise ParameterError(f"engine must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, got {engine!r}")
     if compile and not compiles(dtype, engine):
@@ -100,6 +96,14 @@ def load(
     if compile:
         made.compile()
     return made
+
+
+def _check_values(pack: Any, compiled: Any, num_tokens: Any) -> None:
+    for name, value in (("pack", pack), ("compile", compiled)):
+        if not isinstance(value, bool):
+            raise ParameterError(f"{name} must be true or false, got {value!r}")
+    if num_tokens is not None and (isinstance(num_tokens, bool) or not isinstance(num_tokens, int)):
+        raise ParameterError(f"num_tokens must be a whole number, got {num_tokens!r}")
 
 
 def _refuse_unpacked(pack: bool, engine: str) -> None:
