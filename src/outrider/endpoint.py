@@ -1,6 +1,7 @@
 """A server that speaks OpenAI's completions: what it is asked, and its answer.
 
-Every sampling setting is sent, those that are off as well, since servers have defaults of their own.
+Every sampling setting is sent, those that are off as well, since servers have defaults of their own; what has no place in a
+request is refused.
 """
 
 from __future__ import annotations

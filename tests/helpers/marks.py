@@ -8,5 +8,5 @@ import pytest
 
 
 def slow(*values: Any) -> Any:
-    """A case of a parametrized test."""
+    """A case of a parametrized test, or a value of one of its parameters, that `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.slow)

@@ -22,7 +22,7 @@ from outrider.support.device_data import pad_rows
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LAWS = (torch.float64, torch.float32)
-ROUNDED = 1e-6
+ROUNDED = 1e-6  # how far from 1 it may and be tested as it is
 OFF = 1e-3  # how far from 1 a law may sum up: more than float32 makes of 150,000 numbers, less than bfloat16 does
 
 
