@@ -13,6 +13,7 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.models.pretrained import without_bars
+from outrider.models.weights.gguf_reading import quick_reading
 from outrider.models.weights.gguf_tensors import architecture, mapped
 from outrider.support.cache_folder import build_once
 
@@ -62,8 +63,11 @@ def gguf_tokenizer(path: Path) -> Any:
     """The file's tokenizer without its weights, kept on first use: reading one of 150,000 entries takes seconds."""
     from transformers import AutoTokenizer
 
-    folder = build_once(f"tokenizers/{fingerprint(path)}", lambda folder: _read_tokenizer(path).save_pretrained(folder))
-    return AutoTokenizer.from_pretrained(folder)
+    def made(folder: Path) -> None:
+        with quick_reading():
+            _read_tokenizer(path).save_pretrained(folder)
+
+    return AutoTokenizer.from_pretrained(build_once(f"tokenizers/{fingerprint(path)}", made))
 
 
 def _read_tokenizer(path: Path) -> Any:
@@ -81,7 +85,8 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 
 
 def _convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
-    model, tokenizer = _load(path, dtype)
+    with quick_reading():
+        model, tokenizer = _load(path, dtype)
     with without_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
