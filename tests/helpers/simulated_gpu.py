@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -148,13 +148,14 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.waits.append(what)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        name = _name_of(func)
+        about = _about(func)
+        name = about.name
         there_already, wanted, hosts = _looked_over(args, kwargs)
         loading = wanted is not None and wanted.type == "meta" and _by_default()
         there = ("cuda",) if loading else ("cuda", "meta")  # as which torch makes what it needs beside such tensors
         if not there_already and (wanted is None or wanted.type not in there):
             return func(*args, **kwargs)
-        if _is_composite(func):  # as they are in inference mode
+        if about.composite:  # as they are in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
         if name == "aten::_to_copy":
@@ -199,7 +200,9 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _launched(self, func: Any, args: Any, kwargs: Any, hosts: Sequence[Tensor] = ()) -> Any:
         """Run it on what is held; what it gives back is the device's, and the argument itself where it wrote into that."""
-        written = {id(one.held): one for one in _leaves(args, kwargs) if type(one) is OnDevice} if _writes(func) else {}
+        written = (
+            {id(one.held): one for one in _leaves(args, kwargs) if type(one) is OnDevice} if _about(func).writes else {}
+        )
         args, kwargs = _mapped(args), _mapped(kwargs)
         graph = self.recording
         if graph is not None:
@@ -208,7 +211,7 @@ class SimulatedGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if graph is not None:
             graph.add(func, args, kwargs, made)
         if isinstance(made, Tensor):
-            if any(made is one for one in hosts):
+            if hosts and any(made is one for one in hosts):
                 return made
             return written[id(made)] if id(made) in written else OnDevice(made)
         return tree_map_only(Tensor, lambda one: written[id(one)] if id(one) in written else OnDevice(one), made)
@@ -222,52 +225,70 @@ def _dispatch(gpu: SimulatedGPU, func: Any, types: Any, args: Any = (), kwargs: 
 SimulatedGPU.__torch_dispatch__ = _dispatch  # type: ignore[method-assign,assignment]  # in the class torch would wrap it, for a compiler
 
 
-def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
+def _leaves(args: Any, kwargs: Any) -> list[Any]:
     """What an operation is called with, lists of it taken apart."""
-    for one in (*args, *kwargs.values()):
-        if isinstance(one, list | tuple):
-            yield from one
+    found: list[Any] = []
+    for one in (*args, *kwargs.values()) if kwargs else args:
+        if type(one) is list or type(one) is tuple:
+            found += one
         else:
-            yield one
+            found.append(one)
+    return found
 
 
 def _looked_over(args: Any, kwargs: Any) -> tuple[bool, torch.device | None, list[Tensor]]:
     """Whether there are tensors of the device among them, the device that is asked for, and tensors of the host."""
     there, wanted, hosts = False, None, []
     for one in _leaves(args, kwargs):
-        if type(one) is OnDevice:
+        kind = type(one)
+        if kind is OnDevice:
             there = True
+        elif kind in _PLAIN:
+            continue
         elif isinstance(one, Tensor):
             hosts.append(one)
-        elif isinstance(one, torch.device):
+        elif kind is torch.device:
             wanted = one
     return there, wanted, hosts
 
 
+_PLAIN = {int, float, bool, type(None), torch.dtype, str, torch.layout}
+
+
 def _mapped(one: Any) -> Any:
     """The same with what is held."""
-    if isinstance(one, OnDevice):
+    kind = type(one)
+    if kind is OnDevice:
         return one.held
-    if isinstance(one, list | tuple):
-        return type(one)([_mapped(each) for each in one]) if type(one) in (list, tuple) else one
-    return {name: _mapped(each) for name, each in one.items()} if isinstance(one, dict) else one
+    if kind is list or kind is tuple:
+        return kind([each.held if type(each) is OnDevice else _mapped(each) for each in one])
+    return {name: _mapped(each) for name, each in one.items()} if kind is dict else one
 
 
-@cache
-def _name_of(func: Any) -> str:
-    return str(func._schema.name)
+@dataclass(frozen=True)
+class _About:
+    """What is known of an operation, func: its name, whether it writes into its arguments, whether it is made of others."""
+
+    func: Any
+    name: str
+    writes: bool
+    composite: bool
 
 
-@cache
-def _writes(func: Any) -> bool:
-    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+_ABOUT: dict[int, _About] = {}
+"""By `id`, since operations are slow to hash."""
 
 
-@cache
-def _is_composite(func: Any) -> bool:
-    if _name_of(func) in ("aten::linear", "aten::matmul"):  # of which torch's own code in Python is slow
-        return False
-    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+def _about(func: Any) -> _About:
+    known = _ABOUT.get(id(func))
+    if known is None:
+        name = str(func._schema.name)
+        writes = any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+        # Of linear and matmul torch's own code in Python is slow.
+        made_of_others = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        composite = bool(made_of_others) and name not in ("aten::linear", "aten::matmul")
+        known = _ABOUT[id(func)] = _About(func, name, writes, composite)
+    return known
 
 
 def _by_default() -> bool:

@@ -64,6 +64,31 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize(("architecture", "window"), [("Llama", None), ("Mistral", 64), ("Mistral", 7), ("Gemma3", 7)])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_holes_in_a_prompt_are_seen_as_by_generate(architecture: str, window: int | None, beams: int) -> None:
+    """transformers' windows count masked tokens, ours the tokens that are left: refused where they come to differ."""
+    made = module(architecture, **({} if window is None else {"sliding_window": window}))
+    ids = torch.arange(5, 17)[None]
+    hole, left = torch.ones_like(ids), torch.ones_like(ids)
+    hole[:, 7:10], left[:, :3] = 0, 0
+    padded = ids.masked_fill(hole == 0, 0)
+    options: dict[str, Any] = {
+        "do_sample": False,
+        "max_new_tokens": 10,
+        "num_beams": beams,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+    }
+    assert torch.equal(ours(made, ids, attention_mask=left, **options), made.generate(ids, attention_mask=left, **options))
+    for given, mask in ((ids, {"attention_mask": hole}), (padded, {})):  # of the second `generate` makes the mask itself
+        if window == 7:
+            with pytest.raises(ParameterError, match="must have no holes with a model that sees 7 tokens"):
+                ours(made, given, **mask, **options)
+        else:
+            assert torch.equal(ours(made, given, **mask, **options), made.generate(given, **mask, **options))
+
+
 def test_rows_of_one_batch_keep_the_penalty_of_their_own_prompts(model: Any) -> None:
     def processors() -> LogitsProcessorList:
         ignored = torch.tensor([0, 4])

@@ -45,6 +45,22 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str, Callable[[Any], object]]]
 }
 
 
+@pytest.mark.parametrize("key", ["sliding_window", "max_position_embeddings"])
+def test_windows_and_positions_are_seen_as_well(key: str) -> None:
+    made = module("Mistral", dtype=torch.float32, sliding_window=7)
+    model = TransformersModel(made, name="mine")
+    before, was = greedy(model), getattr(made.config, key)
+    setattr(made.config, key, 4)
+    said = {
+        "sliding_window": "with windows {'full_attention': 7} and has {'full_attention': 4} by now",
+        "max_position_embeddings": f"with positions {was} and has 4 by now",
+    }
+    with pytest.raises(ParameterError, match=said[key]):
+        greedy(model)
+    setattr(made.config, key, was)
+    assert greedy(model) == before
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_it_is_seen_when_the_next_sequence_is_opened(change: str, recorded: bool) -> None:

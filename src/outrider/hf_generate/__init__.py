@@ -64,8 +64,8 @@ def transformers_generate(
     copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
 
     def decode() -> Any:
-        inputs = read_inputs(target, input_ids, inputs_tensor, model_kwargs, copies)
         limits = Limits.of(input_ids.shape[1], generation_config, stopping_criteria)
+        inputs = read_inputs(target, input_ids, inputs_tensor, model_kwargs, copies, limits.new_tokens)
         given = tuple(logits_processor or ())
         with target.encoded(inputs.states) if isinstance(target, EncoderDecoderModel) else nullcontext():
             if beams:

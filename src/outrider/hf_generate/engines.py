@@ -39,8 +39,9 @@ def engine_of(model: Any) -> TransformersModel:
             f"{type(model).__name__} can't draft alone: load it as WhisperForConditionalGeneration; an encoder that is the "
             "target's is run once for both"
         )
-    refuse_training(model, type(model).__name__)
-    kept, as_opened = model.__dict__.get(_KEPT_AS), AsOpened.of(model)
+    name = type(model).__name__
+    refuse_training(model, name)
+    kept, as_opened = model.__dict__.get(_KEPT_AS), AsOpened.of(model, name)
     if kept is None or kept.engine is None or kept.as_opened != as_opened or kept.engine.module is not model:
         made = EncoderDecoderModel if model.config.is_encoder_decoder else TransformersModel
         kept = model.__dict__[_KEPT_AS] = _Kept(as_opened, made(model))

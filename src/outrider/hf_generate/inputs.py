@@ -70,13 +70,18 @@ def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
 
 
 def read_inputs(
-    target: TransformersModel, input_ids: Tensor, inputs_tensor: Tensor | None, given: dict[str, Any], copies: int
+    target: TransformersModel,
+    input_ids: Tensor,
+    inputs_tensor: Tensor | None,
+    given: dict[str, Any],
+    copies: int,
+    new_tokens: int,
 ) -> Inputs:
-    """The rows. inputs_tensor: what the encoder reads, each row `copies` times in input_ids."""
+    """The rows. inputs_tensor: what the encoder reads, each row `copies` times in input_ids. new_tokens: at most."""
     if not isinstance(target, EncoderDecoderModel):
         mask = given.get("attention_mask")
-        if mask is not None and bool((mask[:, -1] == 0).any()):
-            raise ParameterError('attention_mask must not end in padding: pad on the left, padding_side="left"')
+        if mask is not None:
+            _check_mask(mask, target.window, input_ids.shape[1] + new_tokens)
         prompts = _without_padding(input_ids, mask)
         return Inputs(prompts, input_ids.tolist(), [None] * len(prompts))
     mask = given.get("decoder_attention_mask")
@@ -86,6 +91,18 @@ def read_inputs(
     assert inputs_tensor is not None
     read = _sources(target, inputs_tensor, given.get("attention_mask"), given.get("encoder_outputs"), copies)
     return Inputs(prompts, input_ids.tolist(), [read[i // copies][0] for i in range(len(prompts))], read)
+
+
+def _check_mask(mask: Tensor, window: int | None, length: int) -> None:
+    """window: as `TransformersModel.window`. length: of the longest text, with its padding."""
+    if bool((mask[:, -1] == 0).any()):
+        raise ParameterError('attention_mask must not end in padding: pad on the left, padding_side="left"')
+    holes = bool((mask.bool().int().diff(dim=1) < 0).any())
+    if holes and window is not None and length > window:  # transformers' windows count what is masked, too
+        raise ParameterError(
+            f"attention_mask must have no holes with a model that sees {window} tokens, fewer than the text may have: leave "
+            "those tokens out of input_ids and pad on the left"
+        )
 
 
 def _sources(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError
-from outrider.models.as_opened import AsOpened
+from outrider.models.as_opened import AsOpened, decoder_config
 from outrider.models.attention.in_blocks import BLOCKS, columns_of
 from outrider.models.attention.in_float64 import STEADY
 from outrider.models.attention.shared_keys import forget_masks
@@ -63,7 +63,7 @@ class TransformersModel(StatesModel):
         self.tokenizer = tokenizer
         drafted = None if self.has_encoder else tokens_of_rows(model, self._name)
         self.draft_tokens = None if drafted is None else drafted.to(self.device)
-        config = model.config if self.has_encoder else model.config.get_text_config()
+        config = decoder_config(model)
         if not hasattr(config, "vocab_size"):
             raise ModelError(f"{self._name} ({config.model_type}) can't be used: it is two models with a configuration each")
         self._vocab_size = int(config.vocab_size)
@@ -84,7 +84,7 @@ class TransformersModel(StatesModel):
         narrow = keys_dtype(model)
         if narrow is not None and self._cache.largest() <= LARGE:  # only now: a pass without a cache would round otherwise
             self._cache.keep_in(narrow)
-        self._as_opened = AsOpened.of(model)
+        self._as_opened = AsOpened.of(model, self._name)
 
     def _look_again(self) -> None:
         if self._as_opened is not None:  # else it is being opened
@@ -111,6 +111,11 @@ class TransformersModel(StatesModel):
     @property
     def max_length(self) -> int | None:
         return self._max_length
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that its narrowest layer sees; None where all see everything."""
+        return self._pattern.narrowest
 
     @property
     def dtype(self) -> torch.dtype:

@@ -26,6 +26,11 @@ class AttentionPattern:
     windows: dict[str, int | None]
     by_type: bool
 
+    @property
+    def narrowest(self) -> int | None:
+        """The window of the layer that sees least, in tokens; None where all see everything."""
+        return min((window for window in self.windows.values() if window is not None), default=None)
+
 
 def attention_pattern(config: Any, name: str) -> AttentionPattern:
     """Read the pattern from a transformers config; refuse layers that keep no key and value per position."""

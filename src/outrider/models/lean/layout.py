@@ -105,7 +105,7 @@ def _is_known(model: TransformersModel) -> bool:
         return False
     config = model.module.config
     angles = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    windows = any(window is not None for window in model._pattern.windows.values())
+    windows = model.window is not None
     short = model.max_length is not None and 0 < model.max_length <= MOST_ANGLES
     return angles in STEADY_ANGLES and short and not windows and config.hidden_act == "silu"
 
