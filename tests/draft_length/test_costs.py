@@ -159,7 +159,10 @@ def test_a_table_that_can_be_neither_written_nor_removed_is_a_warning(
     assert measured_costs(model).verify(1) == 7.0
     assert "measured costs are not kept: " in caplog.text
     assert [one.name for one in (cache / "costs").iterdir() if one.name.startswith(".")] == []
+    caplog.clear()
     assert review_costs(model, [(1, 10, 70.0)] * 20)
+    assert "measured costs are not kept: " in caplog.text
+    forget_costs(model)
     assert "kept costs can't be removed: " in caplog.text
     path.rmdir()
     forget_costs(model)
@@ -172,24 +175,97 @@ def test_a_table_that_real_passes_refute_is_not_there_for_the_next_process(
     model = outrider.load(target_folder)
     forget_costs(model)
     said = measured_costs(model).verify(1, 10)
-    files = len(list((cache / "costs").glob("*.json")))
+
+    def tables() -> int:
+        return sum(kept._read(path).costs is not None for path in (cache / "costs").glob("*.json"))
+
+    before = tables()
     assert not review_costs(model, [(1, 10, 1.5 * said)] * 20)
     assert not review_costs(model, [(1, 10, said + 1)] * 3)  # too few to tell
     assert review_costs(model, [(1, 10, said + 1)] * 20)
     assert "the next run measures it again" in caplog.text
-    assert len(list((cache / "costs").glob("*.json"))) == files - 1
+    assert tables() == before - 1
     assert measured_costs(model).verify(1, 10) == said  # the same seed, the same tokens, as long as the process lasts
     assert not review_costs(model, [(1, 10, said + 1)] * 20)  # it is gone from the disk: said once
     kept._measured.clear()  # the next process has no table in memory, and has said nothing
     kept._refuted.clear()
     said = measured_costs(model).verify(1, 10)
-    assert len(list((cache / "costs").glob("*.json"))) == files
+    assert tables() == before
     assert said < 0.5
     assert review_costs(model, [(1, 10, said + 1)] * 20)
     forget_costs(model)  # a table measured anew is another one: it may be refuted again
     said = measured_costs(model).verify(1, 10)
     assert review_costs(model, [(1, 10, said + 1)] * 20)
     forget_costs(model)
+
+
+def test_a_machine_that_refutes_every_table_keeps_one_in_the_end(
+    target_folder: Path, cache: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    """Attempts are counted over refuted tables, too: a busy machine would measure at every start else."""
+    model = outrider.load(target_folder)
+    forget_costs(model)
+    made: list[float] = []
+
+    def measured(model: Any) -> tuple[Costs, float]:
+        made.append(1.0 + len(made))
+        return Costs({1: made[-1]}), 2.0  # never settled
+
+    monkeypatch.setattr("outrider.costs.measure._measure", measured)
+    for _ in range(2 * GIVE_UP):
+        kept._measured.clear()
+        kept._refuted.clear()
+        said = measured_costs(model).verify(1)
+        review_costs(model, [(1, 10, 13 * said)] * 20)
+    assert len(made) == GIVE_UP
+    assert caplog.text.count("times what its cost table says") == kept.MOST_REFUTED
+    caplog.clear()
+    kept._measured.clear()
+    assert measured_costs(model).verify(1) == min(made[kept.MOST_REFUTED + 2 :])  # the quickest since the last was refuted
+    assert not caplog.text
+    forget_costs(model)
+
+
+def test_nothing_is_measured_for_plain_decoding(target_folder: Path, cache: Path, monkeypatch: Any) -> None:
+    """But where a table is known, its passes are as wide as those with drafts, or rounding would tell them apart."""
+    model = outrider.load(target_folder)
+    forget_costs(model)
+    padded: list[int] = []
+    monkeypatch.setattr(type(model), "pad_widths", lambda model, width: padded.append(width(1, 10)))
+    with monkeypatch.context() as patch:
+        patch.setattr("outrider.costs.kept.measure_settled", lambda *_: pytest.fail("measured"))
+        outrider.generate(model, "the quick", draft=None, num_draft_tokens=3, max_new_tokens=4)
+        assert not padded
+        with pytest.raises(pytest.fail.Exception, match="measured"):
+            outrider.generate(model, "the quick", draft="prompt-lookup", max_new_tokens=4)
+    monkeypatch.setattr("outrider.costs.measure._measure", lambda model: (Costs({1: 3.0, 2: 2.0}), 1.0))
+    measured_costs(model)
+    padded.clear()
+    outrider.generate(model, "the quick", draft=None, max_new_tokens=4)
+    assert padded == [2]
+    forget_costs(model)
+
+
+def test_slow_passes_are_repeated_less_often(monkeypatch: Any) -> None:
+    """A pass of a second on a busy machine: what took four minutes takes the repetitions that tell whether it is busy."""
+    clock = [0.0]
+    monkeypatch.setattr("outrider.costs.measure.time.perf_counter", lambda: clock[0])
+
+    def passes(seconds: float) -> int:
+        made = []
+
+        def time_one(timer: Any, n: int, again: bool = False) -> float:
+            made.append(n)
+            clock[0] += seconds
+            return seconds
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PassTimer, "time", time_one)
+            measure_settled(TableModel(torch.eye(5, dtype=torch.float64)), 1)
+        return len(made)
+
+    assert passes(1.0) == 7 + 2 * 8
+    assert passes(0.001) >= 7 + 4 * 8
 
 
 def test_what_is_known_of_a_model_without_a_name_ends_with_it(monkeypatch: Any) -> None:

@@ -68,7 +68,8 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("beams", [1, 3])
 def test_holes_in_a_prompt_are_seen_as_by_generate(architecture: str, window: int | None, beams: int) -> None:
     """transformers' windows count masked tokens, ours the tokens that are left: refused where they come to differ."""
-    made = module(architecture, **({} if window is None else {"sliding_window": window}))
+    windows: dict[str, Any] = {} if window is None else {"sliding_window": window}
+    made = module(architecture, **windows)
     ids = torch.arange(5, 17)[None]
     hole, left = torch.ones_like(ids), torch.ones_like(ids)
     hole[:, 7:10], left[:, :3] = 0, 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from outrider.costs.kept import held_or_measured
+from outrider.costs.kept import held_or_measured, kept_costs
 from outrider.costs.table import Costs, PadsWidths
 from outrider.models.base import LanguageModel, is_flat
 
@@ -73,5 +73,15 @@ def measured_costs(model: LanguageModel) -> Costs:
         model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
         return costs
     padded = replace(costs, padded=True)
-    model.pad_widths(lru_cache(maxsize=4096)(padded.width))
+    _pad(model, padded)
     return padded
+
+
+def pad_as_known(model: LanguageModel) -> None:
+    """Let passes be as wide as they are with drafts (`measured_costs`), if that is known: nothing is measured for it."""
+    if _book.get() is None and isinstance(model, PadsWidths) and (costs := kept_costs(model)) is not None:
+        _pad(model, costs)
+
+
+def _pad(model: PadsWidths, costs: Costs) -> None:
+    model.pad_widths(lru_cache(maxsize=4096)(costs.width))

@@ -14,7 +14,7 @@ import platform
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -32,9 +32,23 @@ WORTH_REVIEWING = 0.003  # seconds a pass: below that, Python's own time is a la
 ENOUGH_ROUNDS = 8
 UNUSUAL = 8.0  # seconds of measuring, after which it is told
 GIVE_UP = 3 * ATTEMPTS
+MOST_REFUTED = 3  # tables of a model: where three did not last, the machine changes, and a fourth will not last either
 _log = logging.getLogger(__name__)
 _measured: dict[str, Costs] = {}
 _refuted: set[str] = set()  # tables that only this process keeps: one warning each
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a file holds. costs: the table, None once refuted. attempts: those that found no quiet moment.
+
+    refuted: how many tables were. again: whether the next process is to measure.
+    """
+
+    costs: Costs | None = None
+    attempts: int = 0
+    refuted: int = 0
+    again: bool = True
 
 
 def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
@@ -42,33 +56,36 @@ def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
     key = _key(model, rows)
     if key not in _measured:
         path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
-        found, attempts = _read(path) if path else (None, 0)
-        _measured[key] = found if found is not None and not attempts else _measure(model, rows, path, found, attempts)
+        kept = _read(path) if path else _Kept()
+        _measured[key] = kept.costs if kept.costs is not None and not kept.again else _measure(model, rows, path, kept)
         if not hasattr(model, "fingerprint"):  # it is known by its address, which another model may have one day
             with suppress(TypeError):  # a class with slots alone can't tell its end
                 weakref.finalize(model, _forget_key, key)
     return _measured[key]
 
 
-def _measure(model: LanguageModel, rows: int, path: Path | None, found: Costs | None, before: int) -> Costs:
+def _measure(model: LanguageModel, rows: int, path: Path | None, before: _Kept) -> Costs:
     """Measure a table, or once more one that earlier processes found no quiet moment for, and keep it.
 
-    found, before: what those found, by so many attempts. The quickest of `GIVE_UP` is kept for good: where a machine is
-    always busy, every start would measure otherwise.
+    The quickest of `GIVE_UP` is kept for good: where a machine is always busy, every start would measure otherwise.
     """
     if isinstance(model, PadsWidths):
         model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
     with told(f"measuring what passes of {model.name} cost", after=UNUSUAL):
-        measured, made, settled = measure_settled(model, rows, 1 if before else ATTEMPTS)
-    if not settled and found is not None and found.verify(1) < measured.verify(1):
-        measured = found
-    attempts = 0 if settled or before + made >= GIVE_UP else before + made
-    if attempts:
-        hint = "" if torch.get_num_threads() == 1 else "; beside other work --threads 1 may be quicker"
-        warning = "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text%s"
+        measured, made, settled = measure_settled(model, rows, 1 if before.attempts or before.refuted else ATTEMPTS)
+    if not settled and before.costs is not None and before.costs.verify(1) < measured.verify(1):
+        measured = before.costs
+    attempts = before.attempts + (0 if settled else made)
+    again = not settled and attempts < GIVE_UP
+    if again:
+        hint = "" if torch.get_num_threads() == 1 else "; beside other work one thread (--threads 1) may be quicker"
+        warning = (
+            "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text unless "
+            "num_draft_tokens is fixed%s"
+        )
         _log.warning(warning, model.name, hint)
     if path:
-        _keep(path, json.dumps({"model": model.name, "attempts": attempts, **measured.to_dict()}, indent=1))
+        _keep(path, model, _Kept(measured, attempts, before.refuted, again))
     return measured
 
 
@@ -76,7 +93,7 @@ def kept_costs(model: LanguageModel) -> Costs | None:
     """What is known of a model's passes without measuring any, from memory or from disk."""
     key = _key(model)
     path = _path(key) if hasattr(model, "fingerprint") else None
-    found = _measured.get(key) or (_read(path)[0] if path else None)
+    found = _measured.get(key) or (_read(path).costs if path else None)
     return None if found is None else replace(found, padded=isinstance(model, PadsWidths))
 
 
@@ -97,7 +114,8 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]])
 
     passes: (new tokens, context, seconds) of each. A table that was measured while the machine was busy would otherwise
     decide about drafting for ever. This process keeps it: a seed, be it one that a result has named, is to give the same
-    tokens again, and it may well be these passes that something disturbed. Returns whether the table was removed.
+    tokens again, and it may well be these passes that something disturbed. After `MOST_REFUTED` the last one is kept.
+    Returns whether the table was removed.
     """
     key = _key(model)
     held = _measured.get(key)
@@ -109,16 +127,23 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]])
     off = median(abs(seconds - costs.verify(tokens, context)) for tokens, context, seconds in passes)
     if 1 / REFUTED <= ratio <= REFUTED or off < WORTH_REVIEWING:
         return False
+    path = _path(key) if hasattr(model, "fingerprint") else None
+    kept = _read(path) if path else _Kept()
+    if kept.refuted >= MOST_REFUTED:
+        return False
     _log.warning("passes of %s take %.2g times what its cost table says: the next run measures it again", model.name, ratio)
     _refuted.add(key)
-    _unlink(key)
+    if path:
+        _keep(path, model, _Kept(None, kept.attempts, kept.refuted + 1))
     return True
 
 
-def _keep(path: Path, text: str) -> None:
+def _keep(path: Path, model: LanguageModel, kept: _Kept) -> None:
     """A table that can't be written is no reason to end a generation: the next process measures it again."""
+    counts = {"attempts": kept.attempts, "refuted": kept.refuted, "again": kept.again}
+    table = {} if kept.costs is None else kept.costs.to_dict()
     try:
-        replace_whole(path, text)
+        replace_whole(path, json.dumps({"model": model.name, **counts, **table}, indent=1))
     except OSError as error:
         _log.warning("measured costs are not kept: %s", error)
 
@@ -158,11 +183,16 @@ def _path(key: str) -> Path | None:
     return folder / f"{key}.json"
 
 
-def _read(path: Path) -> tuple[Costs | None, int]:
-    """A table, and after how many attempts it was still not settled; 0 if it is."""
+def _read(path: Path) -> _Kept:
     try:
         held = json.loads(path.read_text())
-        found, attempts = Costs.from_dict(held), int(held.get("attempts", 0))
-        return (found, attempts) if 1 in found.verify_seconds else (None, 0)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None, 0
+        attempts, refuted = int(held.get("attempts", 0)), int(held.get("refuted", 0))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return _Kept()
+    try:
+        costs = Costs.from_dict(held)
+        if 1 not in costs.verify_seconds:
+            raise ValueError
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return _Kept(None, attempts, refuted)
+    return _Kept(costs, attempts, refuted, bool(held.get("again", attempts)))

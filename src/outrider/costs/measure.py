@@ -24,7 +24,8 @@ REPEATS = 4
 SETTLING = 2  # passes of a size that are not counted, of what comes behind another model
 LONG_REPEATS = 3  # what a context adds is small beside a pass
 ATTEMPTS = 3
-PATIENCE = 10.0  # seconds after which there is no further attempt
+PATIENCE = 10.0  # seconds after which there is no further attempt, and of one attempt what is not needed is left out
+FEWEST = 2  # repetitions, however long they take: of one nobody knows whether it was disturbed
 UNSETTLED = 1.4  # median / least of the same pass: beyond this something else is using the machine
 PREEMPTED = 40.0  # times a second that a thread has to give way: 12 to 18 on a quiet machine, 80 and more beside others
 
@@ -65,24 +66,24 @@ def _preemptions() -> int:
 
 def _measure(model: LanguageModel) -> tuple[Costs, float]:
     """A cost table and its noise: median / least seconds of the same pass, in the middle of the sizes."""
-    limit = model.max_length or LONG_CONTEXT + max(SIZES)
+    limit, late = model.max_length or LONG_CONTEXT + max(SIZES), time.perf_counter() + PATIENCE
     short = max(1, min(CONTEXT, limit - max(SIZES)))
-    times, change, warm = _times(model, sizes_of(model), short)
+    times, change, warm = _times(model, sizes_of(model), short, late)
     monotone = not isinstance(model, PadsWidths)
     if isinstance(model, Follows):
-        return _measure_behind(model, times, warm, short, limit)
+        return _measure_behind(model, times, warm, short, limit, late)
     noise = _noise(times)
     near = _table(times, noise, monotone)
     far = min(LONG_CONTEXT, limit - max(LONG_SIZES))
-    if far <= 2 * short or not can_pretend(model):
+    if far <= 2 * short or not can_pretend(model) or time.perf_counter() > late:
         return Costs(near, context=short, change=change * noise, warm=warm), noise
-    distant = _table(_times(model, LONG_SIZES, far, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
+    distant = _table(_times(model, LONG_SIZES, far, late, repeats=LONG_REPEATS, warm=True)[0], noise, monotone)
     slopes = _slopes(near, distant, far - short, monotone)
     return Costs(near, slopes, short, change=change * noise, warm=warm), noise
 
 
 def _measure_behind(
-    model: LanguageModel, times: dict[int, list[float]], warm: float, short: int, limit: int
+    model: LanguageModel, times: dict[int, list[float]], warm: float, short: int, limit: int, late: float
 ) -> tuple[Costs, float]:
     """The same of what comes after another model's passes, by medians: whether its weights were still in the caches is
     chance, and a table of the least would be one of a chance that never lasts.
@@ -94,9 +95,9 @@ def _measure_behind(
 
     noise = median(median(taken) / sorted(taken)[len(taken) // 4] for taken in times.values())
     near, far = typical(times), min(LONG_CONTEXT, limit - max(SIZES_BEHIND))
-    if far <= 2 * short or not can_pretend(model):
+    if far <= 2 * short or not can_pretend(model) or time.perf_counter() > late:
         return Costs(near, context=short, warm=warm), noise
-    distant = typical(_times(model, SIZES_BEHIND, far, repeats=LONG_REPEATS, warm=True)[0])
+    distant = typical(_times(model, SIZES_BEHIND, far, late, repeats=LONG_REPEATS, warm=True)[0])
     return Costs(near, _slopes(near, distant, far - short, monotone=True), short, warm=warm), noise
 
 
@@ -112,7 +113,7 @@ def _slopes(near: dict[int, float], distant: dict[int, float], between: int, mon
 def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     """The same for passes of several rows, after a short context only."""
     short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(BATCH_SIZES)))
-    times, change, warm = _times(model, BATCH_SIZES, short, rows)
+    times, change, warm = _times(model, BATCH_SIZES, short, time.perf_counter() + PATIENCE, rows)
     noise, monotone = _noise(times), not isinstance(model, PadsWidths)
     return Costs(_table(times, noise, monotone), context=short, change=change * noise, warm=warm), noise
 
@@ -143,22 +144,30 @@ def _table(times: dict[int, list[float]], noise: float, monotone: bool) -> dict[
 
 
 def _times(
-    model: LanguageModel, sizes: tuple[int, ...], context: int, rows: int = 1, repeats: int = REPEATS, warm: bool = False
+    model: LanguageModel,
+    sizes: tuple[int, ...],
+    context: int,
+    late: float,
+    rows: int = 1,
+    repeats: int = REPEATS,
+    warm: bool = False,
 ) -> tuple[dict[int, list[float]], float, float]:
     """{n: the seconds of each repetition}, n tokens of each of so many rows; what a change of the width adds; and what a
     token takes less right after another (`Costs.warm`).
 
     The sizes take turns, so that whatever else the machine does meets all of them. warm: passes of these sizes were made
-    just before.
+    just before. late: when (`perf_counter`) no more than `FEWEST` repetitions are made.
     """
     with PassTimer(model, sizes, context, rows) as timer:
         if timer.follows:
-            return _times_behind(timer, repeats)
+            return _times_behind(timer, repeats, late)
         seconds: dict[int, list[float]] = {n: [] for n in timer.sizes}
         for _ in range(0 if warm else 1):
             for n in timer.sizes:
                 timer.time(n)
-        for _ in range(repeats):
+        for repeated in range(repeats):
+            if repeated >= FEWEST and time.perf_counter() > late:
+                break
             timer.time(timer.sizes[0])  # after the widest it would be slower than in plain decoding, after itself
             for n in timer.sizes:
                 seconds[n].append(timer.time(n))
@@ -166,15 +175,17 @@ def _times(
     return seconds, max(0.0, float(f"{median(added):.3g}")) if added else 0.0, 0.0
 
 
-def _times_behind(timer: PassTimer, repeats: int) -> tuple[dict[int, list[float]], float, float]:
+def _times_behind(timer: PassTimer, repeats: int, late: float) -> tuple[dict[int, list[float]], float, float]:
     """The same of what comes after another model's passes, each size for itself, as rounds with it follow each other: what
     comes seldom is slower, and whether its weights were still in the caches, single passes do not tell.
     """
     seconds: dict[int, list[float]] = {}
     warm = 0.0
     for n in timer.sizes:
-        turns = range(SETTLING + repeats)
-        pairs = [(timer.time(n), timer.time(n, again=True) if n == 1 else 0.0) for _ in turns][SETTLING:]
+        pairs: list[tuple[float, float]] = []
+        while len(pairs) < SETTLING + (repeats if time.perf_counter() < late else min(repeats, FEWEST)):
+            pairs.append((timer.time(n), timer.time(n, again=True) if n == 1 else 0.0))
+        pairs = pairs[SETTLING:]
         seconds[n] = [took for took, _ in pairs]
         if n == 1:
             warm = median(took - again for took, again in pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from outrider.costs import measured_costs
+from outrider.costs import measured_costs, pad_as_known
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
 from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.drafters.base import bind_alone
@@ -54,26 +54,26 @@ Length = int | OptimalLength | DraftLength | None
 def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
     """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None), or optimal for some alpha.
 
-    Where nothing drafts it is checked and has no effect, so that a comparison need not change it with the draft.
+    Costs are measured where something follows from them. Where nothing drafts the argument is checked and has no effect, so
+    that a comparison need not change it with the draft.
     """
-    if drafter is None and not isinstance(num_draft_tokens, OptimalLength | DraftLength | None):
-        FixedLength(num_draft_tokens)  # checks the range
-    costs = measured_costs(target)
+    wanted = num_draft_tokens
+    policy = wanted if isinstance(wanted, OptimalLength | DraftLength | None) else FixedLength(wanted)  # checks the range
     if drafter is None:
+        pad_as_known(target)
         return FixedLength(0)
+    costs = measured_costs(target)
     drafter.measure()
-    if isinstance(num_draft_tokens, DraftLength):
-        return num_draft_tokens
-    if isinstance(num_draft_tokens, OptimalLength):
+    if isinstance(wanted, DraftLength):
+        return wanted
+    if isinstance(policy, OptimalLength):
         if len(drafter.parts()) > 1:
             raise ParameterError(
                 f"num_draft_tokens can't be optimal for several drafters at once ({drafter.name}): name one, or leave "
                 "it adaptive"
             )
-        return FixedLength(optimal_length(num_draft_tokens.alpha, costs, drafter.seconds))
-    if num_draft_tokens is None:
-        return AdaptiveLength(costs)
-    if isinstance(drafter, ChoiceDrafter) and num_draft_tokens:
-        FixedLength(num_draft_tokens)  # checks the range
-        return AdaptiveLength(costs, only=num_draft_tokens)
-    return FixedLength(num_draft_tokens)
+        return FixedLength(optimal_length(policy.alpha, costs, drafter.seconds))
+    if isinstance(policy, FixedLength):
+        several = isinstance(drafter, ChoiceDrafter) and policy.length
+        return AdaptiveLength(costs, only=policy.length) if several else policy
+    return AdaptiveLength(costs)
