@@ -20,6 +20,7 @@ import outrider
 from outrider.cli import main as entry
 from outrider.cli.main import run
 from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.kernels import sampling
 from outrider.models.sources import default_model
 from outrider.support import cache_folder
 from tests.helpers.tiny_models import VOCABULARY
@@ -70,6 +71,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["hi", "--device", "tpu"], "device must be"),
         (["hi", "--target", "/nowhere/model"], "does not exist"),
         (["hi", "--target", "/nowhere/model.gguf"], "does not exist"),
+        (["hi", "--target", ""], "model must be a folder, a .gguf file or a hub name, got ''"),
+        (["hi", "--target", " "], "got ' ': name one, or leave it out"),
         (["hi", "--colour"], "No such option"),
         (["hi", "--draft", "suffix:memory=yes"], "name a file, suffix:store=FILE"),
     ],
@@ -129,6 +132,21 @@ def test_a_cache_folder_that_can_not_be_written(
     message = refused(capsys, "hi")
     assert "can't be written" in message
     assert "OUTRIDER_CACHE" in message
+
+
+def test_a_cache_folder_that_can_not_be_written_is_told_once(
+    target_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a model that needs none, though kernels and costs of two models would be kept there."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(sampling, "sampling_kernels", sampling.sampling_kernels.__wrapped__)
+    monkeypatch.setattr("outrider.models.loading.sampling_kernels", sampling.sampling_kernels)
+    target, draft = (outrider.load(target_folder, dtype=dtype) for dtype in ("float32", "float64"))
+    outrider.generate(target, "fox", draft=draft, max_new_tokens=3)
+    said = [one.getMessage() for one in caplog.records if str(tmp_path) in one.getMessage()]
+    assert len(said) == 1
+    assert "set OUTRIDER_CACHE to a folder that you can write to" in said[0]
 
 
 @pytest.mark.parametrize(

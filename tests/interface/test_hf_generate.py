@@ -328,6 +328,13 @@ def test_what_is_not_supported_is_refused(model: Any, options: dict[str, Any], m
         ours(model, IDS, max_new_tokens=4, pad_token_id=0, **{"do_sample": False, **options})
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize(("assistant", "got"), [(3, "3"), ("gpt2", "'gpt2'"), (torch.nn.Linear(2, 2), "Linear")])
+def test_an_assistant_that_is_no_model_is_refused(model: Any, assistant: Any, got: str, beams: int) -> None:
+    with pytest.raises(ParameterError, match=f"assistant_model must be a transformers model, got {got}: .* give draft="):
+        ours(model, IDS, max_new_tokens=4, pad_token_id=0, do_sample=False, num_beams=beams, assistant_model=assistant)
+
+
 def test_a_model_with_a_recurrent_state_is_refused_for_that() -> None:
     small = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(ModelError, match="its recurrent state can't be rolled back"):

@@ -302,8 +302,14 @@ def test_completion_shows_what_there_is() -> None:
 
 
 def test_unknown_options_and_drafts_are_refused(target: TransformersModel) -> None:
-    with pytest.raises(ParameterError, match="'temprature' is not an option"):
+    with pytest.raises(ParameterError, match=r"'temprature' is not an option of generate: did you mean temperature"):
         outrider.generate(target, PROMPT, temprature=1.0)  # type: ignore[call-overload]
+    with pytest.raises(ParameterError, match=r"'torch_dtype' is not an option of load: did you mean dtype"):
+        outrider.load("nowhere/model", torch_dtype="bfloat16")  # type: ignore[arg-type]
+    with pytest.raises(
+        ParameterError, match=r"'xyz' is not an option of load: its options are compile, device, dtype, .*: see"
+    ):
+        outrider.load("nowhere/model", xyz=1)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="draft must be"):
         outrider.generate(target, PROMPT, draft="some/model")
     with pytest.raises(ParameterError, match="num_draft_tokens"):

@@ -224,6 +224,19 @@ def test_bad_schemas_are_refused_in_one_line(wrong: str, said: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("wrong", "said"), [("{", "must be JSON"), ('{"type": "no such type"}', "no such type")])
+def test_a_bad_schemas_file_is_named(wrong: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(wrong)
+    assert run_cli(["generate", "hi", "--json-schema", str(file), "--regex", ".*"]) == 2
+    err = capsys.readouterr().err
+    assert f"json-schema file {file}: " in err
+    assert said in err
+    file.write_text("{}")
+    assert run_cli(["generate", "hi", "--json-schema", str(file), "--regex", "("]) == 2
+    assert str(file) not in capsys.readouterr().err
+
+
 def test_rows_that_begin_alike_do_not_share_a_state() -> None:
     """One row's prompt is another's prompt and output: the processor of the former has seen less."""
     target = table(1, V, sharpness=0.7)

@@ -14,7 +14,7 @@ import click
 
 from outrider.cli.files import check_file, check_other_file, check_plot
 from outrider.cli.models import ModelChoice, model_options_without_draft
-from outrider.cli.ray import ray_options
+from outrider.cli.ray import ray_options, told_of_ray
 from outrider.cli.room import what_lacks
 from outrider.cli.sampling import alternatives_option, told_if_greedy, truncation_options
 from outrider.cli.shared_options import json_option
@@ -286,6 +286,7 @@ def _spread(
     from outrider.audit.spread import spread_texts
 
     assert wanted.cluster is not None
+    told_of_ray(wanted.cluster)
     draft = wanted.models.draft or (OWN_DRAFT,)
     defaults = {"seed": 0, "alternatives": wanted.alternatives}
     setup = wanted.models.setup(draft=draft, num_draft_tokens=length, batch_size=ROWS, rounds=True, defaults=defaults)

@@ -14,7 +14,7 @@ import click
 from outrider.cli.config import config_option, plain_asked
 from outrider.cli.files import check_other_file
 from outrider.cli.models import ModelChoice, model_options
-from outrider.cli.ray import ray_options
+from outrider.cli.ray import ray_options, told_of_ray
 from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length, told_if_greedy
 from outrider.cli.shared_options import text_options
 from outrider.cli.structured import structure_options, take_structure
@@ -157,6 +157,8 @@ def _compute(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | 
 
     jobs = (job for job in asked.jobs() if job.index not in journal)
     execute = run_here if cluster is None else RayPool(cluster)
+    if cluster is not None:
+        told_of_ray(cluster)
     with _progress() as progress:
         bar = progress.add_task("Loading", total=asked.count, completed=journal.done, rate="")
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.shared_options import add_options
 from outrider.errors import ParameterError
+
+if TYPE_CHECKING:
+    from outrider.batch.ray_pool import Cluster
 
 HERE = "here"
 _OPTIONS = (
@@ -25,6 +28,12 @@ _OPTIONS = (
     ),
     click.option("--actors", type=int, help="Processes on Ray  [default: one per GPU, or per machine without GPUs]"),
 )
+
+
+def told_of_ray(cluster: Cluster) -> None:
+    """Say on standard error what the next seconds are spent on, before it is begun."""
+    where = "starting Ray on this machine" if cluster.address is None else f"joining the Ray cluster at {cluster.address}"
+    click.echo(f"outrider: {where} …", err=True)
 
 
 def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:

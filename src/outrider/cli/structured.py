@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,11 @@ def take_structure(given: dict[str, Any]) -> Structure | None:
     from outrider.structured import Structure
 
     structure = Structure(None if path is None else _read(path), pattern)
+    if path is not None:
+        try:
+            replace(structure, regex=None).check()
+        except ParameterError as error:
+            raise ParameterError(f"json-schema file {path}: {error}") from None
     structure.check()
     return structure
 

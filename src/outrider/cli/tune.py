@@ -13,7 +13,7 @@ import click
 
 from outrider.cli.files import check_file, check_other_file, write
 from outrider.cli.models import ModelChoice, model_options_without_draft
-from outrider.cli.ray import ray_options
+from outrider.cli.ray import ray_options, told_of_ray
 from outrider.cli.sampling import told_if_greedy, truncation_options
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
@@ -158,6 +158,7 @@ def _write(
     if cluster is None:
         texts = own_texts(model, prompts, sampling, tokens, seed)
     else:
+        told_of_ray(cluster)
         texts = spread_texts(model, cluster, models.setup(compile=models.compile), prompts, sampling, tokens, seed)
     return list(zip(prompts, _bar(texts, "The target writes", len(prompts)), strict=True))
 

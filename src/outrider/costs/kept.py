@@ -24,7 +24,7 @@ from outrider.costs.measure import ATTEMPTS, BATCH_SIZES, LONG_CONTEXT, LONG_SIZ
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
-from outrider.support.cache_folder import cache_folder, told
+from outrider.support.cache_folder import cache_folder, told, warn_unkept
 from outrider.support.whole_files import replace_whole
 
 REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
@@ -177,7 +177,10 @@ def _path(key: str) -> Path | None:
     try:
         folder = cache_folder() / "costs"
         folder.mkdir(exist_ok=True)
-    except (CacheFolderError, OSError) as error:
+    except CacheFolderError as error:
+        warn_unkept(str(error))
+        return None
+    except OSError as error:
         _log.warning("measured costs are not kept: %s", error)
         return None
     return folder / f"{key}.json"

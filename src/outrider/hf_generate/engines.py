@@ -74,7 +74,7 @@ def held_alone(target: TransformersModel, drafter: Drafter | None, draft: Langua
 
 def drafter_of(assistant_model: Any, draft: Any, target: TransformersModel) -> Drafter | None:
     """Who drafts: the assistant, or what `draft` names, by default whatever is best without a further model."""
-    _refuse_both(assistant_model, draft)
+    _check_assistant(assistant_model, draft)
     if assistant_model is not None:
         return SameTokensDrafter(engine_of(assistant_model))
     return make_drafter(_wrapped("auto" if draft is None else draft), target)
@@ -82,7 +82,7 @@ def drafter_of(assistant_model: Any, draft: Any, target: TransformersModel) -> D
 
 def beam_draft(assistant_model: Any, draft: Any, target: TransformersModel) -> LanguageModel | None:
     """The model that drafts hypotheses; None for plain beam search."""
-    _refuse_both(assistant_model, draft)
+    _check_assistant(assistant_model, draft)
     asked = assistant_model if assistant_model is not None else draft
     if isinstance(asked, list | tuple) and len(asked) == 1:
         asked = asked[0]
@@ -92,9 +92,18 @@ def beam_draft(assistant_model: Any, draft: Any, target: TransformersModel) -> L
     return None if drafter is None else draft_model(drafter)
 
 
-def _refuse_both(assistant_model: Any, draft: Any) -> None:
-    if assistant_model is not None and draft is not None:
+def _check_assistant(assistant_model: Any, draft: Any) -> None:
+    """Raise `ParameterError` for what is no model of transformers, and beside another draft."""
+    if assistant_model is None:
+        return
+    if draft is not None:
         raise ParameterError("draft and assistant_model must not both be given: leave one out")
+    if not isinstance(assistant_model, nn.Module) or not hasattr(getattr(assistant_model, "config", None), "model_type"):
+        got = repr(assistant_model) if isinstance(assistant_model, str | int | float) else type(assistant_model).__name__
+        raise ParameterError(
+            f"assistant_model must be a transformers model, got {got}: load it with from_pretrained, or give draft=, which "
+            "takes all that outrider.generate takes"
+        )
 
 
 def _wrapped(draft: Any) -> Any:

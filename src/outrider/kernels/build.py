@@ -7,6 +7,7 @@ of one core, once. Without a compiler, or on a processor that they are not writt
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -21,7 +22,7 @@ from typing import TypeVar
 import torch
 
 from outrider.errors import CacheFolderError, in_one_line
-from outrider.support.cache_folder import build_once
+from outrider.support.cache_folder import build_once, warn_unkept
 
 COMPILERS = ("c++", "g++", "clang++")
 LEVELS = {
@@ -107,6 +108,14 @@ def built(library: Library, level: str, opened: Callable[[Path], Opened]) -> Ope
         return opened(built() / library.file)
     except (CacheFolderError, OSError, RuntimeError) as error:
         raise UnbuiltError(in_one_line(error.__cause__ or error, 200)) from error
+
+
+def warn_unbuilt(log: logging.Logger, message: str, error: UnbuiltError) -> None:
+    """Say once that there are no kernels. message: what that means, with a place for the reason, the cache folder apart."""
+    if isinstance(error.__cause__, CacheFolderError):  # which others find, too
+        warn_unkept(str(error.__cause__))
+    else:
+        log.warning(message, error)
 
 
 def _first_cache() -> int:

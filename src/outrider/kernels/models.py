@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.kernels.build import Library, UnbuiltError, built, level_here
+from outrider.kernels.build import Library, UnbuiltError, built, level_here, warn_unbuilt
 from outrider.kernels.chain_calls import ChainCalls
 
 LIBRARY = Library(
@@ -149,9 +149,8 @@ def kernels() -> Kernels | None:
     try:
         return build(level)
     except UnbuiltError as error:
-        _log.warning(
-            "kernels for quantized weights can't be built (%s): models in 8 bits use torch's, which are slower", error
-        )
+        message = "kernels for quantized weights can't be built (%s): models in 8 bits use torch's, which are slower"
+        warn_unbuilt(_log, message, error)
         return None
 
 

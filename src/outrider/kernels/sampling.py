@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.kernels.build import Library, UnbuiltError, built, level_here
+from outrider.kernels.build import Library, UnbuiltError, built, level_here, warn_unbuilt
 from outrider.kernels.calls import SamplingCalls
 
 LIBRARY = Library(
@@ -81,7 +81,7 @@ def sampling_kernels() -> SamplingKernels | None:
     try:
         return build()
     except UnbuiltError as error:
-        _log.warning("kernels for sampling can't be built (%s): it goes by NumPy, which is slower", error)
+        warn_unbuilt(_log, "kernels for sampling can't be built (%s): it goes by NumPy, which is slower", error)
         return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ from outrider.models.weights.one_piece import put_in_one_piece
 from outrider.models.weights.packed_linear import pack_linears
 from outrider.models.weights.quantized import can_quantize, quantize_to_int4, quantize_to_int8
 from outrider.models.weights.same_bits import use_same_bits
+from outrider.support.checks import unknown_option
 from outrider.support.optional import require
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def load(
     pack: bool = True,
     num_tokens: int | None = None,
     compile: bool = False,  # noqa: A002
+    **unknown: Never,
 ) -> TextModel:
     """Load a decoder-only or an encoder-decoder model (T5, BART, Marian, Whisper, …; docs/encoder-decoder.md).
 
@@ -67,8 +70,11 @@ def load(
     compile: score a few tokens of one sequence by compiled passes where they are measured to be quicker (docs/engines.md).
     The first time that takes minutes. For decoder-only models of the transformers engine, not int8.
 
-    Raises `ModelError` for a model that can't be found, read, rolled back, or converted.
+    Raises `ModelError` for a model that can't be found, read, rolled back, or converted; `ParameterError` for values that
+    an option can't have, and for options that there are not (`unknown`).
     """
+    if unknown:
+        raise unknown_option(next(iter(unknown)), signature(load).parameters.keys() - {"unknown"}, "load")
     if not isinstance(model, str | Path | None):
         return around(model, tokenizer, dtype=dtype, device=device, engine=engine, num_tokens=num_tokens, compile=compile)
     if tokenizer is not None:
@@ -81,7 +87,21 @@ def load(
             f"compile is for the transformers engine with float weights, got engine {engine!r} and dtype {dtype!r}: leave "
             "compile out, or use dtype bfloat16 or float32"
         )
-    sampling_kernels()  # read or compiled now, not in the first round
+    made = _load_by(engine, model, dtype, device, pack, num_tokens)
+    # Read or compiled now, not in the first round; a cache that can't be written has been told of by now if it is needed.
+    sampling_kernels()
+    if isinstance(made, TransformersModel):
+        if pack:
+            made.record()
+        if compile:
+            made.compile()
+    return made
+
+
+def _load_by(
+    engine: str, model: str | Path | None, dtype: str, device: str, pack: bool, num_tokens: int | None
+) -> TextModel:
+    """`load` by the engine that this means."""
     if engine == "llama.cpp":
         if num_tokens is not None:
             raise ParameterError("num_tokens can't be used with the llama.cpp engine: use dtype int4 or int8")
@@ -90,12 +110,7 @@ def load(
     if engine == "openvino" or (engine == "auto" and _needs_openvino(dtype)):
         _refuse_unpacked(pack, "openvino")
         return load_openvino(model, dtype, device, num_tokens)
-    made = load_transformers(model, dtype=dtype, device=device, pack=pack, num_tokens=num_tokens)
-    if pack:
-        made.record()
-    if compile:
-        made.compile()
-    return made
+    return load_transformers(model, dtype=dtype, device=device, pack=pack, num_tokens=num_tokens)
 
 
 def _check_values(pack: Any, compiled: Any, num_tokens: Any) -> None:

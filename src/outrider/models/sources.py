@@ -32,6 +32,8 @@ def default_model() -> Path:
 def resolve(model: str | Path | None) -> str | Path:
     """A path that exists, or a hub name."""
     text = DEFAULT_MODEL if model is None else str(model)
+    if not text.strip():  # which is the working folder as a path
+        raise ModelError(f"model must be a folder, a .gguf file or a hub name, got {text!r}: name one, or leave it out")
     path = Path(text).expanduser()
     if len(path.name.encode(errors="replace")) > _LONGEST:
         raise ModelError(f"model {text[:40]!r} … does not exist: name a folder, a .gguf file or a hub name")
@@ -45,7 +47,7 @@ def resolve(model: str | Path | None) -> str | Path:
         if path.suffix != ".gguf":
             raise ModelError(f"model {text} is a file but not .gguf: name a folder, a .gguf file or a hub name")
         return path
-    looks_like_path = path.suffix == ".gguf" or text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
+    looks_like_path = path.suffix == ".gguf" or text.startswith((".", "/", "~")) or text.count("/") > 1
     if looks_like_path:
         raise ModelError(f"model {text!r} does not exist: name a folder, a .gguf file or a hub name")
     return text

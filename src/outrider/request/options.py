@@ -14,7 +14,7 @@ from outrider.request.choices import Draft, Length
 from outrider.round import Extras
 from outrider.sampling import LogitsProcessor, SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
-from outrider.support.checks import check_count
+from outrider.support.checks import check_count, unknown_option
 from outrider.support.text import check_stop
 
 
@@ -83,7 +83,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     known = SamplingSettings.__dataclass_fields__
     unknown = [key for key in options if key not in known]
     if unknown:
-        raise ParameterError(f"{unknown[0]!r} is not an option of generate: see help(outrider.generate)")
+        raise unknown_option(unknown[0], GenerateOptions.__annotations__, "generate")
     several = isinstance(seed, Iterable)
     seeds = tuple(check_seed(s) for s in seed) if isinstance(seed, Iterable) else (check_seed(seed),)
     if several and len(seeds) != count:

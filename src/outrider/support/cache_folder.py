@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from threading import Timer
 
 from outrider.errors import CacheFolderError
 
+_log = logging.getLogger(__name__)
 _MOMENT = 1.0  # seconds
 REMEDY = "set OUTRIDER_CACHE to a folder that you can write to"
 
@@ -27,6 +30,12 @@ def cache_folder() -> Path:
     except OSError as error:
         raise CacheFolderError(f"cache folder {folder} can't be written ({error.strerror}): {REMEDY}") from None
     return folder
+
+
+@cache
+def warn_unkept(error: str) -> None:
+    """Say once that nothing can be kept, whoever finds it out first. error: what `CacheFolderError` says."""
+    _log.warning("nothing is kept, and there are no kernels that are not built yet, which is slower: %s", error)
 
 
 def _named() -> Path:

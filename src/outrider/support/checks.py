@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Integral, Real
 
 from outrider.errors import ParameterError
@@ -26,6 +27,14 @@ def check_count(name: str, value: object, low: int = 1, high: int | None = None,
         reach = f"of {low} or more" if high is None else f"in {low} … {high}"
         advice = f": {remedy}" if remedy else ""
         raise ParameterError(f"{name} must be a whole number {reach}, got {value!r}{advice}")
+
+
+def unknown_option(name: str, known: Iterable[str], function: str) -> ParameterError:
+    """The error for a keyword that a function does not have: the one that it was meant for, if one is close, else all."""
+    among = sorted(known)
+    meant = get_close_matches(name, among, 1)
+    remedy = f"did you mean {meant[0]}? All are in" if meant else f"its options are {', '.join(among)}: see"
+    return ParameterError(f"{name!r} is not an option of {function}: {remedy} help(outrider.{function})")
 
 
 def check_choice(name: str, value: str, among: Iterable[str]) -> str:

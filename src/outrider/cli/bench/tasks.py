@@ -12,7 +12,7 @@ import click
 
 from outrider.cli.bench.choices import about_runs, conclude, open_log, scored_options, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
-from outrider.cli.ray import ray_options
+from outrider.cli.ray import ray_options, told_of_ray
 from outrider.errors import ParameterError
 from outrider.support.checks import check_count
 
@@ -112,6 +112,7 @@ def _spread(
 ) -> Iterator[AnswerRun]:
     from outrider.bench.answers_spread import measure_spread
 
+    told_of_ray(cluster)
     setup = models.setup(draft=(), compile=models.compile)
     return measure_spread(cluster, setup, target, draftings, plan, metric, kept)
 
