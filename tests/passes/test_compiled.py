@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import outrider
 from outrider.cli.main import run
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
@@ -28,6 +29,7 @@ from outrider.models.weights.quantized import can_quantize, quantize_to_int8
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.tune.configuration import Configuration, read_configuration
+from tests.helpers.heads import write_head
 from tests.helpers.ragged import reference, score, some_tokens
 from tests.helpers.requests import GREEDY
 from tests.helpers.tiny_models import VOCABULARY, module, tiny_encoder_decoder
@@ -345,6 +347,20 @@ def test_what_is_never_compiled_is_refused_in_one_line(
     assert run([*words, "--target", str(target_folder)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("outrider: compile is for")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("draft", ["head", "suffix + head:path={head}"])
+def test_a_head_that_reads_further_layers_is_refused_before_anything_is_compiled(
+    draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that comes with the package reads three; one in a folder of its own."""
+    head = write_head(tmp_path / "head", "layered")
+    monkeypatch.setattr(outrider, "load", lambda *given, **options: pytest.fail("a model is loaded"))
+    assert run(["generate", "x", "--compile", "--draft", draft.format(head=head)]) == 2
+    said = capsys.readouterr().err
+    layers = "2, 15, 27" if draft == "head" else "1"
+    assert f"compile can't be used with a draft that reads states of layers {layers}: " in said
     assert said.count("\n") == 1
 
 

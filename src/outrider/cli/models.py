@@ -46,10 +46,13 @@ class ModelChoice:
     def check_drafts(self) -> None:
         """Raise `ParameterError` for what is wrong with --draft by itself."""
         if self.draft:
-            from outrider.request.draft_specs import check_spec
+            from outrider.models.sources import name_of
+            from outrider.request.draft_specs import check_compiled, check_spec
 
             for spec in self.draft:
                 check_spec(spec)
+                if self.compile:
+                    check_compiled(spec, name_of(self.target))
 
     def _load_target(self, pack: bool) -> TextModel:
         import outrider

@@ -17,15 +17,16 @@ from outrider.costs import DraftSeconds, measured_costs
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import ModelDrafter
-from outrider.errors import ModelError
+from outrider.errors import ModelError, ParameterError
 from outrider.heads.blockwise import BlockwiseModel
 from outrider.heads.config import CONFIG, load_config
 from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.opening import check_dtype, open_head
 from outrider.heads.published.checkpoint import find_folder
 from outrider.heads.reading import ReadingModel
-from outrider.heads.stored import read_head
+from outrider.heads.stored import read_head, read_shape
 from outrider.models.base import HandsOutStates, LanguageModel, has_encoder
+from outrider.models.states_model import no_further_states
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow
 
@@ -126,23 +127,36 @@ def _hands_out_states(target: LanguageModel) -> TypeGuard[HandsOutStates]:
 
 def comes_with_head(target: LanguageModel) -> bool:
     """Whether a draft head for this target comes with the package, and can read its states as it was loaded."""
-    found = find_shipped_head(target)
+    found = find_shipped_head(target.name)
     if found is None or not _hands_out_states(target):
         return False
     compiled = getattr(target, "compiled", None) is not None  # its passes hand out the last states alone
     return not (compiled and load_config(found).layers)
 
 
-def find_shipped_head(target: LanguageModel) -> Path | None:
+def check_compiled(path: str | Path | None, target: str) -> None:
+    """Raise `ParameterError` if a head can't draft for a compiled target: known before the minutes that compiling takes.
+
+    path: as `HeadDrafter` takes it. target: the name that the target will have (`sources.name_of`).
+    """
+    folder = find_shipped_head(target) if path is None else find_folder(path)
+    if folder is None:  # which the drafter refuses, whatever is compiled
+        return
+    shape = read_shape(folder)
+    if shape.layers or (shape.published is not None and shape.published.reads):
+        raise ParameterError(no_further_states(shape.layers))
+
+
+def find_shipped_head(target: str) -> Path | None:
     """The folder of the head that comes with this package for a target of that name, None if there is none."""
     folder = Path(str(resources.files("outrider"))) / SHIPPED
     every = (config.parent for config in sorted(folder.glob(f"*/{CONFIG}")))
-    return next((one for one in every if load_config(one).target == target.name), None)
+    return next((one for one in every if load_config(one).target == target), None)
 
 
 def shipped_head(target: LanguageModel) -> Path:
     """The same; raises `ModelError` if there is none."""
-    found = find_shipped_head(target)
+    found = find_shipped_head(target.name)
     if found is not None:
         return found
     raise ModelError(

@@ -53,12 +53,18 @@ def resolve(model: str | Path | None) -> str | Path:
     return text
 
 
+def name_of(model: str | Path | None) -> str:
+    """What a model is called in messages once it is loaded whole, without loading it."""
+    source = resolve(model)
+    return source.name if isinstance(source, Path) and source.is_file() else str(model)
+
+
 def folder_of(model: str | Path | None, gguf_dtype: torch.dtype) -> tuple[str | Path, str]:
     """Where transformers finds a model, and its name in messages."""
     source = resolve(model)
     if isinstance(source, Path) and source.is_file():
-        return convert_gguf(source, gguf_dtype), source.name
-    return source, str(model)
+        return convert_gguf(source, gguf_dtype), name_of(model)
+    return source, name_of(model)
 
 
 def identity(source: str | Path) -> str:

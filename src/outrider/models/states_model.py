@@ -107,8 +107,9 @@ class StatesModel(RecordableModel):
 
 
 def no_further_states(layers: Many[int]) -> str:
-    """Why compiled passes and a draft that reads these layers exclude each other."""
+    """Why compiled passes and a draft that reads these layers, none for those that are not named, exclude each other."""
+    which = f"layers {', '.join(map(str, layers))}" if layers else "several layers"
     return (
-        f"compile can't be used with a draft that reads states of layers {', '.join(map(str, layers))}: compiled passes "
-        "hand out the last ones alone; leave out either"
+        f"compile can't be used with a draft that reads states of {which}: compiled passes hand out the last ones alone; "
+        "leave out either"
     )

@@ -42,6 +42,7 @@ from outrider.drafters import (
     SuffixDrafter,
     TextDrafter,
 )
+from outrider.drafters.head import check_compiled as check_head_compiled
 from outrider.drafters.head import comes_with_head
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.heads.config import is_head
@@ -150,6 +151,14 @@ def check_spec(spec: str) -> None:
         _parse(name, text, {} if name == AUTO else NAMED[name].options)
     elif (inner := _of_model(spec)[1].get("draft")) is not None:
         check_spec(inner)
+
+
+def check_compiled(spec: str, target: str) -> None:
+    """Raise `ParameterError` for drafts that can't draft for a compiled target of that name, before it is compiled."""
+    for part in split_choice(spec):
+        name, _, text = part.partition(":")
+        if name == "head":
+            check_head_compiled(_parse(name, text, NAMED[name].options).get("path"), target)
 
 
 def make_named(spec: str, target: LanguageModel) -> Drafter:
