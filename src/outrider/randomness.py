@@ -75,8 +75,8 @@ def stream_after(
 ) -> RandomStream:
     """The stream for what follows a prompt (token ids).
 
-    source: what an encoder has read. occasion: of a drafter that remembers earlier texts, which may have been made by the
-    same seed after the same prompt (`Drafter.occasion`).
+    source: what an encoder has read. occasion: of a drafter that knows earlier texts, remembered or counted, which may have
+    been made by the same seed after the same prompt (`Drafter.occasion`).
     """
     digest = hashlib.blake2b(np.asarray(prompt, dtype=np.int64).tobytes(), digest_size=16)
     digest.update(repr((len(prompt), *map(int, occasion))).encode())

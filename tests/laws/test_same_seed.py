@@ -21,10 +21,14 @@ import outrider
 from outrider.audit.enumerate import target_joint
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
-from outrider.drafters import Drafter, ModelDrafter, SuffixDrafter
+from outrider.drafters import Drafter, ModelDrafter, NgramDrafter, SuffixDrafter
 from outrider.drafters.choice import ChoiceDrafter
 from outrider.drafters.speculative import SpeculativeDrafter
+from outrider.models.compatibility import fingerprint
 from outrider.models.table import TableModel
+from outrider.ngram import NgramTable, train
+from outrider.ngram.table import read_table
+from outrider.ngram.training import Settings
 from outrider.randomness import RandomStream, stream_after
 from outrider.sampling import SamplingSettings
 from tests.helpers.marks import slow
@@ -124,6 +128,47 @@ def test_a_store_keeps_other_processes_texts_which_were_drawn_by_other_numbers(t
             result = outrider.generate(TARGET, PROMPT, draft=drafter, num_draft_tokens=2, **options)
         texts.append(list(result.tokens))
     assert p_value(texts) > ALARM
+
+
+def test_a_table_of_what_the_same_seed_gave_meets_other_numbers(tmp_path: Path) -> None:
+    """Counted from the end of a text whose third and fourth number would judge the table's draft of two tokens.
+
+    The first two would draw it, and a table that says one thing draws the same by any number.
+    """
+    texts = []
+    for seed in range(SAMPLES // 2):
+        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "ignore_eos": True}
+        made = outrider.generate(TARGET, PROMPT, draft=None, max_new_tokens=4, **options).tokens
+        drafter = NgramDrafter(counted(tmp_path / "table", [*PROMPT, *made[2:]] * 20))
+        options |= {"max_new_tokens": 2, "num_draft_tokens": 2}
+        result = outrider.generate(TARGET, PROMPT, draft=drafter, **options)
+        texts.append(list(result.tokens))
+        if seed < 3:  # the same table, read once more, gives the same text
+            again = outrider.generate(TARGET, PROMPT, draft=NgramDrafter(tmp_path / "table"), **options)
+            assert again.tokens == result.tokens
+    assert p_value(texts) > ALARM
+
+
+def test_tables_are_told_apart_by_all_that_they_hold(tmp_path: Path) -> None:
+    tables = [counted(tmp_path / "table", text) for text in ([0, 1, 2, 0], [0, 2, 1, 0], [0, 1, 2, 0, 1])]
+    occasions = [tuple(NgramDrafter(table).occasion()) for table in tables]
+    assert len(set(occasions)) == 3
+    again = counted(tmp_path / "again", [0, 1, 2, 0, 1])
+    assert tuple(NgramDrafter(tmp_path / "again").occasion()) == occasions[2]
+    file = tmp_path / "again"
+    file.write_bytes(file.read_bytes()[:-16])  # as they were written before
+    assert read_table(file).digest == again.digest
+
+
+def counted(path: Path, text: list[int]) -> NgramTable:
+    """A table of one text, read from its file."""
+    settings = Settings(order=3, min_count=1)
+    train([[" ".join(map(str, text))]], encoded, len(LETTERS), fingerprint(TARGET), path, settings)
+    return read_table(path)
+
+
+def encoded(pieces: list[str]) -> list[list[int]]:
+    return [[int(word) for word in piece.split()] for piece in pieces]
 
 
 def test_numbers_that_judge_what_they_made_are_found() -> None:

@@ -182,8 +182,9 @@ class ContinuousBatch:
         seed = options.seeds[0]
         # A seed of the line's own gives what `outrider generate --seed` gives; the command's is spread over the prompts.
         row = 0 if "seed" in job.options else job.index
-        # No occasion: drafts of a batch remember nothing (`Setup.drafter`).
-        return request_for(target, prepared, options, seed, row, tracker), tracker
+        # The same for all parts of a run: drafts of a batch remember nothing (`Setup.drafter`).
+        occasion = self._ready.drafter.occasion() if self._ready.drafter is not None else ()
+        return request_for(target, prepared, options, seed, row, tracker, occasion), tracker
 
     def _step(self, key: _Kind, lane: _Lane) -> list[Record]:
         ended = []

@@ -103,9 +103,10 @@ class Drafter(ABC):
                 part.check_source(source)
 
     def occasion(self) -> Many[int]:
-        """What tells this text from those that it remembers, whole numbers of 0 or more; nothing of one that forgets.
+        """What tells this text from those that it knows, whole numbers of 0 or more; nothing of one that knows none.
 
-        Taken once for each text and mixed into its random numbers: the same seed may have made what is remembered.
+        Taken once for each text and mixed into its random numbers, since the same seed may have made what is known: of one
+        that remembers a number that no text before had, of a table of counts what tells it from other tables.
         """
         return (next(_OCCASIONS),) if self.remembers else ()
 

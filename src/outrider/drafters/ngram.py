@@ -46,6 +46,10 @@ class NgramDrafter(Drafter):
             self.name += f" ({Path(table).stem})"  # several may be offered beside each other
         self._last_quick = True  # for reports
 
+    def occasion(self) -> Many[int]:
+        """The table's digest: it may have been counted from what the same seed gave after the same prompt."""
+        return (int.from_bytes(self.table.digest, "little"),)
+
     def bind(self, target: LanguageModel) -> None:
         if fingerprint(target) != self.table.tokenizer:
             raise VocabularyMismatchError(

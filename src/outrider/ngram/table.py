@@ -9,13 +9,17 @@ Probabilities are interpolated (Witten and Bell 1991): after a context seen N ti
 
 where K is the sum of the counts that were kept (rare followers may have been dropped: their mass goes to the shorter
 contexts). P_1 is the share of the token in the corpus, every token counted a little.
+
+Behind all arrays stands a digest of them: what tells a table from others (`NgramTable.digest`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from outrider.support.whole_files import replacing
 MAGIC = b"outrider-ngram-1\n"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 2**64 - 1
+_DIGEST = 16  # bytes
 _SMOOTHING = 0.5  # counted for every token of the vocabulary
 ARRAYS = ("keys", "starts", "totals", "distinct", "tokens", "counts")
 _TYPES = {"keys": "<u8", "starts": "<u8", "totals": "<u4", "distinct": "<u4", "tokens": "<u4", "counts": "<u4"}
@@ -76,13 +81,19 @@ class Level:
 
 
 class NgramTable:
-    """order: the longest n-gram. vocab_size, tokenizer: what it was counted for. tokens_seen: the corpus."""
+    """order: the longest n-gram. vocab_size, tokenizer: what it was counted for. tokens_seen: the corpus.
 
-    def __init__(self, header: dict[str, Any], unigrams: NDArray[Any], levels: list[Level]) -> None:
+    digest: of a table that is read, if its file has one.
+    """
+
+    def __init__(
+        self, header: dict[str, Any], unigrams: NDArray[Any], levels: list[Level], digest: bytes | None = None
+    ) -> None:
         self.vocab_size = int(header["vocab_size"])
         self.tokenizer = str(header["tokenizer"])
         self.tokens_seen = int(header["tokens_seen"])
         self.levels = levels
+        self._unigrams, self._digest = unigrams, digest
         counts = unigrams.astype(np.float64) + _SMOOTHING
         self.unigram: NDArray[np.float64] = counts / counts.sum()
         self._best = int(self.unigram.argmax())
@@ -90,6 +101,22 @@ class NgramTable:
     @property
     def order(self) -> int:
         return len(self.levels) + 1
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes of all that was counted: two tables that differ have others.
+
+        Of a file written without one, or of arrays that were never in a file, it is computed when it is first asked for: a
+        second a gigabyte.
+        """
+        if self._digest is not None:
+            return self._digest
+        found = _hash()
+        found.update(self._unigrams.astype("<u8").tobytes())
+        for level in self.levels:
+            for name in ARRAYS:
+                found.update(np.ascontiguousarray(getattr(level, name), dtype=_TYPES[name]).data.cast("B"))
+        return found.digest()
 
     def law(self, context: Many[int]) -> NDArray[np.float64]:
         """The distribution after these tokens (the last order - 1 of them count). → float64 [V]"""
@@ -127,6 +154,10 @@ class NgramTable:
         return self.levels[length - 1].find(context_hash(context[len(context) - length :]))
 
 
+def _hash() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=_DIGEST)
+
+
 def write_table(
     path: Path, vocab_size: int, tokenizer: str, tokens_seen: int, unigrams: NDArray[Any], levels: list[dict[str, Path]]
 ) -> None:
@@ -135,15 +166,19 @@ def write_table(
     header = {"vocab_size": vocab_size, "tokenizer": tokenizer, "tokens_seen": tokens_seen, "levels": sizes}
     text = json.dumps(header).encode()
     text += b" " * (-(len(MAGIC) + len(text) + 1) % 8) + b"\n"
+    found, counted = _hash(), unigrams.astype("<u8").tobytes()
+    found.update(counted)
     with replacing(path) as out:
         out.write(MAGIC + text)
-        out.write(unigrams.astype("<u8").tobytes())
+        out.write(counted)
         for files in levels:
             for name in ARRAYS:
                 with files[name].open("rb") as part:
                     while block := part.read(1 << 24):
+                        found.update(block)
                         out.write(block)
                 out.write(b"\0" * (-files[name].stat().st_size % 8))
+        out.write(found.digest())
 
 
 def read_table(path: Path) -> NgramTable:
@@ -166,7 +201,8 @@ def read_table(path: Path) -> NgramTable:
             for name in ARRAYS:
                 arrays[name], at = _array(data, at, int(sizes[name]), _TYPES[name])
             levels.append(Level(**arrays))
-        return NgramTable(header, unigrams, levels)
+        digest = data[at : at + _DIGEST].tobytes()  # shorter in a file of an earlier version
+        return NgramTable(header, unigrams, levels, digest if len(digest) == _DIGEST else None)
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"n-gram table {path} is damaged or of another version ({error}): train it anew") from None
 
