@@ -23,7 +23,7 @@ from outrider.costs import Costs
 from outrider.decode import Decoder, Request
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength
 from outrider.draft_length.predicted import oracle_seconds, plain_seconds, predicted_seconds
-from outrider.drafters import Drafter
+from outrider.drafters import Drafter, HeadDrafter
 from outrider.drafters.copying import CopyDrafter
 from outrider.errors import ParameterError
 from outrider.forced import check_forgets
@@ -124,13 +124,14 @@ def check_replayed(target: TextModel, drafter: Drafter, temperatures: Sequence[f
     for temperature in temperatures:
         if draws_chains(drafter, temperature):
             continue
-        drafter.bind(Replay(target, [0]))
-        others = [part.name for part in drafter.parts() if not isinstance(part, CopyDrafter)]
-        if temperature > 0 and others:
+        parts = drafter.parts()
+        if any(isinstance(part, HeadDrafter) or (temperature > 0 and not isinstance(part, CopyDrafter)) for part in parts):
             raise ParameterError(
-                f"draft must be one model, one n-gram table or copies, to be replayed at temperature {temperature:g}, got "
-                f"{drafter.name}: name its parts one by one, or use `outrider bench drafters`, which generates anew"
+                "draft must be one model, head or n-gram table, or copies, to be replayed at temperature "
+                f"{temperature:g}, got {drafter.name}: name its parts one by one, or use `outrider bench drafters`, which "
+                "generates anew"
             )
+        drafter.bind(Replay(target, [0]))
     drafter.bind(target)
 
 
