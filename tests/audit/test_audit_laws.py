@@ -49,7 +49,7 @@ def test_noise_used_again_has_the_law_that_is_predicted() -> None:
 @pytest.mark.parametrize("rule", ["always accept", "residual = target", "ratio upside down"])
 def test_a_faults_law_is_what_the_faulty_rule_gives(rule: str) -> None:
     """The closed form beside the law of the rule itself, enumerated."""
-    from outrider.audit.enumerate import round_joint
+    from tests.helpers.enumerate import round_joint
 
     name = {
         "always accept": "every draft token accepted",

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from scipy import stats
 
 import outrider
-from outrider.audit.enumerate import target_joint
 from outrider.bench.chains import RecordedChains, _Coupled, draws_chains, record_chains
 from outrider.bench.lengths import check_replayed, replay
 from outrider.bench.recorded import Recorded, cells_of, record
@@ -35,6 +34,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from tests.helpers.enumerate import target_joint
 from tests.helpers.heads import write_head
 from tests.helpers.requests import GREEDY, requests
 from tests.helpers.samples import ALARM, V, run
@@ -82,6 +82,8 @@ def test_drawn_texts_are_replayed_for_copies(target_folder: Path, draft_folder: 
     for refused in (RandomDrafter(), ChoiceDrafter([drafter, drawing]), SpeculativeDrafter(drawing.model, drafter)):
         with pytest.raises(ParameterError, match="must be one model"):
             check_replayed(model, refused, (0.0, 1.0))
+    with pytest.raises(ParameterError, match=r"at temperature 0, got prompt-lookup \+ head: name its parts one by one"):
+        check_replayed(model, ChoiceDrafter([drafter, HeadDrafter()]), (0.0,))
     with pytest.raises(ParameterError, match="remembers earlier texts"):
         check_replayed(model, SuffixDrafter(memory=True), (0.0,))
 

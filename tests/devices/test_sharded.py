@@ -5,6 +5,7 @@ Each fixture starts one job of torchrun over gloo and runs several cases in it, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -322,9 +323,9 @@ def test_attention_stays_whole_where_heads_do_not_divide(folders: dict[str, str]
 
 def test_communication_is_sums_times_latency_and_bytes() -> None:
     link = Link(ranks=4, latency=2e-6, bandwidth=1e9, command=1e-6)
-    shape = Shape.of_layers(layers=10, hidden=1000, vocab_size=0, value_bytes=2)
+    shape = Shape(sums=2 * 10, hidden=1000, gathered=0, value_bytes=2)  # ten layers
     assert communication_seconds(link, shape, 5) == pytest.approx(20 * (2e-6 + 5 * 2000 / 1e9) + 1e-6)
-    with_logits = Shape.of_layers(10, 1000, 40000, 2)
+    with_logits = dataclasses.replace(shape, gathered=40000)
     more = communication_seconds(link, with_logits, 5) - communication_seconds(link, shape, 5)
     assert more == pytest.approx(2e-6 + 5 * 80000 * 3 / 4 / 1e9)
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 
-from outrider.audit.enumerate import target_joint
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import HeadDrafter
@@ -20,6 +19,7 @@ from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import Round
 from outrider.sampling import Context, SamplingSettings, standardize
+from tests.helpers.enumerate import target_joint
 from tests.helpers.samples import LENGTH, SAMPLES, V
 from tests.helpers.tiny_models import VOCABULARY, module
 from tests.helpers.toys import PROMPT

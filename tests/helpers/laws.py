@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from outrider.acceptance.verify import Uniforms
-from outrider.audit.enumerate import Law, Rule, round_joint, target_joint
 from outrider.sampling import draw
+from tests.helpers.enumerate import Law, Rule, round_joint, target_joint
 
 EXACT = 1e-12
 

@@ -9,7 +9,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from outrider.audit.enumerate import target_joint
 from outrider.decode import Request, decode
 from outrider.draft_length import DraftLength
 from outrider.drafters import Drafter
@@ -17,6 +16,7 @@ from outrider.models.table import TableModel, TableSequence
 from outrider.randomness import RandomStream
 from outrider.records import Round
 from outrider.sampling import SamplingSettings
+from tests.helpers.enumerate import target_joint
 from tests.helpers.toys import PROMPT, law_of
 
 ALARM = 1e-6

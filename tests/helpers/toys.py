@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from outrider.acceptance.verify import Uniforms, Verdict, verify
-from outrider.audit.enumerate import Law
 from outrider.kernels.calls import SamplingCalls
 from outrider.models.table import TableModel
 from outrider.proposal import Proposal
@@ -18,6 +17,7 @@ from outrider.round import several
 from outrider.sampling import Context, SamplingSettings, standardize
 from outrider.sampling.draw import draw
 from outrider.support.device_data import pad_rows
+from tests.helpers.enumerate import Law
 
 PROMPT = (0, 1)
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from outrider.acceptance.rules import verify_rejection
 from outrider.acceptance.verify import Uniforms, verify, verify_on_device, verify_on_host
-from outrider.audit.enumerate import Law, Rule, round_joint
 from outrider.errors import ParameterError
 from outrider.sampling import SamplingSettings, draw
 from outrider.sampling.draw import draw_on_device
+from tests.helpers.enumerate import Law, Rule, round_joint
 from tests.helpers.laws import EXACT, distance, sparse_rows
 from tests.helpers.toys import SETTINGS, WRONG_RULES, law_of, table
 

@@ -18,7 +18,6 @@ from torch import Tensor
 import outrider
 from outrider.acceptance.lenience import lenient_betas, lenient_law, near_best, soft, verify_lenient, verify_near_best
 from outrider.acceptance.verify import Uniforms, Verdict, verify
-from outrider.audit.enumerate import Law, round_joint, target_joint
 from outrider.cli.main import run
 from outrider.compare import compare
 from outrider.decode import Request, decode
@@ -34,6 +33,7 @@ from outrider.round import Extras
 from outrider.sampling import SamplingSettings, standardize
 from outrider.sampling.draw import draw
 from outrider.theory import acceptance_probability
+from tests.helpers.enumerate import Law, round_joint, target_joint
 from tests.helpers.toys import PROMPT, SETTINGS, law_of, table
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)

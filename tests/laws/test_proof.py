@@ -1,6 +1,6 @@
 """Each claim of docs/proof.md that `test_law` does not already check: what bends the law, what does not, and by how much.
 
-Laws are enumerated exactly, with the rule as a black box (`audit.enumerate`); nothing here is sampled.
+Laws are enumerated exactly, with the rule as a black box (`tests.helpers.enumerate`); nothing here is sampled.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from outrider import theory
 from outrider.acceptance.rules import verify_match
 from outrider.acceptance.verify import Uniforms, Verdict, next_on_device, verify
-from outrider.audit.enumerate import Law, Rule, _acceptances, _enumerate, _next_law, round_joint, target_joint
 from outrider.sampling import SamplingSettings, standardize
 from outrider.sampling.draw import draw
+from tests.helpers.enumerate import Law, Rule, _acceptances, _enumerate, _next_law, round_joint, target_joint
 from tests.helpers.toys import law_of, table
 
 EXACT = 1e-12

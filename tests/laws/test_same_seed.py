@@ -18,7 +18,6 @@ import torch
 from scipy import stats
 
 import outrider
-from outrider.audit.enumerate import target_joint
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter, NgramDrafter, SuffixDrafter
@@ -31,6 +30,7 @@ from outrider.ngram.table import read_table
 from outrider.ngram.training import Settings
 from outrider.randomness import RandomStream, stream_after
 from outrider.sampling import SamplingSettings
+from tests.helpers.enumerate import target_joint
 from tests.helpers.marks import slow
 from tests.helpers.toys import table
 

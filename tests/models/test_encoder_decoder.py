@@ -15,7 +15,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from outrider.audit.enumerate import target_joint
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import (
@@ -36,6 +35,7 @@ from outrider.randomness import RandomStream
 from outrider.request.own_rules import with_own_rules
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.helpers.encoder_decoder import FOUR, ruled, some_source
+from tests.helpers.enumerate import target_joint
 from tests.helpers.marks import slow
 from tests.helpers.ragged import ragged_difference, score, some_tokens
 from tests.helpers.tiny_models import ENCODER_DECODERS, module, tiny, tiny_encoder_decoder

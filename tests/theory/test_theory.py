@@ -10,8 +10,8 @@ import torch
 from outrider import theory
 from outrider.acceptance.rules import verify_match, verify_rejection
 from outrider.acceptance.verify import Uniforms
-from outrider.audit.enumerate import round_joint
 from outrider.errors import ParameterError
+from tests.helpers.enumerate import round_joint
 
 # Leviathan Table 1: alpha, gamma, operations, speed (c = c_hat = 0).
 TABLE_1 = [

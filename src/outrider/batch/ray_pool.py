@@ -66,10 +66,6 @@ class Worker:
         self._setup = setup
         self._batch: ContinuousBatch | None = None
 
-    def pid(self) -> int:
-        """This process."""
-        return os.getpid()
-
     def load(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """Load the models. → the cost tables"""
         ready = self._setup.load(tables)
@@ -95,18 +91,11 @@ class _Actor:
 
 
 class RayPool:
-    """An `Executor` over a cluster. actors: those that live; their process ids by `pids`."""
+    """An `Executor` over a cluster. actors: those that live."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.deaths = 0
         self._actors: list[_Actor] = []
-
-    def pids(self) -> list[int]:
-        """The processes of the actors."""
-        import ray
-
-        return [ray.get(actor.handle.pid.remote()) for actor in self._actors]
 
     def __call__(self, setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep: KeepTables) -> Generator[Record]:
         import ray
@@ -201,7 +190,6 @@ class _Run:
 
     def _bury(self, actor: _Actor, error: Exception) -> None:
         self._pool._actors.remove(actor)
-        self._pool.deaths += 1
         self._deaths += 1
         _log.warning("a Ray actor died: its %d prompts are computed again", len(actor.has))
         self._again.extend(actor.has[index] for index in sorted(actor.has))

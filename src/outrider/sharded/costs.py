@@ -39,11 +39,6 @@ class Shape:
     gathered: int
     value_bytes: int
 
-    @classmethod
-    def of_layers(cls, layers: int, hidden: int, vocab_size: int, value_bytes: int) -> Shape:
-        """Of a model cut as usual: attention and feed-forward of each layer, and the head."""
-        return cls(2 * layers, hidden, vocab_size, value_bytes)
-
 
 def communication_seconds(link: Link, shape: Shape, tokens: int) -> float:
     """Of a pass of `tokens` tokens: sums × (latency + tokens · hidden · bytes / bandwidth), the logits of N − 1 shares on
