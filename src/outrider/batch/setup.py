@@ -13,10 +13,10 @@ from outrider.draft_length import DraftLength, FixedLength, OptimalLength
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
-from outrider.models.loading import compiles
 from outrider.request.choices import make_length
-from outrider.request.draft_specs import LoadModel, loading_options, make_from_spec
+from outrider.request.draft_specs import LoadModel, load_draft_model, make_from_spec
 from outrider.request.own_rules import with_own_rules
+from outrider.request.prompts import as_said
 from outrider.sampling import SamplingSettings
 
 
@@ -76,15 +76,13 @@ class Setup:
             return FixedLength(fixed)
         return make_length(self.num_draft_tokens, target, drafter)
 
+    def load_draft(self, name: str, own: dict[str, Any]) -> TextModel:
+        """A draft's model, with options of its own."""
+        return load_draft_model(name, own, self.dtype, self.device, self.engine, self.compile)
+
     def drafter(self, target: TextModel, load: LoadModel | None = None) -> Drafter | None:
         """The drafter for this target, or None. load: how its models are loaded, if not anew."""
-
-        def load_anew(name: str, own: dict[str, Any]) -> TextModel:
-            options = loading_options(own, self.dtype, self.engine)
-            quick = self.compile and compiles(options["dtype"], options["engine"])
-            return outrider.load(name, device=self.device, **options, compile=quick)
-
-        made = [make_from_spec(spec, load or load_anew, target) for spec in self.draft]
+        made = [make_from_spec(spec, load or self.load_draft, target) for spec in self.draft]
         for one in made:
             if one.remembers:
                 raise ParameterError(
@@ -113,5 +111,4 @@ class Ready:
 
     def as_prompt(self, prompt: Any) -> Any:
         """Text as a chat message where that is wanted; all else as it is."""
-        chat = bool(getattr(self.target.tokenizer, "chat_template", None)) if self.chat is None else self.chat
-        return [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
+        return as_said(self.target, prompt, self.chat) if isinstance(prompt, str) else prompt

@@ -30,7 +30,6 @@ from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.randomness import RandomStream
 from outrider.request.choices import make_length
-from outrider.request.draft_specs import loading_options
 from outrider.support.run_log import RunLog
 
 PROBLEMS = 164
@@ -134,12 +133,9 @@ class Bench:
 
     def _drafter(self) -> Drafter | None:
         def load(name: str, own: dict[str, Any]) -> TextModel:
-            import outrider
-
             key = f"{name} {own}"
             if key not in self._models:
-                options = loading_options(own, self._setup.dtype, self._setup.engine)
-                self._models[key] = outrider.load(name, device=self._setup.device, **options)
+                self._models[key] = self._setup.load_draft(name, own)
             return self._models[key]
 
         return self._setup.drafter(self.target, load)

@@ -21,7 +21,7 @@ from outrider.audio import Audio, Recordings
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, has_encoder
-from outrider.request.prompts import Asked, asked, encode
+from outrider.request.prompts import Asked, as_said, asked, encode, has_template
 from outrider.support.tables import Row, column, load_hub, read_table
 
 NEED_REFERENCES = ("rouge2", "bleu", "wer", "exact")
@@ -213,11 +213,6 @@ def _names(chosen: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
     return usual if chosen is None else (chosen,)
 
 
-def has_template(target: TextModel) -> bool:
-    """Whether a model takes messages."""
-    return bool(getattr(target.tokenizer, "chat_template", None))
-
-
 def asked_of(target: TextModel, kind: TaskKind, example: Example) -> Asked:
     """An example as this model is asked it. An encoder reads the bare text: such models are made for a task."""
     return prompt_tokens(target, kind, example) if example.audio is None else asked(target, example.audio)
@@ -231,7 +226,7 @@ def prompt_tokens(target: TextModel, kind: TaskKind, example: Example) -> list[i
         return _beginning(target)
     if example.chat and has_template(target):
         assert kind.chat is not None
-        return encode(target, [{"role": "user", "content": kind.chat.format(example.prompt)}])
+        return encode(target, as_said(target, kind.chat.format(example.prompt)))
     return encode(target, example.prompt if has_encoder(target) else kind.raw.format(example.prompt))
 
 

@@ -118,8 +118,8 @@ def run_beams(choice: BeamChoice, models: ModelChoice, read: str | Audio, given:
     """Load, search, print. → exit code"""
     from outrider.beam.draft import draft_model
     from outrider.beam.generate import BeamGeneration
-    from outrider.cli.generate import as_prompt
     from outrider.cli.sampling import parse_length
+    from outrider.request.prompts import as_said
 
     steps = parse_length(given["num_draft_tokens"])
     if steps is not None and not isinstance(steps, int):
@@ -132,7 +132,7 @@ def run_beams(choice: BeamChoice, models: ModelChoice, read: str | Audio, given:
     if drafter is not None:
         drafter.bind(model)
         draft_model(drafter)
-    prompt = as_prompt(model, read, given["chat"]) if isinstance(read, str) else read
+    prompt = as_said(model, read, given["chat"]) if isinstance(read, str) else read
 
     def start(draft: Drafter | None, tokens: int = given["max_new_tokens"]) -> BeamGeneration:
         wide = choice.draft_beams if draft is not None else None

@@ -29,10 +29,11 @@ def demo(max_new_tokens: int) -> None:
     """Watch the default model write, with its draft, and see what the draft was worth."""
     from rich.console import Console
 
-    from outrider.cli.generate import as_prompt, report, show
+    from outrider.cli.generate import report, show
     from outrider.cli.output import legend
     from outrider.compare import compare
     from outrider.drafters.head import comes_with_head
+    from outrider.request.prompts import as_said
 
     console = Console(highlight=False)
     model = ModelChoice().load_target()
@@ -42,7 +43,7 @@ def demo(max_new_tokens: int) -> None:
     options = {"max_new_tokens": max_new_tokens, "seed": 0}
     for title, prompt in PROMPTS.items():
         console.print(f"\n[bold]{title}.[/bold] [dim]{prompt}[/dim]\n", soft_wrap=True)
-        comparison = compare(model, as_prompt(model, prompt, None), "auto", options, show)
+        comparison = compare(model, as_said(model, prompt), "auto", options, show)
         console.print(f"\n{report(comparison)}\n{explain(comparison)}", markup=False, soft_wrap=True)
 
 

@@ -93,7 +93,9 @@ def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given
     given.pop("plain")
     given["processors"] = () if structure is None else structure.constraints(model)
     options = {key: value for key, value in given.items() if value is not None}
-    shown = as_prompt(model, read, chat) if isinstance(read, str) else read
+    from outrider.request.prompts import as_said
+
+    shown = as_said(model, read, chat) if isinstance(read, str) else read
     if compare:
         return _compare(model, shown, drafter, options, as_json)
     code, result = _generate(model, shown, drafter, options, as_json, profiled, trace)
@@ -134,13 +136,6 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise ParameterError(f"prompt {path or '(standard input)'} is not UTF-8 text") from None
     if not text:
         raise ParameterError("prompt must not be empty: give some text")
-    return text
-
-
-def as_prompt(model: TextModel, text: str, chat: bool | None) -> Any:
-    """The text, or chat messages if the model wants them."""
-    if chat or (chat is None and getattr(model.tokenizer, "chat_template", None)):
-        return [{"role": "user", "content": text}]
     return text
 
 

@@ -72,19 +72,16 @@ class ModelChoice:
 
     def load_one_draft(self, spec: str, target: TextModel, pack: bool = True) -> Drafter:
         """The drafter that one --draft means."""
-        import outrider
-        from outrider.models.loading import compiles
-        from outrider.request.draft_specs import loading_options, make_from_spec
+        from outrider.request.draft_specs import load_draft_model, loading_options, make_from_spec
 
         def load(name: str, own: dict[str, Any]) -> TextModel:
-            options = loading_options(own, self.dtype, self.engine)
             with click_status("Loading the draft …", self):
-                if self.team is not None:
-                    if "num_tokens" in own:
-                        raise ParameterError("num_tokens can't be used with --tensor-parallel: leave it out of --draft")
-                    return self.team.load_draft(name, placement=self.placement, pack=pack, **options)
-                quick = self.compile and compiles(options["dtype"], options["engine"])
-                return outrider.load(name, device=self.device, pack=pack, **options, compile=quick)
+                if self.team is None:
+                    return load_draft_model(name, own, self.dtype, self.device, self.engine, self.compile, pack)
+                if "num_tokens" in own:
+                    raise ParameterError("num_tokens can't be used with --tensor-parallel: leave it out of --draft")
+                options = loading_options(own, self.dtype, self.engine)
+                return self.team.load_draft(name, placement=self.placement, pack=pack, **options)
 
         return make_from_spec(spec, load, target)
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
+import outrider
 from outrider.draft_length import FixedLength
 from outrider.drafters import (
     ChoiceDrafter,
@@ -46,9 +47,9 @@ from outrider.drafters.head import check_compiled as check_head_compiled
 from outrider.drafters.head import comes_with_head
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.heads.config import is_head
-from outrider.models.base import LanguageModel
+from outrider.models.base import LanguageModel, TextModel
 from outrider.models.compatibility import same_tokens
-from outrider.models.loading import opens
+from outrider.models.loading import compiles, opens
 from outrider.sampling import SamplingSettings
 
 LoadModel = Callable[[str, dict[str, Any]], LanguageModel]
@@ -123,6 +124,21 @@ def loading_options(own: dict[str, Any], dtype: str, engine: str) -> dict[str, A
     if "engine" in own and not opens(own["engine"], dtype):
         dtype = "auto"
     return {"dtype": dtype, "engine": "auto" if "dtype" in own else engine, **own}
+
+
+def load_draft_model(
+    name: str,
+    own: dict[str, Any],
+    dtype: str,
+    device: str,
+    engine: str,
+    compile: bool = False,  # noqa: A002
+    pack: bool = True,
+) -> TextModel:
+    """A draft's model as its target is loaded, but for options of its own; compiled where such models can be."""
+    options = loading_options(own, dtype, engine)
+    quick = compile and compiles(options["dtype"], options["engine"])
+    return outrider.load(name, device=device, pack=pack, **options, compile=quick)
 
 
 def split_choice(spec: str) -> list[str]:
@@ -247,18 +263,6 @@ def split_model(spec: str) -> tuple[str, str]:
         return spec, ""
     found = _FIRST_OPTION.search(spec)
     return (spec[: found.start()], spec[found.start() + 1 :]) if found else (spec, "")
-
-
-def without_folder(spec: str) -> str:
-    """For tables: a model's file without the folder that it is in, the options as they are."""
-    name, _ = split_model(spec)
-    return PurePath(name).name + spec[len(name) :]
-
-
-def where_apart(short: Mapping[str, str]) -> dict[str, str]:
-    """{name: its short form}, the name itself where two have the same one: what tables and pictures call them."""
-    every = [*short.values()]
-    return {name: less if every.count(less) == 1 else name for name, less in short.items()}
 
 
 def _parse(name: str, text: str, types: dict[str, Callable[[str], Any]]) -> dict[str, Any]:

@@ -47,6 +47,16 @@ def prepare(target: TextModel, prompt: Prompt) -> Prepared:
     return Prepared(decoder_prefix(target, read), read)
 
 
+def has_template(target: TextModel) -> bool:
+    """Whether a model takes chat messages."""
+    return bool(getattr(getattr(target, "tokenizer", None), "chat_template", None))  # token ids need no tokenizer
+
+
+def as_said(target: TextModel, text: str, chat: bool | None = None) -> str | list[Message]:
+    """Text as it is, or as what a user says, for the chat template; None: if the model has one."""
+    return [{"role": "user", "content": text}] if (has_template(target) if chat is None else chat) else text
+
+
 def source_length(source: Source | None) -> int | None:
     """The tokens of a source that is text."""
     return None if source is None or isinstance(source, Tensor) else len(source)
@@ -85,7 +95,7 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     if not items:
         raise ParameterError("prompt must hold at least one token, got none: give some text")
     if isinstance(items[0], Mapping):
-        if not getattr(tokenizer, "chat_template", None):
+        if not has_template(target):
             raise ParameterError(f"{target.name} has no chat template: give the prompt as text (raw)")
         for text in (one.get("content") for one in items if isinstance(one, Mapping)):
             if isinstance(text, str):

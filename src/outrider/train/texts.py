@@ -15,7 +15,7 @@ from typing import Any
 from outrider.batch import ContinuousBatch, Job, Ready, Setup
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel, end_tokens
-from outrider.request.prompts import encode
+from outrider.request.prompts import as_said, encode, has_template
 from outrider.sampling import SamplingSettings
 from outrider.support.checks import check_count
 from outrider.support.run_log import RunLog
@@ -73,9 +73,7 @@ def _questions(ready: Ready, prompts: list[str] | None, numbers: Many[int], sett
     """Prompts as token ids, up to where the answer begins."""
     target = ready.target
     if prompts is not None:
-        chat = bool(getattr(target.tokenizer, "chat_template", None))
-        chosen = [prompts[number % len(prompts)] for number in numbers]
-        return [encode(target, [{"role": "user", "content": text}] if chat else text) for text in chosen]
+        return [encode(target, as_said(target, prompts[number % len(prompts)])) for number in numbers]
     before, after = _around(target)
     begun = dict.fromkeys(numbers, before)
     asked = dict(_go_on(ready, begun, 1.0, LONGEST_QUESTION, QUESTIONS, settings.batch_size))
@@ -85,7 +83,7 @@ def _questions(ready: Ready, prompts: list[str] | None, numbers: Many[int], sett
 
 def check_asks_itself(target: TextModel) -> None:
     """Raise unless it can write questions to answer."""
-    if not getattr(target.tokenizer, "chat_template", None):
+    if not has_template(target):
         raise ParameterError(f"{target.name} has no chat template to ask itself questions by: give --prompts FILE")
 
 
@@ -93,8 +91,7 @@ def _around(target: TextModel) -> tuple[list[int], list[int]]:
     """The chat template's tokens before and after what a user says."""
     check_asks_itself(target)
     tokenizer: Any = target.tokenizer
-    turns = [{"role": "user", "content": _MARK}]
-    whole: str = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    whole: str = tokenizer.apply_chat_template(as_said(target, _MARK), add_generation_prompt=True, tokenize=False)
     before, _, after = whole.partition(_MARK)
     first, second = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
     return first, second

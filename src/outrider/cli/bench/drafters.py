@@ -31,7 +31,7 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     from outrider.bench.drafters import count_runs, measure, noise_of, over_all_texts, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds_for
-    from outrider.request.draft_specs import where_apart
+    from outrider.report.names import where_apart
 
     for name in ("repetitions", "seeds", "max_new_tokens"):
         check_count(name, given[name])
