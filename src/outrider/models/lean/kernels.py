@@ -130,6 +130,72 @@ def _summed(partials, bias, token, column, step, inside, SPLITS: tl.constexpr, B
 
 
 @jit
+def _turned(
+    parts, bias, token, column, step, stands, most, cos, sin, inside,
+    HALF: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """Both halves [A, HALF] of a head's queries or keys, `_summed` and turned as their positions `stands` [A] say. column:
+    [A or 1, HALF], of the first half. inside: [A].
+    """
+    angle = tl.minimum(stands, most)[:, None] * HALF + tl.arange(0, HALF)[None, :]
+    c = tl.load(cos + angle, mask=inside[:, None], other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=inside[:, None], other=0.0).to(tl.float32)
+    first = _summed(parts, bias, token, column, step, inside[:, None], SPLITS, BIAS, kind)
+    second = _summed(parts, bias, token, column + HALF, step, inside[:, None], SPLITS, BIAS, kind)
+    return (first * c - second * s).to(kind), (second * c + first * s).to(kind)
+
+
+@jit
+def _over_new(
+    left, right, position, mine, spot, here, new_left, new_right, new_values, scale, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attention over the tokens of this pass: each sees itself and what stands in a column before its position. `mine`:
+    the queries' columns, `spot`: the keys'. → highest scores, totals, values, as `attend` keeps them
+    """
+    allowed = (spot[None, :] < position[:, None]) | (spot[None, :] == mine[:, None])
+    scores = tl.dot(left, tl.trans(new_left), input_precision=PRECISION)
+    scores = tl.dot(right, tl.trans(new_right), scores, input_precision=PRECISION) * scale
+    scores = tl.where(allowed & here[None, :], scores, -float("inf"))
+    top = tl.maximum(tl.max(scores, 1), -1e30)
+    shares = tl.exp(scores - top[:, None])
+    return top, tl.sum(shares, 1), tl.dot(shares.to(new_values.dtype), new_values, input_precision=PRECISION)
+
+
+@jit
+def _over_old(
+    left, right, position, keys, values, k_column, v_column, first, begin, scale,
+    QB: tl.constexpr, SIZE: tl.constexpr, CB: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attention over the columns first … first + CHUNK of the cache, those before `begin`. keys, values: of a row and head.
+    → highest scores, totals, values, as `attend` keeps them
+    """
+    HALF: tl.constexpr = SIZE // 2
+    half = tl.arange(0, HALF)
+    whole = tl.arange(0, SIZE)
+    top = tl.full([QB], -float("inf"), tl.float32)
+    total = tl.zeros([QB], tl.float32)
+    acc = tl.zeros([QB, SIZE], tl.float32)
+    for j in range(CHUNK // CB):
+        column = first + j * CB + tl.arange(0, CB)
+        old = column < begin
+        held = keys + column[None, :] * k_column + half[:, None]
+        near = tl.load(held, mask=old[None, :], other=0.0)
+        far = tl.load(held + HALF, mask=old[None, :], other=0.0)
+        scores = tl.dot(left, near, input_precision=PRECISION)
+        scores = tl.dot(right, far, scores, input_precision=PRECISION) * scale
+        seen = old[None, :] & (column[None, :] < position[:, None])
+        scores = tl.where(seen, scores, -float("inf"))
+        higher = tl.maximum(tl.maximum(top, tl.max(scores, 1)), -1e30)
+        weights = tl.exp(scores - higher[:, None])
+        less = tl.exp(top - higher)
+        v = tl.load(values + column[:, None] * v_column + whole[None, :], mask=old[:, None], other=0.0)
+        total = total * less + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * less[:, None], input_precision=PRECISION)
+        top = higher
+    return top, total, acc
+
+
+@jit
 def attend(
     parts, q_bias, k_bias, v_bias, keys, values, positions, at, cos, sin, out, highest, totals,
     M, N, chunks, scale, most, k_row, k_head, k_column, v_row, v_head, v_column,
@@ -165,70 +231,40 @@ def attend(
         tl.store(totals + place, tl.zeros([QB], tl.float32), mask=real)
         tl.store(out + place[:, None] * SIZE + whole[None, :], tl.zeros([QB, SIZE], tl.float32), mask=real[:, None])
     else:
-        turn = tl.minimum(position, most)[:, None] * HALF + half[None, :]
-        c = tl.load(cos + turn, mask=real[:, None], other=0.0).to(tl.float32)
-        s = tl.load(sin + turn, mask=real[:, None], other=0.0).to(tl.float32)
-        where = token[:, None] * width
         near = (own * SIZE)[:, None] + half[None, :]
-        q1 = _summed(parts, q_bias, where, near, step, real[:, None], SPLITS, BIAS, kind)
-        q2 = _summed(parts, q_bias, where, near + HALF, step, real[:, None], SPLITS, BIAS, kind)
-        left = (q1 * c - q2 * s).to(kind)
-        right = (q2 * c + q1 * s).to(kind)
-        top = tl.full([QB], -float("inf"), tl.float32)
-        total = tl.zeros([QB], tl.float32)
-        acc = tl.zeros([QB, SIZE], tl.float32)
+        left, right = _turned(
+            parts, q_bias, token[:, None] * width, near, step, position, most, cos, sin, real, HALF, SPLITS, BIAS, kind
+        )
+        own_keys = keys + row * k_row + head * k_head
+        own_values = values + row * v_row + head * v_head
         if chunk == chunks:
             t = tl.arange(0, TB)
             here = t < N
             new = row * N + t
             spot = tl.load(at + new, mask=here, other=0)
             stands = tl.load(positions + new, mask=here, other=0)
-            angle = tl.minimum(stands, most)[:, None] * HALF + half[None, :]
-            nc = tl.load(cos + angle, mask=here[:, None], other=0.0).to(tl.float32)
-            ns = tl.load(sin + angle, mask=here[:, None], other=0.0).to(tl.float32)
             base = new[:, None] * width + HEADS * SIZE
             low = head * SIZE + half[None, :]
-            k1 = _summed(parts, k_bias, base, low, step, here[:, None], SPLITS, BIAS, kind)
-            k2 = _summed(parts, k_bias, base, low + HALF, step, here[:, None], SPLITS, BIAS, kind)
-            new_left = (k1 * nc - k2 * ns).to(kind)
-            new_right = (k2 * nc + k1 * ns).to(kind)
+            new_left, new_right = _turned(
+                parts, k_bias, base, low, step, stands, most, cos, sin, here, HALF, SPLITS, BIAS, kind
+            )
             base += KV_HEADS * SIZE
             new_values = _summed(
                 parts, v_bias, base, head * SIZE + whole[None, :], step, here[:, None], SPLITS, BIAS, kind
             ).to(kind)
-            to_keys = keys + row * k_row + head * k_head + spot[:, None] * k_column + half[None, :]
+            to_keys = own_keys + spot[:, None] * k_column + half[None, :]
             tl.store(to_keys, new_left, mask=here[:, None])
             tl.store(to_keys + HALF, new_right, mask=here[:, None])
-            to_values = values + row * v_row + head * v_head + spot[:, None] * v_column + whole[None, :]
-            tl.store(to_values, new_values, mask=here[:, None])
+            tl.store(own_values + spot[:, None] * v_column + whole[None, :], new_values, mask=here[:, None])
             mine = tl.load(at + token, mask=real, other=0)
-            allowed = (spot[None, :] < position[:, None]) | (spot[None, :] == mine[:, None])
-            fresh = tl.dot(left, tl.trans(new_left), input_precision=PRECISION)
-            fresh = tl.dot(right, tl.trans(new_right), fresh, input_precision=PRECISION) * scale
-            fresh = tl.where(allowed & here[None, :], fresh, -float("inf"))
-            top = tl.maximum(tl.max(fresh, 1), -1e30)
-            shares = tl.exp(fresh - top[:, None])
-            total = tl.sum(shares, 1)
-            acc = tl.dot(shares.to(kind), new_values, input_precision=PRECISION)
+            top, total, acc = _over_new(
+                left, right, position, mine, spot, here, new_left, new_right, new_values, scale, PRECISION
+            )
         else:
-            for j in range(CHUNK // CB):
-                column = chunk * CHUNK + j * CB + tl.arange(0, CB)
-                old = column < begin
-                held = keys + row * k_row + head * k_head + column[None, :] * k_column + half[:, None]
-                first = tl.load(held, mask=old[None, :], other=0.0)
-                second = tl.load(held + HALF, mask=old[None, :], other=0.0)
-                scores = tl.dot(left, first, input_precision=PRECISION)
-                scores = tl.dot(right, second, scores, input_precision=PRECISION) * scale
-                seen = old[None, :] & (column[None, :] < position[:, None])
-                scores = tl.where(seen, scores, -float("inf"))
-                higher = tl.maximum(tl.maximum(top, tl.max(scores, 1)), -1e30)
-                weights = tl.exp(scores - higher[:, None])
-                less = tl.exp(top - higher)
-                held = values + row * v_row + head * v_head + column[:, None] * v_column + whole[None, :]
-                v = tl.load(held, mask=old[:, None], other=0.0)
-                total = total * less + tl.sum(weights, 1)
-                acc = tl.dot(weights.to(kind), v, acc * less[:, None], input_precision=PRECISION)
-                top = higher
+            top, total, acc = _over_old(
+                left, right, position, own_keys, own_values, k_column, v_column, chunk * CHUNK, begin, scale,
+                QB, SIZE, CB, CHUNK, PRECISION,
+            )  # fmt: skip
         place = (chunk * M + token) * HEADS + own
         tl.store(highest + place, top, mask=real)
         tl.store(totals + place, total, mask=real)
