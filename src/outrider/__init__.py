@@ -16,6 +16,12 @@ from typing import TYPE_CHECKING, Any
 from outrider.support.garbage import uncollected
 
 if TYPE_CHECKING:
+    from outrider import beam as beam
+    from outrider import draft_length as draft_length
+    from outrider import drafters as drafters
+    from outrider import errors as errors
+    from outrider import sampling as sampling
+    from outrider import structured as structured
     from outrider.audio import Audio, read_wav
     from outrider.beam import BeamResult, beam_search
     from outrider.errors import OutriderError
@@ -60,12 +66,14 @@ _HOMES = {
 _MODULES = ("beam", "draft_length", "drafters", "errors", "sampling", "structured")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES and name not in _HOMES:
-        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
-    with uncollected():
-        module = import_module(f"outrider.{name if name in _MODULES else _HOMES[name]}")
-    return module if name in _MODULES else getattr(module, name)
+if not TYPE_CHECKING:  # or a type checker would take any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES and name not in _HOMES:
+            raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+        with uncollected():
+            module = import_module(f"outrider.{name if name in _MODULES else _HOMES[name]}")
+        return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from outrider.records import FinishReason, Round, Stats, summarise
@@ -35,7 +35,7 @@ class Result:
     finish_reason: FinishReason
     seed: int
     stats: Stats
-    rounds: list[Round]
+    rounds: list[Round] = field(repr=False)  # pages
     prompt_tokens: int
     logprobs: list[float] | None = None
     source_tokens: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pty
 import re
@@ -54,6 +55,26 @@ def test_piped_output_is_the_text_and_nothing_else(model: list[str], capsys: pyt
     captured = capsys.readouterr()
     assert captured.out == wanted + "\n"
     assert captured.err == ""
+
+
+def test_what_is_noted_meanwhile_stands_behind_the_line(model: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    together = io.StringIO()  # as on a terminal
+
+    def noted(*given: Any) -> None:
+        logging.getLogger("outrider").warning("a note")
+
+    monkeypatch.setattr("outrider.generation.review_costs", noted)
+    monkeypatch.setattr(sys, "stdout", together)
+    handler = logging.StreamHandler(together)
+    logging.getLogger().addHandler(handler)
+    try:
+        assert run(["generate", PROMPT, *model]) == 0
+    finally:
+        logging.getLogger().removeHandler(handler)
+    text, after = together.getvalue().rsplit("\n", 2)[:2]
+    assert text
+    assert after == "a note"
+    assert together.getvalue().count("a note") == 1
 
 
 def test_prompt_by_argument_file_and_standard_input(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import transformers
 
 import outrider
 from outrider.costs import Costs, kept
+from outrider.draft_length import OptimalLength
 from outrider.drafters import IntersectionDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_transformers
@@ -42,7 +43,11 @@ def test_every_public_name_is_there() -> None:
     for name in outrider.__all__:
         assert getattr(outrider, name) is not None
     with pytest.raises(AttributeError, match="nothing"):
-        outrider.nothing  # noqa: B018
+        outrider.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_modules_have_types() -> None:
+    assert_type(outrider.draft_length.OptimalLength(0.5), OptimalLength)
 
 
 def test_modules_that_users_need_are_there_and_imported_when_first_used() -> None:
@@ -62,6 +67,7 @@ def test_modules_that_users_need_are_there_and_imported_when_first_used() -> Non
 def test_draft_and_lookup_give_the_plain_text(target: TransformersModel, draft: TransformersModel) -> None:
     plain = outrider.generate(target, PROMPT, draft=None, max_new_tokens=40)
     assert plain.stats.acceptance_rate is None
+    assert "Round(" not in repr(plain)  # pages
     for kind in (draft, "prompt-lookup"):
         for length in (None, 3):
             result = outrider.generate(target, PROMPT, draft=kind, num_draft_tokens=length, max_new_tokens=40)

@@ -15,6 +15,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_tokenizer, load_transformers
 from outrider.models.sources import DEFAULT_MODEL
 from outrider.models.weights.packed_linear import PackedLinear, can_pack, pack_linears
+from outrider.support.cache_folder import cache_folder
 from tests.helpers.tiny_models import module
 
 
@@ -38,7 +39,7 @@ def test_the_default_model_is_converted_once_and_speaks() -> None:
     model = outrider.load(dtype="float32")
     result = outrider.generate(model, [{"role": "user", "content": "What is the capital of France?"}], max_new_tokens=16)
     assert "Paris" in result.text
-    folders = list((outrider.support.cache_folder.cache_folder() / "models").glob("SmolLM2*float32"))
+    folders = list((cache_folder() / "models").glob("SmolLM2*float32"))
     before = [path.stat().st_mtime_ns for path in folders]
     outrider.load(dtype="float32")
     assert [path.stat().st_mtime_ns for path in folders] == before

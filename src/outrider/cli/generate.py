@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,13 +221,15 @@ def show(stream: Stream, quiet: bool = False) -> int:
     """Print the text as it comes: coloured by origin on a terminal, plain elsewhere. → exit code"""
     from rich.console import Console
 
-    from outrider.cli.output import print_piece
+    from outrider.cli.output import notes_held, print_piece
 
-    console, written = Console(), False
+    console, written, notes = Console(), False, ExitStack()
     try:
         for piece in stream:
             if quiet:
                 continue
+            if not written:
+                notes.enter_context(notes_held())
             written = True
             if console.is_terminal:
                 print_piece(console, piece)
@@ -243,6 +245,7 @@ def show(stream: Stream, quiet: bool = False) -> int:
         if written:
             sys.stdout.write("\n")
             sys.stdout.flush()
+        notes.close()
     return 0
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -32,6 +36,20 @@ def wide_console() -> Console:
     """For tables on standard output: as wide as the terminal, and wide enough for any table in a file or pipe."""
     console = Console(highlight=False, soft_wrap=True)
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=140)
+
+
+@contextmanager
+def notes_held() -> Iterator[None]:
+    """Warnings meanwhile are told afterwards: not in the middle of a line of text."""
+    root = logging.getLogger()
+    handlers = root.handlers
+    root.handlers = [MemoryHandler(1000, logging.CRITICAL + 1, target=one) for one in handlers]
+    try:
+        yield
+    finally:
+        held, root.handlers = root.handlers, handlers
+        for one in held:
+            one.close()  # which hands on what it has
 
 
 def print_piece(console: Console, piece: Piece) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +33,18 @@ def without_bars() -> Iterator[None]:
 @contextmanager
 def model_errors(name: str, what: str = "model") -> Iterator[None]:
     """What goes wrong while transformers reads (`what` of) a model is a `ModelError` in one line."""
+    from huggingface_hub.utils import logging as hub_logging
+
+    told = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.ERROR)  # it tells each retry, twice; what came of it is in the error
     try:
         yield
     except ModelError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"{what} {name} can't be loaded: {in_one_line(error)}") from error
+    finally:
+        hub_logging.set_verbosity(told)
 
 
 def read_pretrained(
