@@ -15,7 +15,7 @@ from outrider.cli.main import run
 from tests.helpers.commands import call
 from tests.helpers.encoder_decoder import tone, write_wav
 from tests.helpers.folders import save_encoder_decoder
-from tests.helpers.marks import slow
+from tests.helpers.marks import thinned
 
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9}
 RULES: dict[str, dict[str, Any]] = {
@@ -42,8 +42,7 @@ def results(path: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda one: one["index"])
 
 
-@pytest.mark.parametrize("architecture", RULES)
-@pytest.mark.parametrize("draft", [slow("prompt-lookup"), "model"])
+@pytest.mark.parametrize(("architecture", "draft"), thinned(RULES, ["prompt-lookup", "model"]))
 def test_each_line_is_answered_as_if_it_were_alone(
     architecture: str, draft: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

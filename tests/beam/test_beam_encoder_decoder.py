@@ -24,6 +24,7 @@ from outrider.request.prompts import Prepared
 from tests.helpers.commands import call
 from tests.helpers.encoder_decoder import FOUR, ruled, some_source
 from tests.helpers.folders import save_encoder_decoder
+from tests.helpers.marks import slow
 from tests.helpers.tiny_models import module, tiny, tiny_encoder_decoder
 
 COUNT = 12
@@ -141,7 +142,7 @@ def test_the_interface_and_the_command_read_a_source(
         ("Bart", {"repetition_penalty": 1.2, "min_length": 6}),
     ],
 )
-@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("width", [slow(1), 4])
 def test_what_is_left_is_normalised_where_the_config_says_so(architecture: str, rules: dict[str, Any], width: int) -> None:
     """And with one beam, penalties are greedy decoding's: on logits, not on log-probabilities."""
     model = configured(architecture, **rules)

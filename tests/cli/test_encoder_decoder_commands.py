@@ -147,6 +147,7 @@ def recordings(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_tune_and_bench_hear_recordings(
     whisper: Path, recordings: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +170,7 @@ def test_tune_and_bench_hear_recordings(
     assert all(row["identical"] == 3 for row in swept["sweeps"][0]["rows"] if row["identical"] is not None)
 
 
+@pytest.mark.slow
 def test_audit_hears_recordings(whisper: Path, recordings: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Own texts, kept and gone on with; read from the file; and, the negative control, said to be of another temperature."""
     kept = recordings.parent / "texts.jsonl"

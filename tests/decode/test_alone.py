@@ -116,7 +116,7 @@ def side_by_side(calls: list[Callable[[], object]]) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("draft", [None, "prompt-lookup", "model", "early-exit:layers=1", "both ways"])
+@pytest.mark.parametrize("draft", [slow(None), "prompt-lookup", "model", slow("early-exit:layers=1"), "both ways"])
 @pytest.mark.parametrize("temperature", [slow(0.0), 1.0])
 def test_threads_do_not_disturb_each_other(pair: tuple[TextModel, TextModel], draft: str | None, temperature: float) -> None:
     target, small = pair

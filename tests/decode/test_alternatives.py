@@ -29,6 +29,7 @@ from outrider.report.trace_tokens import shown_rounds
 from outrider.round import Extras, alternatives
 from outrider.sampling import SamplingSettings
 from tests.helpers.folders import make_tokenizer
+from tests.helpers.marks import slow
 from tests.helpers.samples import ALARM, LENGTH, V, p_value, samples_of
 from tests.helpers.toys import PROMPT, SETTINGS, table
 
@@ -51,7 +52,11 @@ def run(
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("temperature 1", 1), *((name, 2) for name in ("greedy", "temperature 1", "top-k", "bias", "penalties", "all"))],
+    [
+        ("temperature 1", 1),
+        *((name, 2) for name in ("greedy", "temperature 1", "all")),
+        *(slow(name, 2) for name in ("top-k", "bias", "penalties")),
+    ],
 )
 def test_the_law_is_the_targets_whatever_is_scored_beside_the_draft(name: str, count: int) -> None:
     target = table(1, V)

@@ -22,18 +22,21 @@ from outrider.randomness import RandomStream
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.helpers.folders import make_tokenizer
-from tests.helpers.marks import slow
+from tests.helpers.marks import thinned
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
+
+PENALTY = SamplingSettings(repetition_penalty=1.3)
 
 
 def drafter(kind: str, like: str = "Llama") -> Drafter:
     return PromptLookupDrafter() if kind == "lookup" else ModelDrafter(tiny(like, 1 if kind == "model" else 0))
 
 
-@pytest.mark.parametrize("architecture", ["Llama", slow("GPT2"), "Gemma3", slow("Mistral")])
-@pytest.mark.parametrize("kind", ["lookup", "model", "self"])
-@pytest.mark.parametrize("settings", [GREEDY, SamplingSettings(repetition_penalty=1.3)], ids=["bare", "penalty"])
+@pytest.mark.parametrize(
+    ("architecture", "kind", "settings"),
+    thinned(["Llama", "GPT2", "Gemma3", "Mistral"], ["lookup", "model", "self"], [GREEDY, PENALTY], every=4),
+)
 def test_greedy_is_plain_for_every_length_single_and_batched(
     architecture: str, kind: str, settings: SamplingSettings
 ) -> None:

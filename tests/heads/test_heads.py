@@ -35,6 +35,7 @@ from outrider.randomness import RandomStream
 from outrider.request.draft_specs import make_from_spec
 from outrider.sampling import SamplingSettings
 from tests.helpers.heads import KINDS, Shape, exact_joint, first_draft, propose, sample, small_target, write_head
+from tests.helpers.marks import slow
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests
 from tests.helpers.samples import ALARM, SAMPLES, V, p_value_of
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
@@ -44,9 +45,14 @@ COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
 
 
 @pytest.mark.parametrize(
-    ("tokens", "setting"), [(None, "greedy"), (None, "temperature 1"), ([0, 2], "temperature 1"), ([0, 2], "all")]
+    ("kind", "tokens", "setting"),
+    [
+        *((kind, None, "temperature 1") for kind in KINDS),
+        *(slow(kind, None, "greedy") for kind in KINDS),
+        *(slow(kind, [0, 2], "temperature 1") for kind in KINDS),
+        *((kind, [0, 2], "all") for kind in KINDS),
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_heads_follow_the_targets_law(kind: Shape, tokens: list[int] | None, setting: str, tmp_path: Path) -> None:
     target = small_target()
     drafter = HeadDrafter(write_head(tmp_path, kind, V, tokens), step_seconds=0.1)

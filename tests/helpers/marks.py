@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,3 +12,12 @@ import pytest
 def slow(*values: Any) -> Any:
     """A case of a parametrized test, or a value of one of its parameters, that `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def thinned(*axes: Iterable[Any], every: int = 2) -> list[Any]:
+    """All combinations of the values of parameters, of which `make test` has each `every`-th: each value, not each pair."""
+    combined = []
+    for placed in itertools.product(*(list(enumerate(axis)) for axis in axes)):
+        kept = sum(place for place, _ in placed) % every == 0
+        combined.append(pytest.param(*(value for _, value in placed), marks=() if kept else pytest.mark.slow))
+    return combined

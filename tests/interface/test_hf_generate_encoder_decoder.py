@@ -16,6 +16,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.hf_generate.engines import engine_of
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from tests.helpers.encoder_decoder import FOUR, ruled, some_source
+from tests.helpers.marks import thinned
 from tests.helpers.tiny_models import module
 
 LENGTHS = (9, 21, 4)
@@ -54,8 +55,7 @@ def drafting(architecture: str, kind: str) -> dict[str, Any]:
     return {"draft": [module("Llama", 1), "prompt-lookup"]} if kind == "decoder-only" else {}
 
 
-@pytest.mark.parametrize("architecture", FOUR)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("architecture", "kind"), thinned(FOUR, KINDS))
 def test_greedy_batches_are_those_of_generate(architecture: str, kind: str) -> None:
     """Under forced and forbidden tokens, with sources of several lengths."""
     model, options = ruled(architecture).module, {"do_sample": False, "max_new_tokens": 14, "num_beams": 1}
@@ -120,9 +120,13 @@ SEARCHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", SEARCHES, ids=[",".join(o) for o in SEARCHES])
-@pytest.mark.parametrize("drafted", [True, False], ids=["assistant", "none"])
-@pytest.mark.parametrize("architecture", ["Llama", "T5", "Bart", "Marian"])
+def _said(value: Any) -> str | None:
+    return ",".join(value) if isinstance(value, dict) else None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "drafted", "options"), thinned(["Llama", "T5", "Bart", "Marian"], [True, False], SEARCHES), ids=_said
+)
 def test_beams_are_those_of_generate(architecture: str, drafted: bool, options: dict[str, Any]) -> None:
     """Texts and scores of two prompts."""
     if architecture == "Llama":
@@ -140,8 +144,7 @@ def test_beams_are_those_of_generate(architecture: str, drafted: bool, options: 
     assert type(got) is type(wanted)
 
 
-@pytest.mark.parametrize("options", SEARCHES, ids=[",".join(o) for o in SEARCHES])
-@pytest.mark.parametrize("architecture", ["Llama", "T5"])
+@pytest.mark.parametrize(("architecture", "options"), thinned(["Llama", "T5"], SEARCHES), ids=_said)
 def test_scores_of_beams_are_those_of_generate(architecture: str, options: dict[str, Any]) -> None:
     """Each hypothesis of each step, and what `compute_transition_scores` makes of them."""
     if architecture == "Llama":

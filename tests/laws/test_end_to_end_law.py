@@ -27,6 +27,7 @@ from outrider.records import acceptance_by_position
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings, standardize
 from tests.helpers import toys
+from tests.helpers.marks import thinned
 from tests.helpers.samples import (
     ALARM,
     LENGTH,
@@ -45,7 +46,7 @@ def table(seed: int, vocabulary: int, order: int = 2, sharpness: float = 2.0) ->
     return toys.table(seed, vocabulary, order, sharpness, torch.float32)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", thinned(SETTINGS))
 def test_model_drafts_follow_the_targets_law(name: str) -> None:
     target = table(1, V)
     tokens, _ = run(target, ModelDrafter(table(2, V)), SETTINGS[name], FixedLength(3))

@@ -21,6 +21,7 @@ from outrider.models.steady_width import SteadyWidth
 from outrider.models.weights.quantized import can_quantize
 from outrider.prefill import prefill
 from outrider.support.device_data import pad_rows
+from tests.helpers.marks import thinned
 from tests.helpers.openvino_engine import CLOSE, opened, score
 from tests.helpers.ragged import some_tokens
 from tests.helpers.tiny_models import CONFIGS
@@ -34,7 +35,7 @@ def reference(plain: Any, tokens: list[int]) -> Tensor:
     return logits[0]
 
 
-@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in REFUSED])
+@pytest.mark.parametrize("architecture", thinned([name for name in CONFIGS if name not in REFUSED]))
 def test_ragged_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architecture: str, cache: Path) -> None:
     model, plain = opened(architecture)
     lengths = (90, 70, 50)

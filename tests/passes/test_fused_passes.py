@@ -21,6 +21,7 @@ from outrider.models.passes.graph import trace_pass
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.quantized import quantize_to_int8
 from tests.helpers.chains import calls
+from tests.helpers.marks import slow
 from tests.helpers.tiny_models import module, record_now
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
@@ -306,7 +307,7 @@ def test_five_operations_are_left_of_a_layer_and_one_of_a_pass(architecture: str
     assert calls(graph) == {"chain_plan.default": 1, "chain.default": 1, "getitem": 1}  # from tokens to logits
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [slow(False), True])
 @pytest.mark.parametrize(
     ("architecture", "chains"), [("Gemma", 3), ("Gemma2", 4), ("GPTNeoX", 4), ("Phi", 4), ("Granite", 5)]
 )

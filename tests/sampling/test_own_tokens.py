@@ -22,6 +22,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.helpers.heads import write_head
+from tests.helpers.marks import thinned
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
 
 FEW = [2, 3, *range(7, 31), 40]
@@ -59,9 +60,7 @@ DRAFTS: dict[str, Callable[[Path], ModelDrafter]] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTS)
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize(("name", "law", "adaptive"), thinned(DRAFTS, LAWS, [False, True]))
 def test_work_over_few_tokens_gives_what_work_over_all_does(name: str, law: str, adaptive: bool, tmp_path: Path) -> None:
     """A bias of nothing asks for all tokens of the target."""
     target, length = tiny("Llama", 1), AdaptiveLength(Costs({1: 1.0, 9: 1.1})) if adaptive else FixedLength(3)

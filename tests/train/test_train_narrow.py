@@ -225,6 +225,7 @@ def test_going_on_takes_the_checkpoints_neurons_and_no_others(
         torch.testing.assert_close(weight, other[name], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_going_on_with_other_weights_is_refused_and_with_the_default_written_out_is_not(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

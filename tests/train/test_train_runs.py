@@ -114,6 +114,7 @@ def test_a_start_keeps_its_own_shape(
     assert "leave out --window" in refusal(capsys, head)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_head_goes_on_with_its_layers_and_another_vocabulary(
     target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
