@@ -21,6 +21,7 @@ from outrider.kernels import sampling as module
 from outrider.kernels.sampling import SamplingKernels, build, reading, sampling_kernels
 from outrider.sampling import SamplingSettings, draw, standardize
 from outrider.sampling.standardize import greedy_on_host
+from outrider.support.cache_folder import warn_unkept
 from tests.helpers.laws import by_sorting, distance, sparse_rows
 from tests.helpers.toys import SETTINGS, law_of, table
 
@@ -234,16 +235,22 @@ def test_wrong_shapes_and_tokens_are_refused(ours: SamplingKernels) -> None:
             call()
 
 
-def test_without_them_numpy_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("folder", "said"), [(None, "it goes by NumPy"), ("/proc/none", "nothing is kept and no kernels are built")]
+)
+def test_without_them_numpy_goes_on(
+    folder: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     logits = logits_of(5, 3, 5000, 5.0)
     nucleus = SamplingSettings(temperature=0.8, top_p=0.9)
     points = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     with_them = standardize(logits, nucleus)
     monkeypatch.setenv("CXX", "false")
-    monkeypatch.setenv("OUTRIDER_CACHE", "/proc/none")
+    monkeypatch.setenv("OUTRIDER_CACHE", folder or str(tmp_path))
+    warn_unkept.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert sampling_kernels.__wrapped__() is None
-    assert "it goes by NumPy" in caplog.text
+    assert said in caplog.text
     monkeypatch.setattr(module, "sampling_kernels", lambda: None)
     without = standardize(logits, nucleus)
     torch.testing.assert_close(without, with_them, rtol=1e-5, atol=1e-9)

@@ -35,7 +35,7 @@ def cache_folder() -> Path:
 @cache
 def warn_unkept(error: str) -> None:
     """Say once that nothing can be kept, whoever finds it out first. error: what `CacheFolderError` says."""
-    _log.warning("nothing is kept, and there are no kernels that are not built yet, which is slower: %s", error)
+    _log.warning("nothing is kept and no kernels are built, which is slower: %s", error)
 
 
 def _named() -> Path:
