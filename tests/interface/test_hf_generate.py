@@ -20,6 +20,8 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
     MaxLengthCriteria,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     TextStreamer,
@@ -30,7 +32,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.hf_generate.engines import engine_of
 from outrider.request.choices import make_length
 from tests.helpers.folders import make_tokenizer
-from tests.helpers.tiny_models import VOCABULARY, module
+from tests.helpers.tiny_models import CONFIGS, VOCABULARY, module
 
 IDS = torch.tensor([[5, 6, 7, 5, 6]])
 PADDED = torch.tensor([[0, 0, 9, 10, 11], [5, 6, 7, 5, 6]])
@@ -88,6 +90,29 @@ def test_holes_in_a_prompt_are_seen_as_by_generate(architecture: str, window: in
                 ours(made, given, **mask, **options)
         else:
             assert torch.equal(ours(made, given, **mask, **options), made.generate(given, **mask, **options))
+
+
+@pytest.mark.parametrize("value", [2, -1, 0.5])
+def test_masks_of_other_numbers_are_refused(value: float, model: Any) -> None:
+    """transformers sums them up to positions."""
+    mask = torch.full(IDS.shape, value)
+    with pytest.raises(ParameterError, match=r"must be 0 where there is padding and 1 elsewhere|must count the tokens"):
+        ours(model, IDS, attention_mask=mask, do_sample=False, max_new_tokens=4, pad_token_id=0)
+    for ones in (torch.ones(IDS.shape), torch.ones(IDS.shape, dtype=torch.bool)):
+        assert ours(model, IDS, attention_mask=ones, do_sample=False, max_new_tokens=4, pad_token_id=0).shape == (1, 9)
+
+
+def test_a_model_that_sees_takes_text() -> None:
+    """Its positions have several planes."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = {**CONFIGS["Llama"], "rope_parameters": rope}
+    config = Qwen2VLConfig(text_config=text, vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2})
+    torch.manual_seed(0)
+    made = Qwen2VLForConditionalGeneration(config).double().eval()
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(
+        ours(made, PADDED, attention_mask=MASK, **options), made.generate(PADDED, attention_mask=MASK, **options)
+    )
 
 
 def test_rows_of_one_batch_keep_the_penalty_of_their_own_prompts(model: Any) -> None:

@@ -160,6 +160,16 @@ def test_tables_are_told_apart_by_all_that_they_hold(tmp_path: Path) -> None:
     assert read_table(file).digest == again.digest
 
 
+def test_a_shorter_order_has_the_digest_of_the_whole_table(tmp_path: Path) -> None:
+    """Whether or not anyone asked for that before, and in a file without one."""
+    table, file = counted(tmp_path / "table", [0, 1, 2, 0, 1]), tmp_path / "table"
+    file.write_bytes(file.read_bytes()[:-16])
+    for again in (read_table(file), read_table(file)):
+        assert list(NgramDrafter(again, order=2).occasion()) == [int.from_bytes(table.digest, "little")]
+        assert len(NgramDrafter(again, order=2).table.levels) == 1
+        assert list(NgramDrafter(again).occasion()) == list(NgramDrafter(again, order=2).occasion())
+
+
 def counted(path: Path, text: list[int]) -> NgramTable:
     """A table of one text, read from its file."""
     settings = Settings(order=3, min_count=1)

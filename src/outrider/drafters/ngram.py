@@ -6,7 +6,6 @@ first guess is proposed, a point mass, without writing out a law over the vocabu
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -39,8 +38,7 @@ class NgramDrafter(Drafter):
         self.table = table if isinstance(table, NgramTable) else read_table(Path(table).expanduser())
         if order is not None:
             check_count("order", order, high=self.table.order, remedy="the table holds no longer n-grams")
-            self.table = copy.copy(self.table)
-            self.table.levels = self.table.levels[: order - 1]
+            self.table = self.table.cut(order)
         self.name = f"{self.table.order}-gram"
         if not isinstance(table, NgramTable):
             self.name += f" ({Path(table).stem})"  # several may be offered beside each other

@@ -63,8 +63,11 @@ def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
         raise ParameterError(f"past_key_values must be empty {_HERE}")
     positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is not None:
-        real = torch.ones_like(input_ids) if mask is None else mask.long()
-        own = positions.expand(len(input_ids), -1)[:, -real.shape[1] :]
+        real = torch.ones_like(input_ids) if mask is None else mask.bool().long()
+        planes = (
+            positions if positions.dim() == 3 else positions.unsqueeze(0)
+        )  # models that see have several, alike for text
+        own = planes.expand(-1, len(input_ids), -1)[..., -real.shape[1] :]
         if not bool(((own == real.cumsum(-1) - 1) | (real == 0)).all()):
             raise ParameterError(f"position_ids must count the tokens {_HERE}")
 
@@ -95,6 +98,8 @@ def read_inputs(
 
 def _check_mask(mask: Tensor, window: int | None, length: int) -> None:
     """window: as `TransformersModel.window`. length: of the longest text, with its padding."""
+    if not bool(((mask == 0) | (mask == 1)).all()):  # transformers sums others to positions
+        raise ParameterError("attention_mask must be 0 where there is padding and 1 elsewhere")
     if bool((mask[:, -1] == 0).any()):
         raise ParameterError('attention_mask must not end in padding: pad on the left, padding_side="left"')
     holes = bool((mask.bool().int().diff(dim=1) < 0).any())

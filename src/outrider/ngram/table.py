@@ -15,6 +15,7 @@ Behind all arrays stands a digest of them: what tells a table from others (`Ngra
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence as Many
@@ -117,6 +118,12 @@ class NgramTable:
             for name in ARRAYS:
                 found.update(np.ascontiguousarray(getattr(level, name), dtype=_TYPES[name]).data.cast("B"))
         return found.digest()
+
+    def cut(self, order: int) -> NgramTable:
+        """The same without n-grams longer than `order`. Its digest is that of the whole."""
+        shorter = copy.copy(self)
+        shorter.levels, shorter._digest = self.levels[: order - 1], self.digest
+        return shorter
 
     def law(self, context: Many[int]) -> NDArray[np.float64]:
         """The distribution after these tokens (the last order - 1 of them count). → float64 [V]"""
