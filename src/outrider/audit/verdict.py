@@ -171,9 +171,10 @@ def _doubt(audit: TextAudit, p: float, sights: tuple[Sight, ...], explained: int
         return "no fault of the rule would change this text's law, the draft is rejected too rarely: use another draft"
     unseen = [sight for sight in sights if sight.changed >= MATTERS and not sight.seen]
     if unseen:
-        needed = max(sight.needed for sight in unseen)
-        more = "many more tokens, or another draft" if needed == float("inf") else f"{needed:.0f} tokens"
-        return f"this sample need not have shown {unseen[0].fault!r}: use {more}"
+        hardest = max(unseen, key=lambda sight: sight.needed)
+        endless = hardest.needed == float("inf")
+        more = "many more tokens, or another draft" if endless else f"{hardest.needed:.0f} tokens"
+        return f"this sample need not have shown {hardest.fault!r}: use {more}"
     return None
 
 

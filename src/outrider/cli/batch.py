@@ -127,7 +127,8 @@ def _run(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | None
 
     tally, before, code = Tally(), journal.done, 0
     if before:
-        click.echo(f"outrider: {journal.path} holds {before} of {asked.count} prompts: going on", err=True)
+        left = "going on" if before < asked.count else "nothing is left to do"
+        click.echo(f"outrider: {journal.path} holds {before} of {asked.count} prompts: {left}", err=True)
     try:
         if before < asked.count:
             _compute(setup, asked, journal, cluster, tally)

@@ -272,7 +272,8 @@ def _parse(name: str, text: str, types: dict[str, Callable[[str], Any]]) -> dict
         key, equals, rest = text.partition("=")
         if key not in types or not equals:
             known = ", ".join(types) or "none"
-            raise ParameterError(f"draft {name} has no option {key!r}: its options are {known}, given as name:option=value")
+            example = f"{name}:make={key}" if name == "python" else "name:option=value"
+            raise ParameterError(f"draft {name} has no option {key!r}: its options are {known}, given as {example}")
         if key in found:
             raise ParameterError(f"draft {name} must have each option once, got two of {key}: leave one out")
         value, _, text = (rest, "", "") if key == "draft" else rest.partition(",")
