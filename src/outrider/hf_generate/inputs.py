@@ -64,9 +64,8 @@ def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
     positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is not None:
         real = torch.ones_like(input_ids) if mask is None else mask.bool().long()
-        planes = (
-            positions if positions.dim() == 3 else positions.unsqueeze(0)
-        )  # models that see have several, alike for text
+        # Models that see have several planes of positions, alike for text.
+        planes = positions if positions.dim() == 3 else positions.unsqueeze(0)
         own = planes.expand(-1, len(input_ids), -1)[..., -real.shape[1] :]
         if not bool(((own == real.cumsum(-1) - 1) | (real == 0)).all()):
             raise ParameterError(f"position_ids must count the tokens {_HERE}")

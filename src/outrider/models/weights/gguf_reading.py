@@ -2,7 +2,7 @@
 
 Of SmolLM2's file (49,152 tokens) the config, the weights and the tokenizer each cost a reading of all fields, every token
 through a memory map's own indexing, which is slow; and the table of names is made anew for every module of the model.
-Without that a conversion takes a third of its time (EXPERIMENTS.md, "The first conversion").
+Without that SmolLM2's conversion takes a fifth of its time (EXPERIMENTS.md, "The first conversion").
 """
 
 from __future__ import annotations
