@@ -15,7 +15,9 @@ def slow(*values: Any) -> Any:
 
 
 def thinned(*axes: Iterable[Any], every: int = 2) -> list[Any]:
-    """All combinations of the values of parameters, of which `make test` has each `every`-th: each value, not each pair."""
+    """All combinations of the values of parameters, of which `make test` has each `every`-th: of several parameters each
+    value, not each pair; of a single one that share of its values.
+    """
     combined = []
     for placed in itertools.product(*(list(enumerate(axis)) for axis in axes)):
         kept = sum(place for place, _ in placed) % every == 0

@@ -11,20 +11,16 @@ import transformers
 from scipy import stats
 from torch import Tensor
 
-import outrider
 from outrider.errors import ModelError, ParameterError
 from outrider.hf_generate.engines import engine_of
 from outrider.models.encoder_decoder import EncoderDecoderModel
+from tests.helpers.drop_in import ours
 from tests.helpers.encoder_decoder import FOUR, ruled, some_source
 from tests.helpers.marks import thinned
 from tests.helpers.tiny_models import module
 
 LENGTHS = (9, 21, 4)
 KINDS = ("itself", "another", "decoder-only", "copies")
-
-
-def ours(model: Any, **kwargs: Any) -> Any:
-    return model.generate(custom_generate=outrider.transformers_generate, **kwargs)
 
 
 def inputs(architecture: str, count: int, side: str = "right") -> dict[str, Tensor]:

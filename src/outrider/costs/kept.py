@@ -187,6 +187,7 @@ def _path(key: str) -> Path | None:
 
 
 def _read(path: Path) -> _Kept:
+    """What a file holds, as far as it can be read."""
     try:
         held = json.loads(path.read_text())
         attempts, refuted = int(held.get("attempts", 0)), int(held.get("refuted", 0))

@@ -62,6 +62,12 @@ def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
     if past is not None and past.get_seq_length() > 0:
         raise ParameterError(f"past_key_values must be empty {_HERE}")
     positions, mask = given.get("position_ids"), given.get("attention_mask")
+    if mask is not None and not model.config.is_encoder_decoder:
+        others = mask[(mask != 0) & (mask != 1)]  # which transformers sums to positions
+        if others.numel():
+            raise ParameterError(
+                f"attention_mask must be 0 where there is padding and 1 elsewhere, got {others[0].item():g}"
+            )
     if positions is not None:
         real = torch.ones_like(input_ids) if mask is None else mask.bool().long()
         # Models that see have several planes of positions, alike for text.
@@ -97,8 +103,6 @@ def read_inputs(
 
 def _check_mask(mask: Tensor, window: int | None, length: int) -> None:
     """window: as `TransformersModel.window`. length: of the longest text, with its padding."""
-    if not bool(((mask == 0) | (mask == 1)).all()):  # transformers sums others to positions
-        raise ParameterError("attention_mask must be 0 where there is padding and 1 elsewhere")
     if bool((mask[:, -1] == 0).any()):
         raise ParameterError('attention_mask must not end in padding: pad on the left, padding_side="left"')
     holes = bool((mask.bool().int().diff(dim=1) < 0).any())
