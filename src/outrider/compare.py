@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from outrider.audit.greedy import Divergence, first_divergence
@@ -68,6 +69,10 @@ class Comparison:
                 f"{self.speculative.stats.lenient} of {len(self.speculative.tokens)} tokens are there by lenience alone"
             )
             return f"differ, as lenience {self.speculative.lenience:g} allows: LOSSY, {lenient}"
+        if not self.greedy and self.speculative.drafter_invariant:
+            both = zip(self.speculative.tokens, self.plain.tokens, strict=False)
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+            return f"differ after {same} of them, by rounding: this engine's passes do not give the same bits at any width"
         if not self.greedy:
             return "differ, as two samples do: the same law, not the same draws (at temperature 0 they are identical)"
         return str(self.divergence or "one is a beginning of the other")

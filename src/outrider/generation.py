@@ -71,6 +71,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     min(1, target / (lenience · draft)), or at temperature 0 if they have lenience times the best one's probability.
     alternatives: tokens that are scored in each drafted one's place, 0 … 16, from models and heads as drafts; None: where
     they pay, with an adaptive length. If the target rejects the draft and draws one of them, the round has one token more.
+    drafter_invariant: the tokens are a function of target, prompt, settings and seed alone, whatever drafts and however
+    much: exact, the same text as plain decoding's, for somewhat less acceptance (`acceptance.by_position`).
     cancelled: called between rounds; generation ends with finish_reason "cancelled" once it returns true.
 
     Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….
@@ -146,7 +148,7 @@ def request_for(
     occasion: Sequence[int] = (),
 ) -> Request:
     """What the loop is asked for one prompt. row: in its batch; occasion: `Drafter.occasion`."""
-    stream = stream_after(seed, row, prepared.tokens, prepared.source, occasion)
+    stream = stream_after(seed, row, prepared.tokens, prepared.source, occasion, options.drafter_invariant)
     eos = frozenset() if options.ignore_eos else end_tokens(target)
     return Request(prepared.tokens, options.max_new_tokens, stream, eos, tracker, prepared.source)
 
@@ -233,6 +235,7 @@ class Generation:
             prompt_tokens=len(self._prepared[i].tokens),
             source_tokens=source_length(self._prepared[i].source),
             lenience=self.options.lenience,
+            drafter_invariant=self.options.drafter_invariant,
         )
 
 

@@ -41,14 +41,19 @@ class RandomStream:
     """Independent uniforms in [0, 1) for one row (Philox, a counter-based generator).
 
     aims: whether `aim` looks at the laws that it is shown.
+    key: of a row whose tokens are decided by the numbers of their positions (`sampling.race`), 0 … 2^63 - 1; None: by what
+    the stream gives next.
     """
 
     aims = False
+    key: int | None = None
 
-    def __init__(self, seed: int, row: int = 0, about: Many[int] = ()) -> None:
+    def __init__(self, seed: int, row: int = 0, about: Many[int] = (), by_position: bool = False) -> None:
         """about: what else tells this stream from others of the seed, [words of 32 bits]."""
-        key = np.random.SeedSequence(check_seed(seed), spawn_key=(row, *about))
-        self._generator = np.random.Generator(np.random.Philox(key))
+        words = np.random.SeedSequence(check_seed(seed), spawn_key=(row, *about))
+        self._generator = np.random.Generator(np.random.Philox(words))
+        if by_position:
+            self.key = int(words.generate_state(3, np.uint64)[2] >> np.uint64(1))  # Philox has the first two words
         self._held: list[float] = []  # made many at once: beside a model each call of NumPy costs tens of microseconds
 
     def __reduce__(self) -> NoReturn:
@@ -64,23 +69,39 @@ class RandomStream:
     def aim(self, laws: Tensor, row: int, ids: Tensor | None = None) -> float:
         """The number by which a token is drawn from laws[row], [V]: the next one; a replay (`bench.chains`) chooses it.
 
-        ids: see `sampling.draw_each`.
+        ids: see `sampling.draw.draw_each`.
         """
         del laws, row, ids
         return self.take(1)[0]
 
 
 def stream_after(
-    seed: int, row: int, prompt: Many[int], source: Many[int] | Tensor | None = None, occasion: Many[int] = ()
+    seed: int,
+    row: int,
+    prompt: Many[int],
+    source: Many[int] | Tensor | None = None,
+    occasion: Many[int] = (),
+    by_position: bool = False,
 ) -> RandomStream:
     """The stream for what follows a prompt (token ids).
 
     source: what an encoder has read. occasion: of a drafter that knows earlier texts, remembered or counted, which may have
-    been made by the same seed after the same prompt (`Drafter.occasion`).
+    been made by the same seed after the same prompt (`Drafter.occasion`); without effect `by_position`, where nothing that
+    a drafter knows can bend the law.
     """
+    occasion = () if by_position else occasion
     digest = hashlib.blake2b(np.asarray(prompt, dtype=np.int64).tobytes(), digest_size=16)
     digest.update(repr((len(prompt), *map(int, occasion))).encode())
     if source is not None:
         values = source.detach().double().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source, np.int64)
         digest.update(values.tobytes())
-    return RandomStream(seed, row, np.frombuffer(digest.digest(), dtype="<u4").tolist())
+    return RandomStream(seed, row, np.frombuffer(digest.digest(), dtype="<u4").tolist(), by_position)
+
+
+def keys_of(streams: Many[RandomStream]) -> list[int] | None:
+    """Of rows that are decided by position, as all of a batch are; None for others."""
+    keys = [stream.key for stream in streams]
+    known = [key for key in keys if key is not None]
+    if len(known) not in (0, len(keys)):
+        raise ParameterError("requests must all be decided by position or none, got some of each: give them to two decoders")
+    return known or None

@@ -18,6 +18,7 @@ class _Known(TypedDict):
     prompt_tokens: int
     source_tokens: int | None
     lenience: float
+    drafter_invariant: bool
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Result:
     logprobs: of each token under the target's raw logits, if asked for. rounds: what each round did.
     prompt_tokens: those that the sequence began with; source_tokens: those that an encoder read.
     lenience: below 1 the output is lossy: it need not follow the target's law (`lenience`).
+    drafter_invariant: whether the seed gives this text with any draft and with none.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Result:
     logprobs: list[float] | None = None
     source_tokens: int | None = None
     lenience: float = 1.0
+    drafter_invariant: bool = False
 
     @classmethod
     def of_rounds(cls, rounds: Sequence[Round], prefill_seconds: float, *, logprobs: bool, **more: Unpack[_Known]) -> Result:
@@ -71,6 +74,8 @@ class Result:
             out["source_tokens"] = self.source_tokens
         if self.lossy:
             out |= {"lossy": True, "lenience": self.lenience}
+        if self.drafter_invariant:
+            out["drafter_invariant"] = True
         if self.logprobs is not None:
             out["logprobs"] = self.logprobs
         return out

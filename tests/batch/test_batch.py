@@ -295,6 +295,31 @@ def test_lenience_is_each_lines_and_said_to_be_lossy(
         assert told in capsys.readouterr().err
 
 
+def test_a_batchs_texts_may_be_made_to_depend_on_no_draft(
+    target_folder: Path, draft_folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    path, outputs = tmp_path / "in.jsonl", [tmp_path / f"out{i}.jsonl" for i in range(3)]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS[:5]))
+    command = ["batch", str(path), "--target", str(target_folder), "--dtype", "float64", "--temperature", "1", "--raw"]
+    command += ["--max-new-tokens", "12", "--drafter-invariant", "--seed", "2"]
+    drafts = (
+        ["--plain"],
+        ["--draft", str(draft_folder), "--batch-size", "2"],
+        ["--draft", "suffix", "--num-draft-tokens", "2"],
+    )
+    for output, draft in zip(outputs, drafts, strict=True):
+        assert run([*command, "-o", str(output), *draft]) == 0
+    found = [[json.loads(line) for line in output.read_text().splitlines()] for output in outputs]
+    texts = [{one["index"]: one["tokens"] for one in lines} for lines in found]
+    assert texts[0] == texts[1] == texts[2]
+    assert all(one["drafter_invariant"] for lines in found for one in lines)
+    target = outrider.load(target_folder, dtype="float64")
+    alone = outrider.generate(
+        target, PROMPTS[:5], draft=None, temperature=1.0, max_new_tokens=12, seed=2, drafter_invariant=True
+    )
+    assert [one.tokens for one in alone] == [texts[0][i] for i in range(5)]
+
+
 def test_without_a_terminal_lines_tell_how_far_it_is(
     target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:

@@ -99,6 +99,18 @@ def test_plain_and_drafted_give_the_same_text(
     assert drafted["tokens"] == plain["tokens"]
 
 
+def test_a_seeds_text_may_be_made_to_depend_on_no_draft(
+    model: list[str], draft_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled = ["--temperature", "1", "--seed", "4", "--draft", str(draft_folder), "--num-draft-tokens", "3"]
+    for more, said in (([], "differ, as two samples do"), (["--drafter-invariant"], "tokens:      identical")):
+        assert run(["generate", PROMPT, *model, *sampled, "--compare", *more]) == 0
+        assert said in capsys.readouterr().err
+    assert as_json(capsys, "generate", PROMPT, *model, *sampled, *more)["drafter_invariant"] is True
+    assert run(["generate", PROMPT, *model, *more, "--num-beams", "2"]) == 2
+    assert "--drafter-invariant can't be combined with --num-beams" in capsys.readouterr().err
+
+
 def test_compare_reports_ratio_and_agreement(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     got = as_json(capsys, "generate", PROMPT, *model, "--compare")
     assert got["identical"] is True

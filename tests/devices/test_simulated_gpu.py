@@ -161,6 +161,20 @@ def test_lenience_needs_no_further_wait(gpu: GPU, target_folder: Path, draft_fol
     assert found == write(opened(target_folder, "cpu"), given(draft_folder, "cpu"), "temperature 1", lenience=0.3)[0]
 
 
+@pytest.mark.parametrize("setting", ["temperature 1", slow("all")])
+def test_what_is_decided_by_position_needs_no_further_wait(
+    setting: str, gpu: GPU, target_folder: Path, draft_folder: Path
+) -> None:
+    wanted, _ = write(opened(target_folder, "cpu"), None, setting, by_position=True)
+    target = opened(target_folder, "cuda")
+    for draft in (None, given(draft_folder, "cuda")):
+        write(target, draft, count=2)
+        gpu.waits.clear()
+        found, rounds = write(target, draft, setting, by_position=True, extras=Extras(betas=True))
+        assert found == wanted
+        assert gpu.waits == ["read back"] * max(map(len, rounds))
+
+
 @pytest.mark.parametrize("device", ["cpu", slow("cuda")])
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_draft_may_run_elsewhere(

@@ -27,10 +27,17 @@ def opened(folder: Path, device: str, captured: bool = False) -> Any:
 
 
 def write(
-    target: Any, drafter: Drafter | None, setting: str = "greedy", prompts: Any = PROMPTS, count: int = 9, **options: Any
+    target: Any,
+    drafter: Drafter | None,
+    setting: str = "greedy",
+    prompts: Any = PROMPTS,
+    count: int = 9,
+    by_position: bool = False,
+    **options: Any,
 ) -> Written:
     """With a fixed length and given costs, since measuring them takes hundreds of passes."""
-    requests = [Request(prompt, count, RandomStream(0, row)) for row, prompt in enumerate(prompts)]
+    streams = [RandomStream(0, row, by_position=by_position) for row in range(len(prompts))]
+    requests = [Request(prompt, count, stream) for prompt, stream in zip(prompts, streams, strict=True)]
     return decode(target, requests, SETTINGS[setting], drafter, FixedLength(3), **options)
 
 

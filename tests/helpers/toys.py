@@ -156,7 +156,9 @@ def plant_rule(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         drafts: Sequence[Sequence[int]],
         uniforms: Sequence[Sequence[float]],
         laws: Tensor | None,
+        races: object = None,
     ) -> list[tuple[int, int]]:
+        assert races is None
         del calls
         width = max(len(draft) for draft in drafts)
         places = [[min(at + n, logits.shape[1] - 1) for n in range(width + 1)] for at in first]

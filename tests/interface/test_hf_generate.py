@@ -254,6 +254,20 @@ def test_sampling_is_governed_by_torchs_seed(model: Any, draft: Any) -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
+def test_a_text_may_be_made_to_depend_on_no_draft(model: Any, draft: Any) -> None:
+    outputs = []
+    options = {"max_new_tokens": 24, "do_sample": True, "pad_token_id": 0, "drafter_invariant": True}
+    drafts: list[dict[str, Any]] = [{"draft": None, "num_draft_tokens": 0}, {"assistant_model": draft}, {}]
+    for more in (*drafts, {"assistant_model": draft, "num_draft_tokens": 2}):
+        torch.manual_seed(7)
+        outputs.append(ours(model, PADDED, attention_mask=MASK, **options, **more))
+    assert all(torch.equal(one, outputs[0]) for one in outputs)
+    torch.manual_seed(8)
+    assert not torch.equal(ours(model, PADDED, attention_mask=MASK, **options), outputs[0])
+    with pytest.raises(ParameterError, match="drafter_invariant is about what is sampled"):
+        ours(model, IDS, num_beams=2, max_new_tokens=4, drafter_invariant=True)
+
+
 def test_sampling_follows_the_law_of_generate(model: Any, draft: Any) -> None:
     """Two tokens jointly, top-k 3, chi-square against the exact law; rejects a correct run with odds of 1e-6."""
     options = {"max_new_tokens": 2, "do_sample": True, "top_k": 3, "top_p": 1.0, "temperature": 0.9, "pad_token_id": 0}

@@ -124,6 +124,34 @@ def test_seeds_are_reproducible_and_reported(target: TransformersModel, draft: T
     assert sampled(unseeded.seed).tokens == unseeded.tokens
 
 
+def test_a_text_may_be_made_to_depend_on_no_draft(target: TransformersModel, draft: TransformersModel) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 40, "seed": 5, "drafter_invariant": True}
+    plain = outrider.generate(target, PROMPT, draft=None, **options)
+    drafts: list[Any] = ["auto", draft, "suffix", [draft, "prompt-lookup"], "early-exit"]
+    for drafted in drafts:
+        for length in (None, 1, 4):
+            found = outrider.generate(target, PROMPT, draft=drafted, num_draft_tokens=length, **options)
+            assert found.tokens == plain.tokens
+            assert found.drafter_invariant
+    together = outrider.generate(target, [PROMPT, "other", PROMPT], draft=draft, **{**options, "seed": [5, 1, 5]})
+    assert [together[i].tokens == plain.tokens for i in range(3)] == [True, False, True]
+    assert plain.to_dict()["drafter_invariant"] is True
+    assert "drafter_invariant" not in outrider.generate(target, PROMPT, max_new_tokens=2).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"lenience": 0.5}, "lenience must be 1 with drafter_invariant, got 0.5"),
+        ({"alternatives": 2}, "alternatives must be 0 with drafter_invariant, got 2"),
+        ({"drafter_invariant": "yes"}, "drafter_invariant must be true or false, got 'yes'"),
+    ],
+)
+def test_what_makes_no_sense_with_it_is_refused(wrong: Any, told: str, target: TransformersModel) -> None:
+    with pytest.raises(ParameterError, match=told):
+        outrider.generate(target, PROMPT, **{"drafter_invariant": True, **wrong})
+
+
 def test_a_reported_seed_repeats_its_text_though_the_passes_refute_the_table(
     target: TransformersModel, draft: TransformersModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,10 +89,11 @@ def own_texts(
     seed: int = 0,
     done: int = 0,
     alternatives: int | None = None,
+    drafter_invariant: bool = False,
 ) -> Iterator[Text]:
     """Texts by Outrider itself, `ROWS` at a time, until they hold `tokens` new tokens or more. Ends of text are ignored.
 
-    done: texts made before, after which the prompts and seeds go on. alternatives: as for `generate`.
+    done: texts made before, after which the prompts and seeds go on. alternatives, drafter_invariant: as for `generate`.
     """
     made, longest = 0, longest_text(sampling, tokens, prompts)
     while group := plan_group(sampling, tokens - made, longest, seed, done, prompts):
@@ -103,6 +104,7 @@ def own_texts(
             draft=draft,
             num_draft_tokens=length,
             alternatives=alternatives,
+            drafter_invariant=drafter_invariant,
             max_new_tokens=group[0].max_new_tokens,
             ignore_eos=True,
             seed=[one.seed for one in group],

@@ -170,7 +170,7 @@ class ContinuousBatch:
                 ready.length,
                 options.extras,
                 lenience=options.lenience,
-                alternatives=ready.defaults.get("alternatives"),
+                alternatives=options.alternatives,
             )
             self._lanes[key] = _Lane(decoder)
         return self._lanes[key]
@@ -235,6 +235,7 @@ def _record(place: _Place, ready: Ready, logprobs: bool) -> Record:
         prompt_tokens=place.row.draft.prompt_length,
         source_tokens=source_length(place.row.draft.source),
         lenience=ready.defaults.get("lenience", 1.0),
+        drafter_invariant=ready.defaults.get("drafter_invariant", False),
     )
     record = {"index": place.job.index, **place.job.passed, **result.to_dict()}
     if ready.rounds:

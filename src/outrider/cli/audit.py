@@ -16,7 +16,7 @@ from outrider.cli.files import check_file, check_other_file, check_plot
 from outrider.cli.models import ModelChoice, model_options_without_draft
 from outrider.cli.ray import ray_options, told_of_ray
 from outrider.cli.room import what_lacks
-from outrider.cli.sampling import alternatives_option, told_if_greedy, truncation_options
+from outrider.cli.sampling import alternatives_option, invariant_option, told_if_greedy, truncation_options
 from outrider.cli.shared_options import json_option
 from outrider.cli.tensor_parallel import tensor_parallel_options
 from outrider.errors import OutriderError, ParameterError
@@ -50,6 +50,7 @@ class _Wanted:
     prompts: Sequence[Prompt]
     models: ModelChoice
     alternatives: int | None = None
+    drafter_invariant: bool = False
 
     @property
     def own(self) -> bool:
@@ -75,6 +76,7 @@ _TOKENS = "How many to generate at least, for each temperature."
     "--temperature", multiple=True, type=float, default=(1.0,), show_default=True, help="May be given several times."
 )
 @truncation_options
+@invariant_option
 @click.option("--tokens", type=int, default=5000, show_default=True, help=_TOKENS)
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help=_PROMPTS)
 @click.option("--outputs", type=click.Path(path_type=Path), metavar="FILE", help=_OUTPUTS)
@@ -193,6 +195,8 @@ def _check_used(wanted: _Wanted) -> None:
         raise click.UsageError("--num-draft-tokens is for Outrider's own decoder: leave it out for another engine's outputs")
     if not wanted.own and wanted.alternatives is not None:
         raise click.UsageError("--alternatives is for Outrider's own decoder: leave it out for another engine's outputs")
+    if not wanted.own and wanted.drafter_invariant:
+        raise click.UsageError("--drafter-invariant is for Outrider's own decoder: leave it out for others' outputs")
     if wanted.outputs is not None and source("prompts") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--prompts is what to generate from, --outputs is there already: leave one out")
     if wanted.outputs is not None and source("tokens") == ParameterSource.COMMANDLINE:
@@ -274,8 +278,8 @@ def _fresh(
     length = parse_length(wanted.length)
     if wanted.cluster is not None:
         return _spread(model, sampling, wanted, length, tokens, done)
-    beside = wanted.alternatives
-    return own_texts(model, drafter, sampling, tokens, length, wanted.prompts, wanted.seed, done, beside)
+    beside, invariant = wanted.alternatives, wanted.drafter_invariant
+    return own_texts(model, drafter, sampling, tokens, length, wanted.prompts, wanted.seed, done, beside, invariant)
 
 
 def _spread(
@@ -288,6 +292,6 @@ def _spread(
     assert wanted.cluster is not None
     told_of_ray(wanted.cluster)
     draft = wanted.models.draft or (OWN_DRAFT,)
-    defaults = {"seed": 0, "alternatives": wanted.alternatives}
+    defaults = {"seed": 0, "alternatives": wanted.alternatives, "drafter_invariant": wanted.drafter_invariant}
     setup = wanted.models.setup(draft=draft, num_draft_tokens=length, batch_size=ROWS, rounds=True, defaults=defaults)
     return spread_texts(wanted.cluster, setup, model, sampling, tokens, wanted.seed, done, wanted.prompts)

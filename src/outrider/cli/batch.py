@@ -15,7 +15,14 @@ from outrider.cli.config import config_option, plain_asked
 from outrider.cli.files import check_other_file
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.ray import ray_options, told_of_ray
-from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length, told_if_greedy
+from outrider.cli.sampling import (
+    alternatives_option,
+    invariant_option,
+    law_options,
+    length_option,
+    parse_length,
+    told_if_greedy,
+)
 from outrider.cli.shared_options import text_options
 from outrider.cli.structured import structure_options, take_structure
 from outrider.errors import ParameterError
@@ -49,6 +56,7 @@ _TOLD = 5  # errors of prompts that are told while the run goes on; the output h
     "--lenience", type=float, default=1.0, help="Above 0. Below 1: LOSSY, accept more than the target's law allows."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
+@invariant_option
 @text_options
 @structure_options
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, too.")
@@ -93,7 +101,8 @@ def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure 
     if lenience < 1.0 and (given["plain"] or parse_length(given["num_draft_tokens"]) == 0):
         raise ParameterError(f"lenience must be 1 where nothing is drafted, got {lenience:g}: it is about drafted tokens")
     asked = {} if structure is None else asdict(structure)
-    beside = {name: given[name] for name in ("alternatives", "logit_bias", "logprobs")} | asked  # settings where given
+    where_given = ("alternatives", "logit_bias", "logprobs", "drafter_invariant")
+    beside = {name: given[name] for name in where_given} | asked
     return models.setup(
         draft=() if given["plain"] else models.draft,
         num_draft_tokens=parse_length(given["num_draft_tokens"]),

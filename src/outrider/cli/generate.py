@@ -14,7 +14,14 @@ import click
 from outrider.cli.beams import beam_choice, beam_options, run_beams
 from outrider.cli.config import config_option, plain_asked
 from outrider.cli.models import ModelChoice, model_options
-from outrider.cli.sampling import alternatives_option, law_options, length_option, parse_length, told_if_greedy
+from outrider.cli.sampling import (
+    alternatives_option,
+    invariant_option,
+    law_options,
+    length_option,
+    parse_length,
+    told_if_greedy,
+)
 from outrider.cli.shared_options import json_option, text_options
 from outrider.cli.structured import structure_options, take_structure, told_if_cut
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
@@ -53,8 +60,10 @@ if TYPE_CHECKING:
 @click.option(
     "--seed",
     type=int,
-    help="For the same output again, with the same cost tables or a fixed draft length  [default: random]",
+    help="For the same output again, with the same cost tables, a fixed draft length or --drafter-invariant  "
+    "[default: random]",
 )
+@invariant_option
 @text_options
 @structure_options
 @click.option("--plain", is_flag=True, help="Without a draft, also where one is named: the baseline.")

@@ -77,6 +77,13 @@ alternatives_option = click.option(
 )
 
 
+invariant_option = click.option(
+    "--drafter-invariant",
+    is_flag=True,
+    help="The same seed gives the same text whatever drafts, plain decoding's; sampled drafts fit a little less often.",
+)
+
+
 def told_if_greedy(temperature: float) -> None:
     """Say that what was given on the command line to cut the law does nothing where the best token is taken."""
     context = click.get_current_context()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TypeVar
 
 from outrider.acceptance.lenience import check_lenience
@@ -27,6 +28,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
+from outrider.randomness import keys_of
 from outrider.records import PHASES, Round
 from outrider.round import Extras, Outcome, Scorer, verify_round
 from outrider.sampling import SamplingSettings
@@ -96,9 +98,13 @@ class Decoder:
             self.close()
 
     def admit(self, requests: Many[Request]) -> list[Row]:
-        """Let further sequences join, their prompts read together. → their rows, numbered on from those before"""
+        """Let further sequences join, their prompts read together. → their rows, numbered on from those before
+
+        Either all of a batch are decided by position or none (`RandomStream.key`).
+        """
         for request in requests:
             self.check(request)
+        self._context = self._context_for([*(row.request for row in self.rows), *requests])
         return self._unless_failed(self._admit, requests)
 
     def _admit(self, requests: Many[Request]) -> list[Row]:
@@ -117,6 +123,17 @@ class Decoder:
         for row in joined:
             row.prefill_seconds = seconds / len(joined)
         return joined
+
+    def _context_for(self, requests: Many[Request]) -> DraftContext:
+        """What drafters are told. Without alternatives where positions decide: their sums are added up in another order, and
+        a token could differ by rounding, and by whether there was a draft.
+        """
+        wanted = self._context.alternatives
+        if wanted == 0 or keys_of([request.stream for request in requests]) is None:
+            return self._context
+        if wanted is not None:
+            raise ParameterError(f"alternatives must be 0 where tokens are decided by position, got {wanted}")
+        return replace(self._context, alternatives=0)
 
     def check(self, request: Request) -> None:
         """Raise unless the request can be served."""

@@ -19,6 +19,7 @@ from outrider.draft_steps.signals import EDGES, LEAST_LIKELY, MOST_OTHERS, share
 from outrider.kernels.calls import SamplingCalls
 from outrider.kernels.sampling import reading
 from outrider.proposal import DraftRow
+from outrider.randomness import keys_of
 from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
 from outrider.support.device_data import index
 
@@ -98,14 +99,19 @@ class StepsInOneCall(Steps):
     def draw(self, logits: Tensor, active: list[int], wanted: Wanted) -> dict[int, Read | None]:
         uniforms: list[float] = []
         where: list[int] = []
+        races = None
         if not self._sampling.greedy:
             where = self._room(active, logits.device)
-            uniforms = [self._rows[i].stream.take(1)[0] for i in active]
+            streams = [self._rows[i].stream for i in active]
+            keys = keys_of(streams)
+            if keys is None:
+                uniforms = [stream.take(1)[0] for stream in streams]
+            else:
+                races = keys, [len(self._rows[i].tokens) + len(self._drawn[i]) for i in active]
         self._made += 1
         most, least = (MOST_OTHERS, LEAST_LIKELY) if wanted.others is None else (wanted.others, 0.0)
-        step = self._calls.step(
-            logits, self._sampling.law, uniforms, where, self._own.vocab_size, self._own.ids, wanted.signals, most, least
-        )
+        width, ids = self._own.vocab_size, self._own.ids
+        step = self._calls.step(logits, self._sampling.law, uniforms, where, width, ids, wanted.signals, most, least, races)
         found: dict[int, Read | None] = {}
         for place, i in enumerate(active):
             token = step.tokens[place]
@@ -185,7 +191,8 @@ class StepsOnDevice(Steps):
         if self._sampling.greedy:
             return greedy_tokens(logits, self._sampling, contexts), None
         law = standardize(logits, self._sampling, contexts)
-        return draw_each(law, [row.stream for row in rows], self._own.ids), law
+        streams, positions = [row.stream for row in rows], [len(row.tokens) + len(self._tokens) for row in rows]
+        return draw_each(law, streams, positions, self._own.ids, self._own.vocab_size), law
 
     def _read(self, logits: Tensor, drawn: Tensor, wanted: Wanted) -> list[Read | None]:
         """Of each active row. drawn: columns of [A, T]. Reads back."""

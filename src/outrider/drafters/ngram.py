@@ -100,7 +100,8 @@ class NgramDrafter(Drafter):
         for step in range(max(limits)):
             drafting = [i for i, limit in enumerate(limits) if step < limit]
             law = self._laws([rows[i] for i in drafting], [drafted[i] for i in drafting], context)
-            tokens = draw_each(law, [rows[i].stream for i in drafting]).tolist()
+            positions = [len(rows[i].tokens) + step for i in drafting]
+            tokens = draw_each(law, [rows[i].stream for i in drafting], positions).tolist()
             for place, i in enumerate(drafting):
                 laws[i].append(law[place : place + 1])
                 drafted[i].append(max(0, tokens[place]))

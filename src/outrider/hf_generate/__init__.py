@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from outrider.decode import Decoder, Request
 from outrider.drafters import Drafter
+from outrider.errors import ParameterError
 from outrider.hf_generate.beams import search
 from outrider.hf_generate.engines import OPENING, beam_draft, drafter_of, engine_of, held_alone
 from outrider.hf_generate.inputs import Inputs, read_inputs, refuse_inputs, refuse_settings
@@ -42,13 +44,15 @@ def transformers_generate(
     assistant_model: Any = None,
     draft: Any = None,
     num_draft_tokens: int | None = None,
+    drafter_invariant: bool = False,
     inputs_tensor: Tensor | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """Called by `generate` as its decoding method. → int64 [B, T], or the output object if `return_dict_in_generate`.
 
     assistant_model: a transformers model as the draft; without one, draft="auto": the context, or the source, is copied.
-    draft, num_draft_tokens: as in `outrider.generate`, or a transformers model; give them to `model.generate`.
+    draft, num_draft_tokens, drafter_invariant: as in `outrider.generate`, or a transformers model; give them to
+    `model.generate`.
     inputs_tensor: what an encoder reads; `generate` gives it.
     """
     assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
@@ -57,6 +61,8 @@ def transformers_generate(
     refuse_without_rollback(model, type(model).__name__, model.config.is_encoder_decoder)
     refuse_inputs(model, input_ids, model_kwargs)
     beams = (generation_config.num_beams or 1) > 1
+    if beams and drafter_invariant:
+        raise ParameterError("drafter_invariant is about what is sampled, and beams are searched for: leave it out")
     with OPENING.lock:
         target = engine_of(model)
         drafter = None if beams else drafter_of(assistant_model, draft, target)
@@ -70,9 +76,19 @@ def transformers_generate(
         with target.encoded(inputs.states) if isinstance(target, EncoderDecoderModel) else nullcontext():
             if beams:
                 return search(target, inputs, input_ids, given, limits, generation_config, of_beams, num_draft_tokens)
-            return _sampled(target, inputs, input_ids, given, limits, generation_config, drafter, num_draft_tokens, streamer)
+            drafted = _Drafted(drafter, num_draft_tokens, drafter_invariant)
+            return _sampled(target, inputs, input_ids, given, limits, generation_config, drafted, streamer)
 
     return held_alone(target, drafter, of_beams, decode)
+
+
+@dataclass(frozen=True)
+class _Drafted:
+    """How texts that are not searched for are drafted: see `transformers_generate`."""
+
+    drafter: Drafter | None
+    num_draft_tokens: int | None
+    invariant: bool
 
 
 def _sampled(
@@ -82,15 +98,14 @@ def _sampled(
     given: tuple[Any, ...],
     limits: Limits,
     config: Any,
-    drafter: Drafter | None,
-    num_draft_tokens: int | None,
+    drafted: _Drafted,
     streamer: Any,
 ) -> Any:
     """Greedy or drawn: one text a row."""
     limits.refuse_rows(len(inputs.prompts))
     check_processors(given, len(inputs.prompts))
     processors = loop_processors(given, inputs)
-    decoder = _decoder(target, inputs, limits, processors, config, drafter, num_draft_tokens)
+    decoder = _decoder(target, inputs, limits, processors, config, drafted)
     _run(decoder, streamer)
     if any(row.finish_reason == "context" for row in decoder.rows):
         warn_of_context(target)
@@ -108,19 +123,20 @@ def _decoder(
     limits: Limits,
     processors: tuple[Any, ...],
     config: Any,
-    drafter: Drafter | None,
-    num_draft_tokens: int | None,
+    drafted: _Drafted,
 ) -> Decoder:
     # Drawn from torch's global generator, so that torch.manual_seed governs it.
     seed = int(torch.randint(2**62, ())) if config.do_sample else 0
+    drafter = drafted.drafter
     if drafter is not None:
         drafter.bind(target)
     requests = []
     for i, (prompt, source) in enumerate(zip(inputs.prompts, inputs.sources, strict=True)):
-        stream = stream_after(seed, i, prompt, source, drafter.occasion() if drafter is not None else ())
+        occasion = drafter.occasion() if drafter is not None else ()
+        stream = stream_after(seed, i, prompt, source, occasion, drafted.invariant)
         requests.append(Request(prompt, limits.new_tokens, stream, limits.ends, limits.stop(inputs.whole[i]), source))
     sampling = SamplingSettings(temperature=1.0 if config.do_sample else 0.0, processors=processors)
-    return Decoder(target, requests, sampling, drafter, make_length(num_draft_tokens, target, drafter))
+    return Decoder(target, requests, sampling, drafter, make_length(drafted.num_draft_tokens, target, drafter))
 
 
 def _run(decoder: Decoder, streamer: Any) -> None:

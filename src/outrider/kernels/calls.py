@@ -23,6 +23,9 @@ _LAW = (_REAL, _WHOLE, _REAL, _REAL)
 Law = tuple[float, int, float, float]
 """temperature, top_k, top_p, min_p: see `SamplingSettings.law`."""
 
+Races = tuple[Many[int], Many[int]]
+"""Of each row a stream's key and a position: see `sampling.race`."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -44,11 +47,11 @@ class SamplingCalls:
         opened = ctypes.CDLL(str(library))
         self._step = opened.outrider_step
         self._step.restype = _WHOLE
-        self._step.argtypes = [_WHERE, *[_WHOLE] * 4, *_LAW, *[_WHERE] * 3, _WHOLE, *[_WHERE] * 2, _WHOLE, _REAL]
+        self._step.argtypes = [_WHERE, *[_WHOLE] * 4, *_LAW, *[_WHERE] * 5, _WHOLE, *[_WHERE] * 2, _WHOLE, _REAL]
         self._step.argtypes += [_WHERE] * 3
         self._decide = opened.outrider_decide
         self._decide.restype = _WHOLE
-        self._decide.argtypes = [_WHERE, *[_WHOLE] * 6, *_LAW, *[_WHERE] * 2, _WHOLE, *[_WHERE] * 3, *[_WHOLE] * 2, _WHERE]
+        self._decide.argtypes = [_WHERE, *[_WHOLE] * 6, *_LAW, *[_WHERE] * 2, _WHOLE, *[_WHERE] * 5, *[_WHOLE] * 2, _WHERE]
 
     def step(
         self,
@@ -61,10 +64,11 @@ class SamplingCalls:
         reads: bool = False,
         most: int = 0,
         least: float = 0.0,
+        races: Races | None = None,
     ) -> Step:
         """A token a row of a draft.
 
-        logits: [A, T], float32 or bfloat16 on a CPU, as they are. uniforms: A of them, unless greedy. laws: A
+        logits: [A, T], float32 or bfloat16 on a CPU, as they are. uniforms: A of them, unless greedy or by `races`. laws: A
         addresses of `width` numbers of float32 each, where the laws are written, unless greedy.
         ids: int64 [T], ascending, the tokens that columns stand for, if these are not the first ones.
         reads: fill `Step.shares`, and `Step.others` with `most` tokens of a probability above `least`.
@@ -78,7 +82,9 @@ class SamplingCalls:
         other_shares = array("d", bytes(8 * rows * most))
         points = array("d", uniforms)
         where = array("q", laws)
-        assert law[0] == 0.0 or (len(points) == len(where) == rows and width >= count)
+        keys, positions = _in_arrays(races)
+        assert law[0] == 0.0 or (len(where) == rows and width >= count)
+        assert law[0] == 0.0 or rows == (len(points) if races is None else len(keys))
         if ids is not None and (ids.shape != (count,) or ids.dtype is not torch.long or ids.stride(0) != 1):
             raise ParameterError(f"ids must be int64 [{count}] in one piece, got {ids.dtype} {list(ids.shape)}")
         wrong = self._step(
@@ -89,6 +95,8 @@ class SamplingCalls:
             count,
             *law,
             _at(points),
+            _at(keys),
+            _at(positions),
             0 if ids is None else ids.data_ptr(),
             _at(where),
             width,
@@ -117,12 +125,14 @@ class SamplingCalls:
         drafts: Many[Many[int]],
         uniforms: Many[Many[float]],
         laws: Tensor | None,
+        races: Races | None = None,
     ) -> list[tuple[int, int]]:
         """What the acceptance rule keeps of each row's draft. → how many tokens, and the one after them, -1 without a law
 
         logits: [R, N, V] or wider, float32 or bfloat16 on a CPU; row i's first own position is first[i].
         uniforms: of each row one a drafted token and one for the token after them. laws: float32 [R, K, V], of the drafts,
-        None if they are certain. Raises `ParameterError` for a token beyond the vocabulary.
+        None if they are certain. races: in place of both, at the first of those places.
+        Raises `ParameterError` for a token beyond the vocabulary.
         """
         lengths = [len(draft) for draft in drafts]
         width = max(lengths)
@@ -133,7 +143,8 @@ class SamplingCalls:
             tokens = array("q", [token for draft in drafts for token in [*draft, *[0] * (width - len(draft))]])
             points = array("d", [point for own in uniforms for point in [*own, *[0.0] * (width + 1 - len(own))]])
         assert len(logits) == len(first) == len(lengths)
-        assert [len(own) for own in uniforms] == [length + 1 for length in lengths]
+        keys, positions = _in_arrays(races)
+        assert len(keys) == len(lengths) if keys else [len(own) for own in uniforms] == [length + 1 for length in lengths]
         assert logits.shape[2] >= vocab_size
         logits = _in_one_piece(logits)
         where, row_stride, stride = 0, 0, 0
@@ -157,6 +168,8 @@ class SamplingCalls:
             width,
             _at(counts),
             _at(points),
+            _at(keys),
+            _at(positions),
             where,
             row_stride,
             stride,
@@ -169,9 +182,16 @@ class SamplingCalls:
         return list(zip(found[::2], found[1::2], strict=True))
 
 
+def _in_arrays(races: Races | None) -> tuple[array[int], array[int]]:
+    """Keys and positions; both empty for none."""
+    keys, positions = ((), ()) if races is None else races
+    assert len(keys) == len(positions)
+    return array("q", keys), array("q", positions)
+
+
 def _at(values: array[int] | array[float]) -> int:
-    """Its address; it has to outlive the call."""
-    return values.buffer_info()[0]
+    """Its address, 0 for an empty one; it has to outlive the call."""
+    return values.buffer_info()[0] if len(values) else 0
 
 
 def _half(logits: Tensor) -> bool:

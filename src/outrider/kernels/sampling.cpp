@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "laws.h"
+#include "race.h"
 
 namespace {
 
@@ -102,6 +103,28 @@ Tensor draw(Tensor weights, Tensor uniforms) {
   return out;
 }
 
+const int64_t* one_a_row(const Tensor& x, int64_t rows) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Long && x.dim() == 1 && x.is_contiguous() && x.numel() == rows,
+                  "there is a key and a position a row, int64");
+  return static_cast<const int64_t*>(x.data_ptr());
+}
+
+// weights [N, V] of float32, keys and positions int64 [N] -> who wins the race of that position, a token a row, int64 [N]
+Tensor race(Tensor weights, Tensor keys, Tensor positions) {
+  STD_TORCH_CHECK(is_float(weights), "weights are of float32");
+  const Tensor x = in_rows(weights), own = whole(keys), places = whole(positions);
+  const int64_t count = x.size(1), stride = x.stride(0);
+  const int64_t* key = one_a_row(own, x.size(0));
+  const int64_t* at = one_a_row(places, x.size(0));
+  const float* from = floats(x);
+  Tensor out = of_type(x, {x.size(0)}, ScalarType::Long);
+  int64_t* to = static_cast<int64_t*>(out.data_ptr());
+  for_rows(x.size(0), count, [=](int64_t m) {
+    to[m] = race_won(from + m * stride, count, key_of(key[m]), static_cast<uint32_t>(at[m]));
+  });
+  return out;
+}
+
 // Laws of the target [B, K+1, V] and of the draft [B, K, V] (none: its tokens are certain), float32; tokens int64 [B, K];
 // offered int64 [B]; uniforms float64 [B, K] and [B] -> how many are accepted, and the token after them, int64 [B] each
 std::tuple<Tensor, Tensor> verify(Tensor target, std::optional<Tensor> draft, Tensor tokens, Tensor offered, Tensor accept,
@@ -153,6 +176,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("best(Tensor logits) -> Tensor");
   library.def("shares(Tensor logits, Tensor tokens) -> Tensor");
   library.def("draw(Tensor weights, Tensor uniforms) -> Tensor");
+  library.def("race(Tensor weights, Tensor keys, Tensor positions) -> Tensor");
   library.def(
       "verify(Tensor target, Tensor? draft, Tensor tokens, Tensor offered, Tensor accept, Tensor last) -> (Tensor, Tensor)");
 }
@@ -162,5 +186,6 @@ STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("best", TORCH_BOX(&best));
   library.impl("shares", TORCH_BOX(&shares));
   library.impl("draw", TORCH_BOX(&draw));
+  library.impl("race", TORCH_BOX(&race));
   library.impl("verify", TORCH_BOX(&verify));
 }

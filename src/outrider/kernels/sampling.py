@@ -18,7 +18,7 @@ from outrider.kernels.build import Library, UnbuiltError, built, level_here, war
 from outrider.kernels.calls import SamplingCalls
 
 LIBRARY = Library(
-    "sampling", ("sampling", "sampling_calls"), ("rows.h", "laws.h"), "outrider_sampling", "kernels for sampling"
+    "sampling", ("sampling", "sampling_calls"), ("rows.h", "laws.h", "race.h"), "outrider_sampling", "kernels for sampling"
 )
 LEVEL = "avx2"  # for every processor: there is nothing to gain, and the bits are the same on all
 _READ = (torch.float32, torch.bfloat16)
@@ -27,8 +27,8 @@ _opened: list[Path] = []  # in this process
 
 
 class SamplingKernels:
-    """Operations of torch on rows [N, V]: `laws`, `best`, `shares` of logits in float32 or bfloat16, `draw` and `verify` of
-    laws in float32. What they are given and return: see `sampling.cpp`. calls: whole steps.
+    """Operations of torch on rows [N, V]: `laws`, `best`, `shares` of logits in float32 or bfloat16, `draw`, `race` and
+    `verify` of laws in float32. What they are given and return: see `sampling.cpp`. calls: whole steps.
     """
 
     def __init__(self, library: Path) -> None:
@@ -41,6 +41,7 @@ class SamplingKernels:
         self.best: Any = self._space.best.default
         self.shares: Any = self._space.shares.default
         self.draw: Any = self._space.draw.default
+        self.race: Any = self._space.race.default
         self.verify: Any = self._space.verify.default
         self.calls = SamplingCalls(_opened[0] if _opened else library)  # opened from elsewhere, it defines them again, too
         self._try()

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "laws.h"
+#include "race.h"
 
 namespace {
 
@@ -35,15 +36,15 @@ extern "C" {
 // A token a row from a draft's logits, [rows, count], rows `stride` apart; half: in bfloat16, else float32.
 //
 // temperature 0: the best one. Else its law is drawn from by uniforms [rows], and kept at laws[row] over `width` tokens: those of
-// `ids` [count], or the first ones, and 0 for all others.
+// `ids` [count], or the first ones, and 0 for all others. By keys and positions [rows] in place of uniforms: who wins the race.
 //
 // -> tokens [rows], -1 where there is no law. shares [rows], unless null: the token's probability at temperature 1. others: of
 // what else is more likely than `least`, the likeliest first, `most` of them at most: tokens and probabilities [rows, most],
 // how many there are [rows]. Returns 0, or 1 if one of the ids is beyond the width; nothing is written then.
 int64_t outrider_step(const void* logits, int64_t half, int64_t rows, int64_t stride, int64_t count, double temperature,
-                      int64_t top_k, double top_p, double min_p, const double* uniforms, const int64_t* ids,
-                      float* const* laws, int64_t width, int64_t* tokens, double* shares, int64_t most, double least,
-                      int64_t* others, double* other_shares, int64_t* counts) {
+                      int64_t top_k, double top_p, double min_p, const double* uniforms, const int64_t* keys,
+                      const int64_t* positions, const int64_t* ids, float* const* laws, int64_t width, int64_t* tokens, double* shares, int64_t most,
+                      double least, int64_t* others, double* other_shares, int64_t* counts) {
   uint64_t most_named = 0;
   for (int64_t k = 0; ids && k < count; k++) most_named = std::max(most_named, static_cast<uint64_t>(ids[k]));
   if (ids && width > 0 && most_named >= static_cast<uint64_t>(width)) return 1;
@@ -58,9 +59,14 @@ int64_t outrider_step(const void* logits, int64_t half, int64_t rows, int64_t st
         float* wide = laws[m];
         float* law = ids ? scratch(count) : wide;
         law_of(row, count, how, law, kept_weights);
-        column = drawn_from(Float{law}, count, uniforms[m], kept_sums);
         std::fill(ids ? wide : wide + count, wide + width, 0.0f);
         for (int64_t k = 0; ids && k < count; k++) wide[ids[k]] = law[k];
+        if (keys) {
+          const int64_t won = race_won(wide, width, key_of(keys[m]), static_cast<uint32_t>(positions[m]));
+          column = ids && won >= 0 ? std::lower_bound(ids, ids + count, won) - ids : won;
+        } else {
+          column = drawn_from(Float{law}, count, uniforms[m], kept_sums);
+        }
       }
       tokens[m] = column < 0 ? -1 : named(column);
       if (most > 0) counts[m] = 0;
@@ -80,14 +86,16 @@ int64_t outrider_step(const void* logits, int64_t half, int64_t rows, int64_t st
 
 // What is kept of a draft. logits of the target: [rows, places, count], of which a row's own begin at place first[row].
 // tokens [rows, width] were drafted, lengths [rows] of them, each drawn by drafts [rows, width, count] (null: certain).
-// uniforms [rows, width + 1]: one a drafted token, then one for the token after them. The other arguments: as above.
+// uniforms [rows, width + 1]: one a drafted token, then one for the token after them. Or keys and positions [rows], of the first
+// of these: what is drafted is kept as far as it wins the races. The other arguments: as above.
 //
 // -> found [rows, 2]: how many are accepted, and the token after them, -1 where there is no law. Returns 0, or 1 if a token or
 // a place does not exist; nothing is read then.
 int64_t outrider_decide(const void* logits, int64_t half, int64_t rows, int64_t places, int64_t row_stride, int64_t stride,
                         int64_t count, double temperature, int64_t top_k, double top_p, double min_p, const int64_t* first,
                         const int64_t* tokens, int64_t width, const int64_t* lengths, const double* uniforms,
-                        const float* drafts, int64_t drafts_row_stride, int64_t drafts_stride, int64_t* found) {
+                        const int64_t* keys, const int64_t* positions, const float* drafts, int64_t drafts_row_stride,
+                        int64_t drafts_stride, int64_t* found) {
   for (int64_t m = 0; m < rows; m++) {
     if (first[m] < 0 || lengths[m] < 0 || lengths[m] > width || first[m] + lengths[m] >= places) return 1;
     for (int64_t n = 0; n < lengths[m]; n++) {
@@ -98,15 +106,22 @@ int64_t outrider_decide(const void* logits, int64_t half, int64_t rows, int64_t 
   for_rows(rows, (width + 1) * count, [=](int64_t m) {
     const int64_t from = m * row_stride + first[m] * stride, offered = lengths[m];
     const int64_t* own = tokens + m * width;
-    const double* points = uniforms + m * (width + 1);
-    if (temperature == 0.0) {
-      int64_t n = 0, best = -1;
+    // Kept as far as it is what the target says at each place, which follows.
+    const auto agreed = [=](const auto& said_at) {
+      int64_t n = 0, said = -1;
       for (;; n++) {
-        with_row(logits, from + n * stride, half, [&](const auto& row) { best = best_of(row, count); });
-        if (n == offered || best != own[n]) break;
+        said = said_at(n);
+        if (n == offered || said != own[n]) break;
       }
       found[2 * m] = n;
-      found[2 * m + 1] = best;
+      found[2 * m + 1] = said;
+    };
+    if (temperature == 0.0) {
+      agreed([=](int64_t n) {
+        int64_t best;
+        with_row(logits, from + n * stride, half, [&](const auto& row) { best = best_of(row, count); });
+        return best;
+      });
       return;
     }
     float* law = scratch(count);
@@ -114,6 +129,13 @@ int64_t outrider_decide(const void* logits, int64_t half, int64_t rows, int64_t 
       with_row(logits, from + n * stride, half, [=](const auto& row) { law_of(row, count, how, law, kept_weights); });
       return law;
     };
+    if (keys) {
+      agreed([=](int64_t n) {
+        return race_won(law_at(n), count, key_of(keys[m]), static_cast<uint32_t>(positions[m] + n));
+      });
+      return;
+    }
+    const double* points = uniforms + m * (width + 1);
     const Decided one = decide(law_at, drafts ? drafts + m * drafts_row_stride : nullptr, drafts_stride, count, own, offered,
                                points, points[offered], kept_sums);
     found[2 * m] = one.accepted;

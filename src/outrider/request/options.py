@@ -42,6 +42,7 @@ class GenerateOptions(TypedDict, total=False):
     processors: Sequence[LogitsProcessor]
     lenience: float
     alternatives: int | None
+    drafter_invariant: bool
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Options:
     cancelled: Callable[[], bool] = lambda: False
     lenience: float = 1.0
     alternatives: int | None = None
+    drafter_invariant: bool = False
 
 
 def parse_options(count: int, given: GenerateOptions) -> Options:
@@ -79,6 +81,11 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     alternatives = options.pop("alternatives", None)
     if alternatives is not None:
         check_count("alternatives", alternatives, 0, MOST_ALTERNATIVES)
+    invariant = _switch("drafter_invariant", options.pop("drafter_invariant", False))
+    if invariant and lenience < 1.0:
+        raise ParameterError(f"lenience must be 1 with drafter_invariant, got {lenience:g}: drafts have no say in it")
+    if invariant and alternatives:
+        raise ParameterError(f"alternatives must be 0 with drafter_invariant, got {alternatives}: rounding could show")
     rest = {key: options.pop(key) for key in ("max_new_tokens", "ignore_eos", "cancelled") if key in options}
     known = SamplingSettings.__dataclass_fields__
     unknown = [key for key in options if key not in known]
@@ -96,6 +103,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         extras=extras,
         lenience=lenience,
         alternatives=alternatives,
+        drafter_invariant=invariant,
         **rest,
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider.kernels.calls import SamplingCalls
 from outrider.kernels.sampling import reading
 from outrider.proposal import DraftRow, Proposal
+from outrider.randomness import keys_of
 from outrider.round.contract import Outcome, Scorer
 
 
@@ -23,10 +24,14 @@ def one_call(
     calls = _calls(scorer, scored, proposal)
     if calls is None:
         return None
-    uniforms = [row.stream.take(length + 1) for row, length in zip(rows, proposal.lengths, strict=True)]
+    uniforms: list[list[float]] = []
+    keys = keys_of([row.stream for row in rows])
+    if keys is None:
+        uniforms = [row.stream.take(length + 1) for row, length in zip(rows, proposal.lengths, strict=True)]
+    races = None if keys is None else (keys, [len(row.tokens) for row in rows])
     vocabulary = scorer.vocab_size or scorer.model.vocab_size
     drafts = proposal.on_host()
-    found = calls.decide(scored, first, vocabulary, scorer.sampling.law, drafts, uniforms, proposal.probs)
+    found = calls.decide(scored, first, vocabulary, scorer.sampling.law, drafts, uniforms, proposal.probs, races)
     return [
         Outcome([*draft[:accepted], token], accepted, None, None, draft if scorer.extras.drafts else None, None)
         for draft, (accepted, token) in zip(drafts, found, strict=True)

@@ -6,21 +6,24 @@ law is written out then: beside a quick engine's passes that alone would be seve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from itertools import chain
 
 import torch
 from torch import Tensor
 
+from outrider.acceptance.by_position import verify_by_position
 from outrider.acceptance.lenience import lenient_betas, soft, verify_lenient, verify_near_best
 from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.models.base import fit_vocabulary
 from outrider.proposal import DraftRow, Proposal
+from outrider.randomness import keys_of
 from outrider.round.contract import Outcome, Scorer
 from outrider.sampling import Context, SamplingSettings, greedy_on_host, greedy_tokens, standardize
 from outrider.sampling.penalties import State
 from outrider.support.device_data import index, to_device
-from outrider.theory import acceptance_probability
+from outrider.theory import acceptance_probability, race_acceptance_probability
 
 RAGGED = 0.75  # up to this share of positions in use, top-p is applied to them alone (measured in EXPERIMENTS.md)
 
@@ -35,19 +38,22 @@ def decided(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Te
         for row, length in zip(rows, proposal.lengths, strict=True):
             row.stream.take(length + 1)  # no use for them, but later drafts must not depend on what is reported
         return _greedy_outcomes(scorer, logits, contexts, proposal)
-    uniforms = _uniforms(rows, proposal, model.device)
     probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
     drafted = index(proposal.lengths, model.device)
     lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
-    if lossy is None:
-        verdict = verify(probs, proposal.probs, proposal.tokens, uniforms, drafted)
+    keys = keys_of([row.stream for row in rows])
+    if keys is not None:
+        verdict = verify_by_position(probs, proposal.tokens, keys, [len(row.tokens) for row in rows], drafted)
+    elif lossy is None:
+        verdict = verify(probs, proposal.probs, proposal.tokens, _uniforms(rows, proposal, model.device), drafted)
     else:
-        verdict = lossy.verify(probs, proposal, uniforms, drafted)
+        verdict = lossy.verify(probs, proposal, _uniforms(rows, proposal, model.device), drafted)
     columns = [verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1), proposal.tokens]
     if scorer.extras.logprobs:
         columns.append(_chosen_logprobs(logits, proposal.tokens, verdict.num_accepted, verdict.next_token))
     if scorer.extras.betas:
-        columns.append(_betas(probs, proposal) if lossy is None else lossy.betas(probs, proposal))
+        rule = acceptance_probability if keys is None else race_acceptance_probability
+        columns.append(_betas(probs, proposal, rule) if lossy is None else lossy.betas(probs, proposal))
     if verdict.lenient is not None:
         columns.append(verdict.lenient)
     packed = read_back(columns)
@@ -151,10 +157,11 @@ def logprobs_at(logits: Tensor, tokens: Tensor) -> Tensor:
     return wide.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - wide.logsumexp(-1)
 
 
-def _betas(probs: Tensor, proposal: Proposal) -> Tensor:
+def _betas(probs: Tensor, proposal: Proposal, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The probability that a rule keeps what is offered at each position. rule: of the two laws. → [R, K]"""
     if proposal.probs is None:
         return probs[:, :-1].gather(-1, proposal.tokens.unsqueeze(-1)).squeeze(-1)
-    return acceptance_probability(probs[:, :-1], proposal.probs)
+    return rule(probs[:, :-1], proposal.probs)
 
 
 class _Lossy:

@@ -2,6 +2,7 @@
 
 from outrider.sampling.draw import draw, draw_each
 from outrider.sampling.penalties import Context
+from outrider.sampling.race import race
 from outrider.sampling.settings import LogitsProcessor, SamplingSettings
 from outrider.sampling.standardize import greedy_leads, greedy_on_host, greedy_tokens, standardize
 
@@ -14,5 +15,6 @@ __all__ = [
     "greedy_leads",
     "greedy_on_host",
     "greedy_tokens",
+    "race",
     "standardize",
 ]

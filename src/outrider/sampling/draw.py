@@ -1,7 +1,8 @@
 """Drawing a token from weights with one explicit uniform number, by inversion of the cumulative sum.
 
 One number a draw (and not one per vocabulary entry, as with Gumbel noise) keeps the randomness of a round small enough to
-be made on the host and sent along, so that the same seed gives the same draws on every device.
+be made on the host and sent along, so that the same seed gives the same draws on every device. Rows that ask for it draw
+by the numbers of their positions instead: see `race`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.sampling import reading
-from outrider.randomness import RandomStream
+from outrider.randomness import RandomStream, keys_of
+from outrider.sampling.race import race
 from outrider.support.device_data import row_by_row, to_device
 
 _BLOCK = 64
@@ -36,11 +38,20 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     return _draw_rows(rows, point).reshape(shape)
 
 
-def draw_each(laws: Tensor, streams: Many[RandomStream], ids: Tensor | None = None) -> Tensor:
-    """A column a row, by the next number of the row's own stream. [R, V] → int64 [R], on the laws' device; -1 as in `draw`
+def draw_each(
+    laws: Tensor, streams: Many[RandomStream], positions: Many[int], ids: Tensor | None = None, vocab_size: int = 0
+) -> Tensor:
+    """A column a row, by the row's own stream. [R, T] → int64 [R], on the laws' device; -1 as in `draw`
 
-    ids: int64 [V], ascending, the tokens that the columns stand for, if these are not all.
+    positions: of the tokens that are drawn, in their texts. ids: int64 [T], ascending, the tokens that the columns stand
+    for, if these are not all; `vocab_size` is their number then.
     """
+    keys = keys_of(streams)
+    if keys is not None and ids is None:
+        return race(laws, keys, positions)
+    if keys is not None and ids is not None:
+        won = race(laws.new_zeros(len(laws), vocab_size).index_copy_(1, ids, laws), keys, positions)
+        return torch.where(won < 0, won, torch.searchsorted(ids, won.clamp(min=0)))
     uniforms = [stream.aim(laws, row, ids) for row, stream in enumerate(streams)]
     return _draw_rows(laws, to_device(uniforms, laws.device, torch.float64))
 

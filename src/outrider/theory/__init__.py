@@ -18,6 +18,7 @@ from outrider.theory.closed_forms import (
     minimal_walltime_factor,
     operations_factor,
     oracle_walltime_factor,
+    race_acceptance_probability,
     rejection_acceptance_probability,
     walltime_factor,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "minimal_walltime_factor",
     "operations_factor",
     "oracle_walltime_factor",
+    "race_acceptance_probability",
     "rejection_acceptance_probability",
     "walltime_factor",
 ]

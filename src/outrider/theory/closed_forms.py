@@ -149,6 +149,24 @@ def match_acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> T
     return (target_probs * draft_probs).sum(-1)
 
 
+def race_acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """How often two exponential races by the same numbers have one winner. [.., V], [.., V] → [..]
+
+    sum_x 1 / sum_y max(p(y) / p(x), q(y) / q(x)): at most sum min(p, q), at least sum min / (2 - sum min) (Daliri, Musco,
+    Suresh 2025, Theorem 3). Both laws sum to 1.
+    """
+    import torch
+
+    p, q = target_probs.double(), draft_probs.double()
+    both = (p > 0) & (q > 0)
+    # p(y) / p(x) is the larger one for all y whose ratio p / q is that of x or more.
+    ratio = torch.where(both, p / q, torch.where(p > 0, torch.inf, 0.0))
+    order = ratio.argsort(-1, descending=True)
+    p, q, both = p.gather(-1, order), q.gather(-1, order), both.gather(-1, order)
+    above, below = p.cumsum(-1), (1.0 - q.cumsum(-1)).clamp(min=0.0)
+    return torch.where(both, 1.0 / (above / p + below / q), 0.0).sum(-1)
+
+
 def rejection_acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """Acceptance of plain rejection sampling: the least value of draft / target (Leviathan A.2).
 

@@ -1,0 +1,77 @@
+"""Drawing a token by the numbers of its position: the exponential race, in which no draft has a say.
+
+Each position has a number of its own for every token of the vocabulary, E_1 … E_V, independent and exponential; the token
+drawn from weights w is the one whose E / w is least (the Gumbel-max trick, in another scale). It is drawn with probability
+w / sum w, and two laws that are alike mostly draw the same token: with probability (1 - D) / (1 + D) at least, for D their
+total variation (Daliri, Musco, Suresh 2025, "Coupling without communication and drafter-invariant speculative decoding").
+So a draft that races with the target's own numbers is mostly right, and the target need not know its law: see
+`acceptance.by_position`.
+
+Numbers are Philox4x32's with ten rounds (Salmon et al. 2011), of 64 bits: token t's are word (t % 32) // 8 of the blocks
+(t // 32) * 8 + t % 8, with the counter (block, position, half, 0) and the stream's key. So any of them can be had without
+the others, on any device; our kernels compute those of a whole row in some 50 µs, and logarithms of the few that could win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.sampling import reading
+from outrider.support.device_data import to_device
+
+_TIMES, _MORE = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+_ROUNDS, _GROUP, _LANES = 10, 32, 8
+
+
+def race(weights: Tensor, keys: Many[int], positions: Many[int]) -> Tensor:
+    """Who wins at each row's position. [N, V], N keys of streams, N positions → int64 [N], on the weights' device
+
+    -1 for a row that is not a distribution (NaN, infinite or zero total); a token of weight 0 is never drawn. Weights need
+    not be normalised.
+    """
+    own, places = (to_device(values, weights.device, torch.long) for values in (keys, positions))
+    ours = reading(weights)
+    if ours is not None and weights.dtype is torch.float32:
+        tokens: Tensor = ours.race(weights, own, places)
+        return tokens
+    return race_on_device(weights, own, places)
+
+
+def race_on_device(weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+    """The same by torch's operations, with nothing read back. [N, V], int64 [N], int64 [N] → int64 [N]"""
+    wide = weights.double()
+    total = wide.sum(-1)
+    times = _exponentials(keys, positions, weights.shape[-1]) / wide  # a weight of 0: infinite
+    winner = times.argmin(-1)
+    return torch.where(total.isfinite() & (total > 0), winner, -1)
+
+
+def _exponentials(keys: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+    """int64 [N], int64 [N] → float64 [N, V]"""
+    groups = -(-vocabulary // _GROUP)
+    blocks = torch.arange(groups * _LANES, device=keys.device)
+    upper, lower = (_philox(keys, positions, blocks, half) for half in (0, 1))
+    uniform = (upper.double() * 2.0**32 + lower.double() + 0.5) * 2.0**-64
+    return -torch.log1p(-uniform.clamp(max=1.0 - 2.0**-53))[:, :vocabulary]
+
+
+def _philox(keys: Tensor, positions: Tensor, blocks: Tensor, half: int) -> Tensor:
+    """The words of these blocks, in the order of the tokens. int64 [N], [N], [B] → int64 [N, 4 B], of 32 bits each"""
+    low, high = (keys & _WORD).unsqueeze(-1), (keys >> 32).unsqueeze(-1)
+    zeros = torch.zeros(len(keys), len(blocks), dtype=torch.long, device=keys.device)
+    x = [zeros + blocks, zeros + positions.unsqueeze(-1), zeros + half, zeros]
+    for _ in range(_ROUNDS):
+        first, second = x[0] * _TIMES[0], x[2] * _TIMES[1]  # modulo 2^64, whatever their sign
+        x = [
+            ((second >> 32) & _WORD) ^ x[1] ^ low,
+            second & _WORD,
+            ((first >> 32) & _WORD) ^ x[3] ^ high,
+            first & _WORD,
+        ]
+        low, high = (low + _MORE[0]) & _WORD, (high + _MORE[1]) & _WORD
+    words = torch.stack([word.view(len(keys), -1, _LANES) for word in x], dim=2)
+    return words.flatten(1)
