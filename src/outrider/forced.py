@@ -88,13 +88,23 @@ def betas_along(
     source: Source | None = None,
 ) -> list[float]:
     """Sum min(target, draft) at each new token (Leviathan Theorem 3.5); NaN where nothing is proposed."""
+    pairs = pairs_along(drafter, target, tokens, prompt_length, sampling, source)
+    return [beta for pair in pairs for beta in acceptance_probability(*pair).tolist()]
+
+
+def pairs_along(
+    drafter: Drafter,
+    target: LanguageModel,
+    tokens: Many[int],
+    prompt_length: int,
+    sampling: SamplingSettings,
+    source: Source | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The target's laws and the drafter's (`draft_laws_along`) at each new token. → float64 [n, V] both, chunk by chunk"""
     own = target_laws_along(target, tokens, prompt_length, sampling, source)
     drafts = draft_laws_along(drafter, target, tokens, prompt_length, sampling, source)
-    return [
-        beta
-        for law, draft in zip(own, drafts, strict=True)
-        for beta in acceptance_probability(law.double(), draft.double()).tolist()
-    ]
+    for law, draft in zip(own, drafts, strict=True):
+        yield law.double(), draft.double()
 
 
 def draft_laws_along(

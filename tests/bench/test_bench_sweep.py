@@ -23,7 +23,7 @@ from outrider.errors import ParameterError
 from outrider.models.table import TableModel
 from outrider.request.choices import make_drafter
 from outrider.sampling import SamplingSettings
-from outrider.theory import expected_tokens, walltime_factor
+from outrider.theory import expected_tokens, race_acceptance_probability, walltime_factor
 from outrider.theory.chinchilla import TARGET_MS, TOKEN_MS, alpha_of, redrawn
 from tests.helpers.heads import Shape, write_head
 
@@ -219,19 +219,22 @@ CHANCE = SamplingSettings(temperature=1.0)
 
 def test_betas_of_two_tables_by_hand() -> None:
     target, draft, text = TableModel(P), ModelDrafter(TableModel(Q), step_seconds=0.0), [1, 2, 2, 0]
-    betas, offered = read(cast(Any, target), draft, CHANCE, [0], text)
+    betas, raced, offered = read(cast(Any, target), draft, CHANCE, [0], text)
     before = [0, *text[:-1]]
     assert betas == pytest.approx(torch.minimum(P, Q).sum(-1)[before].tolist())
+    assert raced == pytest.approx(race_acceptance_probability(P, Q)[before].tolist())
+    assert all(one <= beta for one, beta in zip(raced, betas, strict=True))
     assert offered == 4
-    greedy, _ = read(cast(Any, target), draft, SamplingSettings(), [0], text)
-    assert greedy == [float(P[token].argmax() == Q[token].argmax()) for token in before]
+    greedy, same, _ = read(cast(Any, target), draft, SamplingSettings(), [0], text)
+    assert greedy == same == [float(P[token].argmax() == Q[token].argmax()) for token in before]
 
 
 def test_a_copy_is_a_point_mass_and_offers_nothing_without_a_match() -> None:
-    betas, offered = read(cast(Any, TableModel(P)), PromptLookupDrafter(), CHANCE, [0], [1, 0, 1, 0])
+    betas, raced, offered = read(cast(Any, TableModel(P)), PromptLookupDrafter(), CHANCE, [0], [1, 0, 1, 0])
     assert offered == 2
     # Nothing to copy at first; then after 0 comes 1, after 1 comes 0.
     assert betas == pytest.approx([0.0, 0.0, 0.3, 0.1])
+    assert raced == pytest.approx(betas), "a certain draft loses nothing"
 
 
 @pytest.mark.parametrize("spec", ["self", "early-exit:layers=1", "suffix", "random"])
@@ -253,7 +256,7 @@ def test_teacher_forced_betas_are_those_that_the_decoder_reports(target_folder: 
         betas=True,
         ignore_eos=True,
     )
-    betas, _ = read(model, drafter, CHANCE, prompt, made.tokens)
+    betas, _, _ = read(model, drafter, CHANCE, prompt, made.tokens)
     at = 0
     for record in made.rounds:
         if record.betas:
@@ -276,6 +279,8 @@ def test_the_alpha_command(target_folder: Path, draft_folder: Path, tmp_path: Pa
     assert same["alpha"]["value"] == pytest.approx(1.0)
     assert 0.0 < other["alpha"]["value"] < 1.0
     assert other["deviation"] > 0.0
+    assert 0.0 < other["by_position"]["value"] < other["alpha"]["value"]
+    assert copies["by_position"]["value"] == pytest.approx(copies["alpha"]["value"])
     assert copies["offered"] < 1.0
     assert rows[0]["alpha"]["value"] == 1.0
     kept = log.read_text()
@@ -283,3 +288,8 @@ def test_the_alpha_command(target_folder: Path, draft_folder: Path, tmp_path: Pa
     table = CliRunner().invoke(cli, options)
     assert "alpha (95 %)" in table.stdout
     assert log.read_text() == kept
+    older = [{key: value for key, value in json.loads(line).items() if key != "raced"} for line in kept.splitlines()]
+    log.write_text("".join(json.dumps(line) + "\n" for line in older))
+    assert [row["by_position"] for row in json.loads(CliRunner().invoke(cli, [*options, "--json"]).stdout)["rows"]] == [
+        None
+    ] * 6

@@ -4,14 +4,15 @@ The target writes texts by plain decoding under a sampling setting. Then each dr
 them, and beta = sum min(target, draft) there is computed from both laws (Theorem 3.5), both standardised by the setting;
 alpha is the mean (Corollary 3.6). No token is drawn to be tested, so this has far less noise than accepted / tested, and
 unlike that, it doesn't depend on a draft length. A deterministic draft is a point mass: its beta is the target's probability
-of the token. A draft that offers nothing at a position has beta 0 there.
+of the token. A draft that offers nothing at a position has beta 0 there. Beside alpha stands what it is where tokens are
+decided by position (`acceptance.by_position`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,20 +21,24 @@ from outrider.bench.examples import Example, TaskKind, asked_of
 from outrider.bench.quality import Estimate, Mean, estimate
 from outrider.bench.resumed import Resumed
 from outrider.drafters import Drafter
-from outrider.forced import betas_along
+from outrider.forced import pairs_along
 from outrider.generation import generate
 from outrider.models.base import TextModel
 from outrider.request.own_rules import law_along
 from outrider.request.prompts import Asked, prepare
 from outrider.sampling import SamplingSettings
 from outrider.support.run_log import RunLog
+from outrider.theory import acceptance_probability, race_acceptance_probability
 
 TEXT = ""  # the entry of a log that holds the target's text instead of a draft's betas
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A draft on one text, or the text itself (draft ""). betas: at each position; offered: positions with a proposal."""
+    """A draft on one text, or the text itself (draft ""). betas: at each position; offered: positions with a proposal.
+
+    raced: what `drafter_invariant` accepts at each (`theory.race_acceptance_probability`); none in logs of older versions.
+    """
 
     example: str
     digest: str
@@ -42,6 +47,7 @@ class Reading:
     tokens: list[int]
     betas: list[float]
     offered: int
+    raced: list[float] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -83,8 +89,8 @@ def measure(
                         made = _write(target, prompt, setting, max_new_tokens, example.number)
                         reading = Reading(*key, tokens=made, betas=[], offered=0)
                     else:
-                        betas, offered = read(target, drafts[name], setting.sampling, prompt, text)
-                        reading = Reading(*key, tokens=[], betas=betas, offered=offered)
+                        betas, raced, offered = read(target, drafts[name], setting.sampling, prompt, text)
+                        reading = Reading(*key, tokens=[], betas=betas, offered=offered, raced=raced)
                     readings.keep(key, reading)
                 text = reading.tokens or text
                 yield reading
@@ -97,22 +103,28 @@ def _write(target: TextModel, prompt: Asked, setting: Setting, tokens: int, seed
 
 def read(
     target: TextModel, drafter: Drafter, sampling: SamplingSettings, prompt: Asked, text: list[int]
-) -> tuple[list[float], int]:
-    """The draft along the text. → beta of each position, how many had an offer"""
+) -> tuple[list[float], list[float], int]:
+    """The draft along the text. → of each position beta, and the same by position; how many had an offer"""
     drafter.bind(target)
     drafter.measure()
     seen = prepare(target, prompt)
     law = law_along(target, sampling, seen.tokens)
-    betas = betas_along(drafter, target, [*seen.tokens, *text], len(seen.tokens), law, seen.source)
-    return [0.0 if math.isnan(beta) else beta for beta in betas], sum(not math.isnan(beta) for beta in betas)
+    betas: list[float] = []
+    raced: list[float] = []
+    for pair in pairs_along(drafter, target, [*seen.tokens, *text], len(seen.tokens), law, seen.source):
+        betas += acceptance_probability(*pair).tolist()
+        raced += race_acceptance_probability(*pair).tolist()
+    offered = [not math.isnan(beta) for beta in betas]
+    return *([x if there else 0.0 for x, there in zip(some, offered, strict=True)] for some in (betas, raced)), sum(offered)
 
 
 @dataclass(frozen=True)
 class Row:
     """A draft at a setting.
 
-    alpha: with its 95 % interval over texts. deviation: of beta between positions; the theory takes beta to be constant.
-    offered: the share of positions with a proposal.
+    alpha: with its 95 % interval over texts. by_position: the same with `drafter_invariant`; None where a log lacks it.
+    deviation: of beta between positions; the theory takes beta to be constant. offered: the share of positions with a
+    proposal.
     """
 
     setting: str
@@ -122,6 +134,7 @@ class Row:
     alpha: Estimate
     deviation: float
     offered: float
+    by_position: Estimate | None = None
 
 
 def summarise(readings: Sequence[Reading]) -> list[Row]:
@@ -136,6 +149,7 @@ def summarise(readings: Sequence[Reading]) -> list[Row]:
 
 def _row(setting: str, draft: str, readings: list[Reading]) -> Row:
     betas = torch.tensor([beta for one in readings for beta in one.betas], dtype=torch.float64)
+    raced = all(len(one.raced) == len(one.betas) for one in readings)
     mean = Mean("alpha", lambda _: 0.0)  # only its way of adding up is needed
     return Row(
         setting=setting,
@@ -143,6 +157,7 @@ def _row(setting: str, draft: str, readings: list[Reading]) -> Row:
         texts=len(readings),
         tokens=len(betas),
         alpha=estimate(mean, [[sum(one.betas), float(len(one.betas))] for one in readings]),
+        by_position=estimate(mean, [[sum(one.raced), float(len(one.raced))] for one in readings]) if raced else None,
         deviation=float(betas.std(correction=0)),
         offered=sum(one.offered for one in readings) / len(betas),
     )

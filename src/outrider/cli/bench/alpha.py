@@ -29,7 +29,8 @@ def alpha(
     """The acceptance rate alpha of each --draft on its own, position by position on the target's own texts.
 
     Leviathan Table 3, where 10,000 tokens were read: models gave 0.5 to 0.9, bigrams about 0.2, and the sharper the law the
-    higher. Give --draft several times; unigrams and bigrams are ngram:table=FILE,order=1 and order=2.
+    higher. Give --draft several times; unigrams and bigrams are ngram:table=FILE,order=1 and order=2. "By position" is what
+    --drafter-invariant accepts.
     """
     from outrider.bench.acceptance import measure, summarise, texts_of
     from outrider.bench.examples import load_examples
@@ -58,9 +59,10 @@ def _print(rows: list[Row], texts: int) -> None:
     from outrider.bench.quality import FEW_PROMPTS
 
     width = max(len(row.draft) for row in rows)
-    click.echo(f"{'draft':{width}s} {'setting':24s}  {'alpha (95 %)':>24s}  sd of beta  offered  tokens")
+    click.echo(f"{'draft':{width}s} {'setting':24s}  {'alpha (95 %)':>24s}  by position  sd of beta  offered  tokens")
     for row in rows:
-        cells = f"{row.alpha!s:>24s}  {row.deviation:10.3f}  {row.offered:7.0%}  {row.tokens:6d}"
+        raced = f"{row.by_position.value:11.3f}" if row.by_position is not None else f"{'—':>11s}"
+        cells = f"{row.alpha!s:>24s}  {raced}  {row.deviation:10.3f}  {row.offered:7.0%}  {row.tokens:6d}"
         click.echo(f"{row.draft:{width}s} {row.setting:24.24s}  {cells}")
     if texts < FEW_PROMPTS:
         click.echo(f"intervals from {texts} texts are too narrow: take {FEW_PROMPTS} or more")
