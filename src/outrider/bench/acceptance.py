@@ -114,8 +114,9 @@ def read(
     for pair in pairs_along(drafter, target, [*seen.tokens, *text], len(seen.tokens), law, seen.source):
         betas += acceptance_probability(*pair).tolist()
         raced += race_acceptance_probability(*pair).tolist()
-    offered = [not math.isnan(beta) for beta in betas]
-    return *([x if there else 0.0 for x, there in zip(some, offered, strict=True)] for some in (betas, raced)), sum(offered)
+    offered = sum(not math.isnan(beta) for beta in betas)
+    betas, raced = ([0.0 if math.isnan(beta) else beta for beta in some] for some in (betas, raced))
+    return betas, raced, offered
 
 
 @dataclass(frozen=True)
