@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -45,8 +46,9 @@ def table(
 
 
 def law_of(model: TableModel, settings: SamplingSettings) -> Law:
-    """The standardised law of the next token after PROMPT and some new tokens."""
+    """The standardised law of the next token after PROMPT and some new tokens; each is worked out once."""
 
+    @cache
     def law(new: tuple[int, ...]) -> Tensor:
         tokens = [*PROMPT, *new]
         context = Context(torch.tensor(tokens), len(PROMPT))
