@@ -61,9 +61,8 @@ def round_joint(rule: Rule, target: Law, draft: Law | int | None, vocabulary: in
     accept = _acceptances(rule, drafts)
     reached = torch.cat([torch.ones_like(drafts.mass).unsqueeze(-1), accept.cumprod(-1)], dim=-1)
     joint = torch.zeros([vocabulary] * (length + 1), dtype=torch.float64)
-    for accepted in range(length + 1):
+    for accepted, following in enumerate(_next_laws(rule, drafts, accept)):
         stopped = reached[:, accepted] * (1.0 - accept[:, accepted] if accepted < length else 1.0)
-        following = _next_law(rule, drafts, accept, accepted)
         block = torch.zeros([vocabulary] * (accepted + 1), dtype=torch.float64)
         for i, tokens in enumerate(drafts.tokens.tolist()):
             block[tuple(tokens[:accepted])] += drafts.mass[i] * stopped[i] * following[i]
@@ -100,24 +99,28 @@ def _acceptances(rule: Rule, drafts: _Drafts) -> Tensor:
     return _flip(rejected, length * count).view(length, count).T if length else torch.zeros(count, 0, dtype=torch.float64)
 
 
-def _next_law(rule: Rule, drafts: _Drafts, accept: Tensor, accepted: int) -> Tensor:
-    """The law of the token after `accepted` ones, averaged over places inside the rejection. [D, V]"""
+def _next_laws(rule: Rule, drafts: _Drafts, accept: Tensor) -> list[Tensor]:
+    """The law of the token after each number of accepted ones, averaged over places inside the rejection. K + 1 × [D, V]"""
     count, length = drafts.tokens.shape
     vocabulary = drafts.target.shape[-1]
-    places = _INSIDE if accepted < length else _INSIDE[:1]
-    uniforms = torch.zeros(len(places), vocabulary, count, length, dtype=torch.float64)
-    if accepted < length:
-        inside = torch.tensor(places, dtype=torch.float64).view(-1, 1, 1)
-        uniforms[..., accepted] = accept[:, accepted] + inside * (1.0 - accept[:, accepted])
-    uniforms = uniforms.flatten(0, 2)
-    every = drafts.repeated(len(places) * vocabulary)
-    token = torch.arange(vocabulary).view(1, -1, 1).expand(len(places), vocabulary, count).reshape(-1)
+    rows = []
+    for accepted in range(length + 1):
+        places = _INSIDE if accepted < length else _INSIDE[:1]
+        uniforms = torch.zeros(len(places), vocabulary, count, length, dtype=torch.float64)
+        if accepted < length:
+            inside = torch.tensor(places, dtype=torch.float64).view(-1, 1, 1)
+            uniforms[..., accepted] = accept[:, accepted] + inside * (1.0 - accept[:, accepted])
+        rows.append(uniforms)
+    sizes = [len(part) for part in rows]
+    uniforms = torch.cat(rows).flatten(0, 2)
+    every = drafts.repeated(sum(sizes) * vocabulary)
+    token = torch.arange(vocabulary).view(1, -1, 1).expand(sum(sizes), vocabulary, count).reshape(-1)
 
     def above(point: Tensor) -> Tensor:
         return rule(every.target, every.draft, every.tokens, Uniforms(uniforms, point)).next_token > token
 
-    edges = _flip(above, len(token)).view(len(places), vocabulary, count).transpose(1, 2)
-    return torch.nn.functional.pad(edges, (1, 0)).diff(dim=-1).mean(0)
+    edges = _flip(above, len(token)).view(sum(sizes), vocabulary, count).transpose(1, 2)
+    return [part.mean(0) for part in torch.nn.functional.pad(edges, (1, 0)).diff(dim=-1).split(sizes)]
 
 
 def _flip(turned: Callable[[Tensor], Tensor], count: int) -> Tensor:

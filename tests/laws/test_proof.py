@@ -18,7 +18,7 @@ from outrider.acceptance.rules import verify_match
 from outrider.acceptance.verify import Uniforms, Verdict, next_on_device, verify
 from outrider.sampling import SamplingSettings, standardize
 from outrider.sampling.draw import draw
-from tests.helpers.enumerate import Law, Rule, _acceptances, _enumerate, _next_law, round_joint, target_joint
+from tests.helpers.enumerate import Law, Rule, _acceptances, _enumerate, _next_laws, round_joint, target_joint
 from tests.helpers.toys import law_of, table
 
 EXACT = 1e-12
@@ -102,9 +102,9 @@ def blocks(rule: Rule, target: Law, draft: Law, length: int) -> dict[tuple[int, 
     accept = _acceptances(rule, drafts)
     reached = torch.cat([torch.ones_like(drafts.mass).unsqueeze(-1), accept.cumprod(-1)], dim=-1)
     found: dict[tuple[int, ...], float] = {}
-    for accepted in range(length + 1):
+    for accepted, law in enumerate(_next_laws(rule, drafts, accept)):
         stopped = reached[:, accepted] * (1.0 - accept[:, accepted] if accepted < length else 1.0) * drafts.mass
-        following = _next_law(rule, drafts, accept, accepted) * stopped.unsqueeze(-1)
+        following = law * stopped.unsqueeze(-1)
         for (i, tokens), token in itertools.product(enumerate(drafts.tokens.tolist()), range(2)):
             block = (*tokens[:accepted], token)
             found[block] = found.get(block, 0.0) + float(following[i, token])
