@@ -21,6 +21,7 @@ from tests.helpers.toys import PROMPT, law_of
 
 ALARM = 1e-6
 SAMPLES = 3000
+FAULTY = SAMPLES // 2  # continuations by which a planted fault has to be seen: half of those that show none in what is right
 LENGTH = 4  # tokens whose joint law is tested: all K + 1 positions of a first round with K = 3
 V = 3
 

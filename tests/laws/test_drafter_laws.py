@@ -31,7 +31,7 @@ from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.helpers.every_drafter import DRAFTERS, LENGTHS, holed
 from tests.helpers.marks import slow, thinned
-from tests.helpers.samples import ALARM, SAMPLES, V, p_value, run, samples_of
+from tests.helpers.samples import ALARM, FAULTY, SAMPLES, V, p_value, run, samples_of
 from tests.helpers.toys import PROMPT, SETTINGS, one_behind, table
 
 
@@ -98,7 +98,7 @@ class Hasty(SpeculativeDrafter):
 def test_a_speculative_draft_with_the_wrong_laws_is_rejected() -> None:
     target, settings = table(1, V), SETTINGS["temperature 1"]
     wrong = Hasty(table(2, V), ModelDrafter(table(3, V)), FixedLength(2), step_seconds=0.2)
-    tokens, _ = run(target, wrong, settings, FixedLength(3))
+    tokens, _ = run(target, wrong, settings, FixedLength(3), samples=FAULTY)
     assert p_value(tokens, target, settings) < ALARM
 
 

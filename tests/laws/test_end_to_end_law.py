@@ -30,6 +30,7 @@ from tests.helpers import toys
 from tests.helpers.marks import thinned
 from tests.helpers.samples import (
     ALARM,
+    FAULTY,
     LENGTH,
     SAMPLES,
     RollbackOffByOne,
@@ -107,7 +108,7 @@ def test_rounds_here_decide_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None
 def test_wrong_rules_are_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_rule(monkeypatch, name)
     target, settings = table(1, V), SETTINGS["temperature 1"]
-    tokens, _ = run(target, ModelDrafter(table(2, V)), settings, FixedLength(3))
+    tokens, _ = run(target, ModelDrafter(table(2, V)), settings, FixedLength(3), samples=FAULTY)
     assert p_value(tokens, target, settings) < ALARM
 
 
@@ -195,7 +196,7 @@ def wrong_rollback(seed: int) -> RollbackOffByOne:
 
 def test_a_target_that_rolls_back_off_by_one_is_rejected() -> None:
     settings = SETTINGS["temperature 1"]
-    tokens, _ = run(wrong_rollback(1), ModelDrafter(table(2, V)), settings, FixedLength(1))
+    tokens, _ = run(wrong_rollback(1), ModelDrafter(table(2, V)), settings, FixedLength(1), samples=FAULTY)
     assert p_value(tokens, table(1, V), settings) < ALARM
 
 

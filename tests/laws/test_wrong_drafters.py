@@ -28,7 +28,7 @@ from outrider.proposal import Proposal
 from outrider.sampling import SamplingSettings
 from tests.helpers.heads import exact_joint, sample, small_target
 from tests.helpers.ngrams import corpus, trained
-from tests.helpers.samples import ALARM, V, p_value, p_value_of, run
+from tests.helpers.samples import ALARM, FAULTY, SAMPLES, V, p_value, p_value_of, run
 from tests.helpers.toys import SETTINGS, one_behind, table
 
 WARM = SETTINGS["temperature 1"]
@@ -103,7 +103,8 @@ class EarlyExitFlattened(EarlyExitDrafter):
 def test_an_ngram_draft_with_the_laws_of_other_positions_is_rejected(kind: type[NgramDrafter], tmp_path: Path) -> None:
     target = table(1, V)
     drafter = kind(trained(tmp_path / "t", corpus(size=V), size=V, order=3, min_count=1))
-    tokens, _ = run(target, drafter, WARM, FixedLength(3))
+    samples = SAMPLES if kind is NgramDrafter else FAULTY
+    tokens, _ = run(target, drafter, WARM, FixedLength(3), samples=samples)
     assert (p_value(tokens, target, WARM) < ALARM) == (kind is NgramOneBehind)
 
 
@@ -120,7 +121,7 @@ def test_an_ngram_draft_with_the_laws_of_other_positions_is_rejected(kind: type[
 )
 def test_a_wrong_drafter_is_rejected(drafter: Any) -> None:
     target = table(1, V)
-    tokens, rounds = run(target, drafter, WARM, FixedLength(3))
+    tokens, rounds = run(target, drafter, WARM, FixedLength(3), samples=FAULTY)
     assert any(record.drafted for record in rounds)
     assert p_value(tokens, target, WARM) < ALARM
 
