@@ -1,4 +1,4 @@
-"""Tests. What they import stays, and looking for garbage meanwhile takes two seconds of each process (`conftest`)."""
+"""Tests. What they import stays, and looking for garbage meanwhile takes two seconds of each process (`fixtures`)."""
 
 import gc
 
