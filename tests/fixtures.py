@@ -14,6 +14,7 @@ import torch
 from outrider.costs import Costs
 from outrider.kernels.chain_calls import ChainPlan
 from outrider.kernels.models import Kernels, build
+from outrider.models import transformers_model
 from outrider.models.loading import load_transformers
 from outrider.models.passes.recording import Recording
 from tests.helpers import encoder_decoder, heads, published_heads, real_gpu
@@ -102,6 +103,12 @@ def flat_costs() -> Costs:
 def built(request: pytest.FixtureRequest) -> Kernels:
     """Our kernels, at each level that this processor has."""
     return build(request.param)
+
+
+@pytest.fixture
+def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes as they are, for what has nothing to do with them: recording those of models of one test takes seconds."""
+    monkeypatch.setattr(transformers_model, "record_passes", lambda *_: None)
 
 
 @pytest.fixture

@@ -137,13 +137,14 @@ def test_a_run_does_not_go_on_with_other_recordings(tmp_path: Path, cache: Path,
     assert output.read_text() == whole.splitlines(keepends=True)[0]
 
 
+@pytest.mark.usefixtures("unrecorded")
 @pytest.mark.parametrize("what", ["alternatives", "config"])
 def test_what_no_line_could_be_served_with_is_said_once(
     what: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_encoder_decoder(tmp_path / "target", "T5")
     command = ["batch", str(written(tmp_path, [{"prompt": "the fox"}] * 3)), "-o", str(tmp_path / "out.jsonl")]
-    command += ["--target", str(folder), "--max-new-tokens", "4"]
+    command += ["--target", str(folder), "--max-new-tokens", "4", "--num-draft-tokens", "2"]
     if what == "alternatives":
         command += ["--draft", str(folder), "--alternatives", "2"]
     else:
@@ -156,6 +157,7 @@ def test_what_no_line_could_be_served_with_is_said_once(
     assert not output.exists() or not output.read_text()
 
 
+@pytest.mark.usefixtures("unrecorded")
 @pytest.mark.parametrize("short", ["target", "draft"])
 def test_a_source_that_is_too_long_is_that_lines_error(
     short: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
@@ -165,12 +167,14 @@ def test_a_source_that_is_too_long_is_that_lines_error(
     models = [str(save_encoder_decoder(tmp_path / name, "Marian", i, **sizes[name])) for i, name in enumerate(sizes)]
     path, output = written(tmp_path, [{"prompt": "fox " * 30}, {"prompt": "the fox"}]), tmp_path / "out.jsonl"
     command = ["batch", str(path), "-o", str(output), "--target", models[0], "--draft", models[1], "--max-new-tokens", "5"]
+    command += ["--num-draft-tokens", "2"]
     assert run(command) == 1
     first, second = results(output)
     assert "positions: shorten it" in first["error"]
     assert "text" in second
 
 
+@pytest.mark.usefixtures("unrecorded")
 def test_a_recording_for_a_model_that_reads_is_that_lines_error(
     tmp_path: Path, target_folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ from outrider.models.base import Sequence as ModelSequence
 from outrider.models.loading import load_transformers
 from outrider.models.table import TableModel, TableSequence
 from outrider.sampling import SamplingSettings
+from tests.helpers.marks import thinned
 from tests.helpers.samples import RollbackOffByOne, StaleAfterRollback
 from tests.helpers.tiny_models import module, tiny
 from tests.helpers.toys import PROMPT, table
@@ -70,7 +71,7 @@ def search(
     return decoder.state.finished, rounds
 
 
-@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("width", thinned(range(1, 9), every=3))
 def test_beam_search_is_that_of_transformers(width: int) -> None:
     """Texts and scores, for every penalty and way of stopping. transformers adds up in float32: scores to 1e-4."""
     architecture = ("Llama", "GPT2")[width % 2]
@@ -125,7 +126,7 @@ def test_beams_wider_than_all_texts_find_them_all_in_order(penalty: float) -> No
     assert [one.score for one in found] == pytest.approx([score for score, _ in every])
 
 
-@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("width", thinned(range(1, 9), every=3))
 def test_speculative_and_plain_beams_are_the_same_to_the_bit(width: int) -> None:
     """All penalties, ways of stopping, draft lengths and kinds of draft; one engine that copies and one that can't."""
     target, ended, accepted = table(1, V), 0, 0

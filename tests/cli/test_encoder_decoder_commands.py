@@ -78,11 +78,12 @@ def test_audit_finds_an_exact_decoder_exact(t5: Path, small_t5: Path, capsys: py
     assert json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("unrecorded")
 def test_audit_sees_texts_of_another_source(t5: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The negative control: the same texts, said to answer other sources."""
     kept = tmp_path / "texts.jsonl"
     options = ["--target", str(t5), "--dtype", "float32"]
-    run(["audit", *options, "--tokens", "1100", "--log", str(kept), "--json"])
+    run(["audit", *options, "--tokens", "600", "--log", str(kept), "--json"])
     capsys.readouterr()
     assert run(["audit", *options, "--outputs", str(kept), "--json"]) != 1
     capsys.readouterr()

@@ -184,7 +184,9 @@ class TestLeanPasses:
         assert lean.passes > before
         assert not warned(caplog)
 
-    @pytest.mark.parametrize("fault", [{"fails": lambda tokens: True}, {"fails": lambda tokens: tokens > 4}, {"off": 0.01}])
+    @pytest.mark.parametrize(
+        "fault", [slow({"fails": lambda tokens: True}), {"fails": lambda tokens: tokens > 4}, {"off": 0.01}]
+    )
     def test_those_that_fail_in_the_trial_are_not_used(
         self,
         fault: dict[str, Any],

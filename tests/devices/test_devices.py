@@ -21,6 +21,7 @@ from outrider.drafters.head import HeadDrafter
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from tests.helpers.heads import exact_joint, small_target, write_head
+from tests.helpers.marks import thinned
 from tests.helpers.samples import ALARM, SAMPLES, V, p_value_of
 from tests.helpers.tiny_models import module
 from tests.helpers.toys import PROMPT, SETTINGS
@@ -53,8 +54,7 @@ def write(device: str, drafter: Drafter | None, setting: str, length: DraftLengt
     return decode(model(device, 4), requests, SETTINGS[setting], drafter, length)[0]
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "length"), thinned(DRAFTERS, LENGTHS))
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_law_is_the_targets(device: str, name: str, length: str, tmp_path: Path) -> None:
     written = write(device, DRAFTERS[name](device, tmp_path), "temperature 1", LENGTHS[length], SAMPLES // 3)

@@ -84,7 +84,7 @@ def p_value(texts: list[list[int]]) -> float:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"draft": None}, {"draft": "suffix", "num_draft_tokens": 2}], ids=["auto", "plain", "suffix"]
+    "how", [{}, slow({"draft": None}), {"draft": "suffix", "num_draft_tokens": 2}], ids=["auto", "plain", "suffix"]
 )
 def test_the_next_turn_of_a_conversation_has_the_targets_law(how: dict[str, Any]) -> None:
     texts = []

@@ -304,7 +304,7 @@ def small_drafters(architecture: str) -> dict[str, Drafter]:
         ("T5", "encoder-decoder", "temperature 1"),
         slow("T5", "encoder-decoder", "top-p and penalty"),
         slow("T5", "decoder-only", "temperature 1"),
-        ("T5", "copies", "temperature 1"),
+        slow("T5", "copies", "temperature 1"),
         slow("Bart", "encoder-decoder", "temperature 1"),
         ("Bart", "suffix", "top-p and penalty"),
         slow("Marian", "encoder-decoder", "top-p and penalty"),

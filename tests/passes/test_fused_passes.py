@@ -292,7 +292,7 @@ def test_only_such_operations_become_an_attention_of_new_tokens(change: str, fou
 
 @pytest.mark.parametrize(
     ("architecture", "several"),
-    [("Llama", False), ("Llama", True), ("Qwen2", False), ("Qwen3", True), ("Mistral", False), ("Phi3", True)],
+    [("Llama", False), ("Llama", True), slow("Qwen2", False), ("Qwen3", True), slow("Mistral", False), ("Phi3", True)],
 )
 def test_five_operations_are_left_of_a_layer_and_one_of_a_pass(architecture: str, several: bool) -> None:
     made = module(architecture, dtype=torch.float32)

@@ -18,6 +18,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from tests.helpers.chains import ONE_CALL
 from tests.helpers.heads import write_head
+from tests.helpers.marks import thinned
 from tests.helpers.ragged import score, some_tokens
 from tests.helpers.recorded import made, pair
 from tests.helpers.tiny_models import record_now
@@ -56,7 +57,7 @@ def test_prompts_are_read_in_calls_of_the_same_bits(lengths: tuple[int, ...], ca
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
 
 
-@pytest.mark.parametrize("architecture", ONE_CALL)
+@pytest.mark.parametrize("architecture", thinned(ONE_CALL))
 def test_long_prompts_are_read_in_calls_of_the_same_bits(architecture: str, cache: Path, chains_called: list[int]) -> None:
     ordinary, quick = (made(architecture, "int8", max_position_embeddings=6 * WIDEST) for _ in range(2))
     record_now(quick)

@@ -56,7 +56,7 @@ def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
         assert torch.equal(scored(ordinary, row, 5, (3,))[0], scored(quick, row, 5, (3,))[0])
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one row", "several"])
+@pytest.mark.parametrize("several", [False, slow(True)], ids=["one row", "several"])
 def test_what_was_kept_is_not_used_once_the_models_code_has_changed(
     several: bool, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
