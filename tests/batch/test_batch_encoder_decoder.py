@@ -77,6 +77,7 @@ def test_each_line_is_answered_as_if_it_were_alone(
     assert ended == len(lines) if architecture == "Bart" else ended < len(lines)
 
 
+@pytest.mark.usefixtures("unrecorded")
 def test_recordings_are_heard(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_encoder_decoder(tmp_path / "whisper", "Whisper")
     sounds = [write_wav(tmp_path / f"{i}.wav", tone(0.3 + 0.2 * i)) for i in range(3)]

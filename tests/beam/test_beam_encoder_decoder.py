@@ -117,6 +117,7 @@ def test_log_probabilities_follow_the_rules_in_any_width(width: int) -> None:
         assert logprob(model, task, one.tokens, width) == pytest.approx(one.logprob, abs=1e-9)
 
 
+@pytest.mark.usefixtures("unrecorded")
 def test_the_interface_and_the_command_read_a_source(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,7 +120,8 @@ def _next_laws(rule: Rule, drafts: _Drafts, accept: Tensor) -> list[Tensor]:
         return rule(every.target, every.draft, every.tokens, Uniforms(uniforms, point)).next_token > token
 
     edges = _flip(above, len(token)).view(sum(sizes), vocabulary, count).transpose(1, 2)
-    return [part.mean(0) for part in torch.nn.functional.pad(edges, (1, 0)).diff(dim=-1).split(sizes)]
+    laws = torch.nn.functional.pad(edges, (1, 0)).diff(dim=-1)
+    return [part.mean(0) for part in torch.split(laws, sizes)]
 
 
 def _flip(turned: Callable[[Tensor], Tensor], count: int) -> Tensor:

@@ -16,11 +16,11 @@ from outrider.models.loading import load_tokenizer, load_transformers
 from outrider.models.sources import DEFAULT_MODEL
 from outrider.models.weights.packed_linear import PackedLinear, can_pack, pack_linears
 from outrider.support.cache_folder import cache_folder
-from tests.helpers.marks import slow
 from tests.helpers.tiny_models import module
 
 
-@pytest.mark.parametrize("dtype", [slow("float32"), "bfloat16", "float64"])
+@pytest.mark.usefixtures("unrecorded")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_dtypes_are_obeyed(target_folder: Path, dtype: str) -> None:
     model = outrider.load(target_folder, dtype=dtype)
     assert model.dtype_name == dtype
