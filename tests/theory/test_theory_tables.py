@@ -187,11 +187,12 @@ def test_the_oracle_gains_up_to_about_sixty_percent() -> None:
     assert 50.0 < max(gains) < 60.0
 
 
-def test_match_never_accepts_more_than_the_ratio_rule() -> None:
+def test_no_rule_accepts_more_than_the_ratio_rule() -> None:
     panel = figures(["rules"])[0].panels[0]
-    ratio, match, itself, rejection = panel.curves
-    for best, *others in zip(ratio.y, match.y, rejection.y, strict=True):
+    ratio, race, match, itself, rejection = panel.curves
+    for best, *others in zip(ratio.y, race.y, match.y, rejection.y, strict=True):
         assert best is not None
+        assert others[0] >= best / (2.0 - best)  # type: ignore[operator]
         assert all(other is not None and other <= best for other in others)
     assert ratio.y[0] is not None
     assert match.y[0] == pytest.approx(ratio.y[0], abs=1e-4), "at temperature 0 the rules are one"

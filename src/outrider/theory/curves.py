@@ -201,6 +201,7 @@ def _rules() -> FigureData:
 
     by_rule = (
         Curve("ratio rule, Σ min(p, q)", temperatures, mean(theory.acceptance_probability)),
+        Curve("by position, one race for both", temperatures, mean(theory.race_acceptance_probability)),
         Curve("match rule, Σ p·q", temperatures, mean(theory.match_acceptance_probability)),
         Curve("match, draft = target, Σ p²", temperatures, mean(theory.match_acceptance_probability, itself=True)),
         Curve("rejection, 1/M", temperatures, mean(theory.rejection_acceptance_probability)),
@@ -216,7 +217,7 @@ def _rules() -> FigureData:
         "Acceptance of other rules, and what lenience costs",
         "The notes' “naive” rule, Leviathan A.2 and A.5; docs/proof.md derives the distance",
         "Toy laws: Zipf-like targets, drafts with noisy logits. “Draw from the target, accept if equal” is exact, too, but "
-        "rejects even a perfect draft wherever the target is unsure. Lenience buys each point of acceptance with a point of "
+        "rejects even a perfect draft wherever the target is unsure; by the same race for both it loses little. Lenience buys each point of acceptance with a point of "
         "total variation.",
         (
             Panel("temperature", "accepted share", by_rule),
