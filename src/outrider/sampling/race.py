@@ -54,16 +54,19 @@ def _exponentials(keys: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """int64 [N], int64 [N] → float64 [N, V]"""
     groups = -(-vocabulary // _GROUP)
     blocks = torch.arange(groups * _LANES, device=keys.device)
-    upper, lower = (_philox(keys, positions, blocks, half) for half in (0, 1))
+    upper, lower = _philox(keys, positions, blocks).unbind(1)
     uniform = (upper.double() * 2.0**32 + lower.double() + 0.5) * 2.0**-64
     return -torch.log1p(-uniform.clamp(max=1.0 - 2.0**-53))[:, :vocabulary]
 
 
-def _philox(keys: Tensor, positions: Tensor, blocks: Tensor, half: int) -> Tensor:
-    """The words of these blocks, in the order of the tokens. int64 [N], [N], [B] → int64 [N, 4 B], of 32 bits each"""
-    low, high = (keys & _WORD).unsqueeze(-1), (keys >> 32).unsqueeze(-1)
-    zeros = torch.zeros(len(keys), len(blocks), dtype=torch.long, device=keys.device)
-    x = [zeros + blocks, zeros + positions.unsqueeze(-1), zeros + half, zeros]
+def _philox(keys: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
+    """The words of these blocks, in the order of the tokens, of both halves. int64 [N], [N], [B] → int64 [N, 2, 4 B], of 32
+    bits each
+    """
+    low, high = (keys & _WORD).view(-1, 1, 1), (keys >> 32).view(-1, 1, 1)
+    zeros = torch.zeros(len(keys), 2, len(blocks), dtype=torch.long, device=keys.device)
+    halves = torch.arange(2, device=keys.device).view(1, 2, 1)
+    x = [zeros + blocks, zeros + positions.view(-1, 1, 1), zeros + halves, zeros]
     for _ in range(_ROUNDS):
         first, second = x[0] * _TIMES[0], x[2] * _TIMES[1]  # modulo 2^64, whatever their sign
         x = [
@@ -73,5 +76,5 @@ def _philox(keys: Tensor, positions: Tensor, blocks: Tensor, half: int) -> Tenso
             first & _WORD,
         ]
         low, high = (low + _MORE[0]) & _WORD, (high + _MORE[1]) & _WORD
-    words = torch.stack([word.view(len(keys), -1, _LANES) for word in x], dim=2)
-    return words.flatten(1)
+    words = torch.stack([word.view(len(keys), 2, -1, _LANES) for word in x], dim=3)
+    return words.flatten(2)
