@@ -18,6 +18,7 @@ from outrider.models.base import TextModel, end_tokens
 from outrider.randomness import stream_after
 from outrider.records import Origin, Round
 from outrider.request.choices import bound_drafter, make_length
+from outrider.request.invariance import tell_of_rounding
 from outrider.request.options import GenerateOptions, Options, parse_options
 from outrider.request.own_rules import with_own_rules
 from outrider.request.prompts import Message, Prepared, Prompt, prepare, source_length
@@ -72,7 +73,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     alternatives: tokens that are scored in each drafted one's place, 0 … 16, from models and heads as drafts; None: where
     they pay, with an adaptive length. If the target rejects the draft and draws one of them, the round has one token more.
     drafter_invariant: the tokens are a function of target, prompt, settings and seed alone, whatever drafts and however
-    much: exact, the same text as plain decoding's, for somewhat less acceptance (`acceptance.by_position`).
+    much: exact, and plain decoding's text but for rounding (`models.base.has_same_bits`), for somewhat less acceptance
+    (`acceptance.by_position`).
     cancelled: called between rounds; generation ends with finish_reason "cancelled" once it returns true.
 
     Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….
@@ -177,6 +179,8 @@ class Generation:
         self.options = parse_options(len(prompts), options)
         self._prepared = Alone([target]).run(lambda: [prepare(target, prompt) for prompt in prompts])  # some listen to it
         self.prompts = [one.tokens for one in self._prepared]
+        if self.options.drafter_invariant and self.drafter is not None and not self.options.sampling.greedy:
+            tell_of_rounding(target)
         limit = None if self.options.ignore_eos else self.options.max_new_tokens
         sampling = with_own_rules(target, self.options.sampling, self.prompts, limit)
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]

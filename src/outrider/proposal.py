@@ -23,7 +23,7 @@ class DraftRow:
     tokens may be taken back, inside a drafter that is itself a speculative decoder. source: what the target's encoder read.
     drawn: of the last tokens, how many the last round drew by the target's law rather than keep from the draft.
     provisional: of the last tokens that the target's sequence holds, how many are to be scored anew by the next pass.
-    ends: tokens that end the text.
+    ends: tokens that end the text. shift: how many of the tokens the target does not hold, but reads by its encoder.
     """
 
     tokens: list[int]
@@ -36,6 +36,12 @@ class DraftRow:
     drawn: int = 1
     provisional: int = 0
     ends: frozenset[int] = frozenset()
+    shift: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the next token, in the target's text: what it is drawn by, where that is decided by position."""
+        return len(self.tokens) - self.shift
 
     @property
     def certain(self) -> int:

@@ -28,7 +28,8 @@ class Round:
     drafted: tokens offered. accepted: how many of them the rule accepted. drafter: who proposed, None without a draft.
     alternatives: tokens scored beside the draft (`proposal.Alternatives`). taken: whether the recovered token was one.
     seconds: by phase, this row's share of the round. logprobs: of the kept tokens, under the target's raw logits.
-    drafts, betas: the offered tokens, and sum min(target, draft) at each offered position, if asked for.
+    drafts, betas: the offered tokens, and sum min(target, draft) at each offered position, if asked for; where tokens are
+    decided by position, how often a draft that draws by the same numbers says the same (`race_acceptance_probability`).
     signals: how sure the draft was of each token, in classes (`draft_length.signals`), if the policy asked.
     finish_reason: set in the sequence's last round.
     lenience: of the rule that decided; below 1 the round is lossy, and `betas` are the probabilities that this rule accepts.

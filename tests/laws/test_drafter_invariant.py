@@ -16,9 +16,9 @@ import torch
 from outrider.acceptance.by_position import verify_by_position
 from outrider.acceptance.verify import Verdict
 from outrider.costs import Costs
-from outrider.decode import Request, decode
+from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, FixedLength, Plan
-from outrider.drafters import Drafter, ModelDrafter, RandomDrafter
+from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter, RandomDrafter, SpeculativeDrafter
 from outrider.drafters.base import DraftContext
 from outrider.errors import ParameterError
 from outrider.models.table import TableModel
@@ -27,11 +27,13 @@ from outrider.randomness import RandomStream, stream_after
 from outrider.round import Extras, several
 from outrider.sampling import SamplingSettings, race
 from outrider.theory import race_acceptance_probability
+from tests.helpers.encoder_decoder import some_source
 from tests.helpers.every_drafter import DRAFTERS, LENGTHS
 from tests.helpers.heads import small_target
 from tests.helpers.marks import thinned
 from tests.helpers.positions import stream_by_position
 from tests.helpers.samples import ALARM, LENGTH, SAMPLES, V, p_value
+from tests.helpers.tiny_models import tiny, tiny_encoder_decoder
 from tests.helpers.toys import PROMPT, SETTINGS, table
 
 DTYPES = {"kernels": torch.float32, "torch": torch.float64}
@@ -136,6 +138,33 @@ def test_acceptance_is_what_theory_says() -> None:
     assert every[0].betas == pytest.approx([float(race_acceptance_probability(laws[0], laws[1]))])
 
 
+@pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - {"suffix with a memory"}))
+def test_betas_of_every_drafter_are_how_often_it_is_right(name: str) -> None:
+    """Each draws by the numbers of the places, or is certain of tokens that it has not seen."""
+    requests = [Request(PROMPT, 60, stream_by_position(4, i)) for i in range(40)]
+    drafter, extras = DRAFTERS[name](), Extras(betas=True)
+    _, rounds = decode(table(1, V), requests, SETTINGS["temperature 1"], drafter, FixedLength(2), extras)
+    tested = [beta for row in rounds for one in row for beta in (one.betas or ())[: one.tested]]
+    accepted = sum(one.accepted for row in rounds for one in row)
+    deviation = sum(beta * (1 - beta) for beta in tested) ** 0.5
+    assert abs(accepted - sum(tested)) < 5 * deviation + 1e-3
+
+
+@pytest.mark.parametrize("name", ["model", "speculative"])
+def test_a_draft_that_reads_the_source_as_text_draws_by_the_places_of_the_text(name: str) -> None:
+    target, draft = tiny_encoder_decoder("T5"), tiny("Llama", 1)
+    make = ModelDrafter(draft, step_seconds=0.2)
+    drafter = make if name == "model" else SpeculativeDrafter(draft, PromptLookupDrafter(), FixedLength(2), step_seconds=0.2)
+    source = some_source(target, 3, 8)
+    requests = [Request([1], 24, stream_by_position(4, i), source=source) for i in range(24)]
+    settings, extras = SETTINGS["temperature 1"], Extras(betas=True)
+    _, rounds = decode(target, requests, settings, drafter, FixedLength(3), extras)
+    tested = [beta for row in rounds for one in row for beta in (one.betas or ())[: one.tested]]
+    deviation = sum(beta * (1 - beta) for beta in tested) ** 0.5
+    assert sum(tested) > 20
+    assert abs(sum(one.accepted for row in rounds for one in row) - sum(tested)) < 4 * deviation
+
+
 def test_planted_fault_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that keeps the draft wherever it is likely gives other texts."""
     original = verify_by_position
@@ -179,12 +208,22 @@ def test_both_kinds_of_rows_are_refused_in_one_batch() -> None:
     requests = [Request(PROMPT, 4, RandomStream(0)), Request(PROMPT, 4, stream_by_position(0))]
     with pytest.raises(ParameterError, match="all be decided by position or none"):
         decode(table(1, V), requests, SETTINGS["temperature 1"])
+    for first, later in (requests, requests[::-1]):
+        decoder = Decoder(table(1, V), (), SETTINGS["temperature 1"])
+        decoder.admit([first])
+        with pytest.raises(ParameterError, match="all be decided by position or none"):
+            decoder.admit([later])
+        while decoder.step():  # it goes on as if nobody had asked
+            pass
+        decoder.admit([later])  # after the others' end
+        assert decoder.step()
+        decoder.close()
 
 
 def test_alternatives_are_not_scored() -> None:
     """Their keys lie in other columns, and sums are added up in another order."""
     target, draft, settings = small_target(), small_target(), SETTINGS["temperature 1"]
-    with pytest.raises(ParameterError, match="alternatives must be 0 where tokens are decided by position, got 2"):
+    with pytest.raises(ParameterError, match="alternatives must be 0 where tokens are drawn by position, got 2"):
         decode(target, [Request([1, 2], 4, stream_by_position(0))], settings, ModelDrafter(draft), alternatives=2)
     for stream, scored in ((stream_by_position(0), False), (RandomStream(0), True)):
         request, length = Request([1, 2], 40, stream), AdaptiveLength(Costs({1: 1.0, 17: 1.0}))

@@ -72,6 +72,7 @@ class TextAudit:
     target: the model whose law the texts should follow. drafter: who drafted, if that is known, bound to `target`.
     rounding: by how much the engine's logits may differ from the target's here; None to measure it on the target.
     seed: of the audit's own random numbers. ends: tokens that should have ended a text, where the engine was to stop there.
+    by_position: whether no draft had a say (`acceptance.by_position`): faults of the ratio rule can't be in the texts then.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class TextAudit:
         rounding: float | None = None,
         seed: int = 0,
         ends: frozenset[int] = frozenset(),
+        by_position: bool = False,
     ) -> None:
-        self.target, self.drafter, self.sampling = target, drafter, sampling
+        self.target, self.drafter, self.sampling = target, None if by_position else drafter, sampling
+        self.by_position = by_position
         self.outside: list[Outside] = []
         self.planted: dict[str, Planted] = {}
         self.rounding = rounding or 0.0

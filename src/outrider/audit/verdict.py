@@ -151,6 +151,7 @@ def _verdict(
     if doubt:
         return UNCLEAR, doubt
     limits = "" if audit.drafter is not None else "; without knowing the draft, faults of its rule are not planted"
+    limits = "; no draft had a say, and faults of its rule are not planted" if audit.by_position else limits
     hidden = [sight for sight in sights if not sight.seen and sight.changed > NOTHING]
     if hidden:
         limits += "; could hide: " + ", ".join(f"{one.fault} ({100 * one.changed:.1f} % of the law)" for one in hidden)

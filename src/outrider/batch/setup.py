@@ -15,6 +15,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.request.choices import make_length
 from outrider.request.draft_specs import LoadModel, load_draft_model, make_from_spec
+from outrider.request.invariance import tell_of_rounding
 from outrider.request.own_rules import with_own_rules
 from outrider.request.prompts import as_said
 from outrider.sampling import SamplingSettings
@@ -57,6 +58,8 @@ class Setup:
         if began not in (None, name):
             raise ParameterError(f"target is {name} here, but the run began with {began}: say --dtype and --engine")
         drafter = self.drafter(target)
+        if self.defaults.get("drafter_invariant") and drafter is not None:
+            tell_of_rounding(target)
         with costs_by(book):
             length = self._length(target, drafter)
         # What no prompt could be served with is said once, before the first.

@@ -237,7 +237,8 @@ def _audit(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings
         every = [prepare(model, prompt) for prompt in wanted.prompts]  # what can't be read is said before any work
         prefix = tuple(every[0].tokens)
     ends = frozenset() if wanted.own else end_tokens(model)  # our own texts ignore them
-    audit = TextAudit(model, drafter, law_along(model, sampling, prefix), wanted.rounding, wanted.seed, ends)
+    invariant = wanted.drafter_invariant
+    audit = TextAudit(model, drafter, law_along(model, sampling, prefix), wanted.rounding, wanted.seed, ends, invariant)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("Generating and scoring", total=wanted.tokens)
         for text in texts:

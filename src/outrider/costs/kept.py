@@ -81,7 +81,7 @@ def _measure(model: LanguageModel, rows: int, path: Path | None, before: _Kept) 
         hint = "" if torch.get_num_threads() == 1 else "; beside other work one thread (--threads 1) may be quicker"
         warning = (
             "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text unless "
-            "num_draft_tokens is fixed%s"
+            "num_draft_tokens is fixed or drafter_invariant asked for%s"
         )
         _log.warning(warning, model.name, hint)
     if path:

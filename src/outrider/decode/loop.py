@@ -80,8 +80,8 @@ class Decoder:
         self._failed = False
         self._clock = PhaseClock(target.device)
         self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
-        beside = self._alone.run(check_alternatives, alternatives, target, drafter)
-        self._context = DraftContext(sampling, target, target.vocab_size, self._clock, beside)
+        self._beside = self._alone.run(check_alternatives, alternatives, target, drafter)
+        self._context = DraftContext(sampling, target, target.vocab_size, self._clock, self._beside)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds of all unfinished rows, a list of (row, round) per pass. Frees all sequences when it ends."""
@@ -104,7 +104,7 @@ class Decoder:
         """
         for request in requests:
             self.check(request)
-        self._context = self._context_for([*(row.request for row in self.rows), *requests])
+        self._context = self._context_for([*(row.request for row in self.rows if row.finish_reason is None), *requests])
         return self._unless_failed(self._admit, requests)
 
     def _admit(self, requests: Many[Request]) -> list[Row]:
@@ -125,14 +125,14 @@ class Decoder:
         return joined
 
     def _context_for(self, requests: Many[Request]) -> DraftContext:
-        """What drafters are told. Without alternatives where positions decide: their sums are added up in another order, and
-        a token could differ by rounding, and by whether there was a draft.
+        """What drafters are told. Without alternatives where tokens are drawn by position: their sums are added up in
+        another order, and a token could differ by rounding, and by whether there was a draft.
         """
-        wanted = self._context.alternatives
-        if wanted == 0 or keys_of([request.stream for request in requests]) is None:
-            return self._context
-        if wanted is not None:
-            raise ParameterError(f"alternatives must be 0 where tokens are decided by position, got {wanted}")
+        by_position = keys_of([request.stream for request in requests]) is not None
+        if not by_position or self._scorer.sampling.greedy:
+            return replace(self._context, alternatives=self._beside)
+        if self._beside:
+            raise ParameterError(f"alternatives must be 0 where tokens are drawn by position, got {self._beside}")
         return replace(self._context, alternatives=0)
 
     def check(self, request: Request) -> None:

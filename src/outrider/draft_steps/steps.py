@@ -107,7 +107,7 @@ class StepsInOneCall(Steps):
             if keys is None:
                 uniforms = [stream.take(1)[0] for stream in streams]
             else:
-                races = keys, [len(self._rows[i].tokens) + len(self._drawn[i]) for i in active]
+                races = keys, [self._rows[i].position + len(self._drawn[i]) for i in active]
         self._made += 1
         most, least = (MOST_OTHERS, LEAST_LIKELY) if wanted.others is None else (wanted.others, 0.0)
         width, ids = self._own.vocab_size, self._own.ids
@@ -191,7 +191,7 @@ class StepsOnDevice(Steps):
         if self._sampling.greedy:
             return greedy_tokens(logits, self._sampling, contexts), None
         law = standardize(logits, self._sampling, contexts)
-        streams, positions = [row.stream for row in rows], [len(row.tokens) + len(self._tokens) for row in rows]
+        streams, positions = [row.stream for row in rows], [row.position + len(self._tokens) for row in rows]
         return draw_each(law, streams, positions, self._own.ids, self._own.vocab_size), law
 
     def _read(self, logits: Tensor, drawn: Tensor, wanted: Wanted) -> list[Read | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class ChoiceDrafter(Drafter):
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:
             own = [
-                DraftRow(row.tokens, row.prompt_length, row.stream, row.sequence, source=row.source, ends=row.ends)
+                replace(row, state=None, uncertain=0, drawn=1, provisional=0)  # tokens and numbers are shared
                 for _ in self.drafters
             ]
             row.state = _Children(own, [])

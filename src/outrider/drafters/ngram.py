@@ -100,7 +100,7 @@ class NgramDrafter(Drafter):
         for step in range(max(limits)):
             drafting = [i for i, limit in enumerate(limits) if step < limit]
             law = self._laws([rows[i] for i in drafting], [drafted[i] for i in drafting], context)
-            positions = [len(rows[i].tokens) + step for i in drafting]
+            positions = [rows[i].position + step for i in drafting]
             tokens = draw_each(law, [rows[i].stream for i in drafting], positions).tolist()
             for place, i in enumerate(drafting):
                 laws[i].append(law[place : place + 1])

@@ -89,8 +89,16 @@ class SpeculativeDrafter(Drafter):
             tokens = list(self._read(row))
             # Source and tokens are one prompt to a decoder-only draft, and whoever drafts for it.
             source = row.source if has_encoder(self.model) else None
-            length_read = row.prompt_length + len(tokens) - len(row.tokens)
-            inner = DraftRow(tokens, length_read, row.stream, sequence, source=source, ends=row.ends)
+            before = len(tokens) - len(row.tokens)
+            inner = DraftRow(
+                tokens,
+                row.prompt_length + before,
+                row.stream,
+                sequence,
+                source=source,
+                ends=row.ends,
+                shift=row.shift + before,
+            )
             row.state = _Inner(inner, length.start())
         inners = [row.state.row for row in rows]
         fitting = [inner for inner in inners if self._room(inner) > 0]

@@ -31,6 +31,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import stream_after
 from outrider.request.choices import make_length
 from outrider.sampling import SamplingSettings
+from outrider.support.checks import check_switch
 
 
 def transformers_generate(
@@ -61,6 +62,7 @@ def transformers_generate(
     refuse_without_rollback(model, type(model).__name__, model.config.is_encoder_decoder)
     refuse_inputs(model, input_ids, model_kwargs)
     beams = (generation_config.num_beams or 1) > 1
+    drafter_invariant = check_switch("drafter_invariant", drafter_invariant)
     if beams and drafter_invariant:
         raise ParameterError("drafter_invariant is about what is sampled, and beams are searched for: leave it out")
     with OPENING.lock:

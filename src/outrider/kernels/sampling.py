@@ -70,6 +70,13 @@ class SamplingKernels:
         how = (0.5, 0, 1.0, 0.0)
         decided = self.calls.decide(logits.expand(1, 2, -1), [0], 15, how, [[1]], [points.tolist() * 2], None)
         drawn = self.calls.step(logits, how, points.tolist(), [law.data_ptr()], 15, reads=True, most=1)
+        nine = torch.tensor([9], dtype=torch.long, **at)
+        won = int(self.race(law, nine, nine))
+        races = [9], [9]
+        same = self.calls.decide(logits.expand(1, 2, -1), [0], 15, how, [[won]], [[]], None, races)
+        own = self.calls.step(logits, how, (), [law.data_ptr()], 15, races=races)
+        if won != 11 or same[0][0] != 1 or own.tokens != [won]:
+            raise UnbuiltError("races are wrong")
         if decided != [(0, 14)] or drawn.tokens != [14] or drawn.others[0][0][0] != 1:
             raise UnbuiltError("steps in one call are wrong")
 

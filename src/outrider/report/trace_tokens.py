@@ -51,7 +51,7 @@ class Token:
     """A token as it is shown.
 
     visible: its text on one line, spaces marked. position: in the draft, from 1; None where nothing was offered.
-    beta: sum min(target, draft) at this position. logprob: under the target's raw logits.
+    beta: of this position (`Round.betas`). logprob: under the target's raw logits.
     """
 
     number: int

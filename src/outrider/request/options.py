@@ -14,7 +14,7 @@ from outrider.request.choices import Draft, Length
 from outrider.round import Extras
 from outrider.sampling import LogitsProcessor, SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
-from outrider.support.checks import check_count, unknown_option
+from outrider.support.checks import check_count, check_switch, unknown_option
 from outrider.support.text import check_stop
 
 
@@ -73,18 +73,18 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         options.pop("cancelled", None)
     elif not callable(options["cancelled"]):
         raise ParameterError(f"cancelled must be a function that says whether to stop, got {options['cancelled']!r}")
-    extras = Extras(*(_switch(name, options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
-    options["ignore_eos"] = _switch("ignore_eos", options.pop("ignore_eos", False))
+    extras = Extras(*(check_switch(name, options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
+    options["ignore_eos"] = check_switch("ignore_eos", options.pop("ignore_eos", False))
     lenience = check_lenience(options.pop("lenience", 1.0))
     if lenience < 1.0 and (given.get("draft", "") is None or _never_drafts(given.get("num_draft_tokens"))):
         raise ParameterError(f"lenience must be 1 without a draft, got {lenience:g}: it is about accepting drafted tokens")
     alternatives = options.pop("alternatives", None)
     if alternatives is not None:
         check_count("alternatives", alternatives, 0, MOST_ALTERNATIVES)
-    invariant = _switch("drafter_invariant", options.pop("drafter_invariant", False))
+    invariant = check_switch("drafter_invariant", options.pop("drafter_invariant", False))
     if invariant and lenience < 1.0:
         raise ParameterError(f"lenience must be 1 with drafter_invariant, got {lenience:g}: drafts have no say in it")
-    if invariant and alternatives:
+    if invariant and alternatives and options.get("temperature"):
         raise ParameterError(f"alternatives must be 0 with drafter_invariant, got {alternatives}: rounding could show")
     rest = {key: options.pop(key) for key in ("max_new_tokens", "ignore_eos", "cancelled") if key in options}
     known = SamplingSettings.__dataclass_fields__
@@ -115,13 +115,6 @@ def _several(name: str, given: Any, what: str) -> tuple[Any, ...]:
     if not isinstance(given, Iterable):
         raise ParameterError(f"{name} must be {what}, got {given!r}")
     return tuple(given)
-
-
-def _switch(name: str, given: Any) -> bool:
-    """None is no."""
-    if given is not None and given not in (False, True):  # NumPy's and 0 and 1 as well
-        raise ParameterError(f"{name} must be true or false, got {given!r}")
-    return bool(given)
 
 
 def _never_drafts(length: Any) -> bool:

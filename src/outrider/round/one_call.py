@@ -28,7 +28,7 @@ def one_call(
     keys = keys_of([row.stream for row in rows])
     if keys is None:
         uniforms = [row.stream.take(length + 1) for row, length in zip(rows, proposal.lengths, strict=True)]
-    races = None if keys is None else (keys, [len(row.tokens) for row in rows])
+    races = None if keys is None else (keys, [row.position for row in rows])
     vocabulary = scorer.vocab_size or scorer.model.vocab_size
     drafts = proposal.on_host()
     found = calls.decide(scored, first, vocabulary, scorer.sampling.law, drafts, uniforms, proposal.probs, races)

@@ -43,7 +43,7 @@ def decided(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Te
     lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
     keys = keys_of([row.stream for row in rows])
     if keys is not None:
-        verdict = verify_by_position(probs, proposal.tokens, keys, [len(row.tokens) for row in rows], drafted)
+        verdict = verify_by_position(probs, proposal.tokens, keys, [row.position for row in rows], drafted)
     elif lossy is None:
         verdict = verify(probs, proposal.probs, proposal.tokens, _uniforms(rows, proposal, model.device), drafted)
     else:

@@ -9,7 +9,8 @@ So a draft that races with the target's own numbers is mostly right, and the tar
 
 Numbers are Philox4x32's with ten rounds (Salmon et al. 2011), of 64 bits: token t's are word (t % 32) // 8 of the blocks
 (t // 32) * 8 + t % 8, with the counter (block, position, half, 0) and the stream's key. So any of them can be had without
-the others, on any device; our kernels compute those of a whole row in some 50 µs, and logarithms of the few that could win.
+the others, on any device. Our kernels take .06 ms for a row of 49,152 tokens, with logarithms of the few that could win;
+torch's operations (float64, other processors) a hundred times as long.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from outrider.support.device_data import to_device
 _TIMES, _MORE = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 _ROUNDS, _GROUP, _LANES = 10, 32, 8
+_AT_ONCE = 1 << 22  # numbers, of some 60 bytes each on their way
 
 
 def race(weights: Tensor, keys: Many[int], positions: Many[int]) -> Tensor:
@@ -33,12 +35,15 @@ def race(weights: Tensor, keys: Many[int], positions: Many[int]) -> Tensor:
     -1 for a row that is not a distribution (NaN, infinite or zero total); a token of weight 0 is never drawn. Weights need
     not be normalised.
     """
+    assert len(weights) == len(keys) == len(positions)
     own, places = (to_device(values, weights.device, torch.long) for values in (keys, positions))
     ours = reading(weights)
     if ours is not None and weights.dtype is torch.float32:
         tokens: Tensor = ours.race(weights, own, places)
         return tokens
-    return race_on_device(weights, own, places)
+    some = max(1, _AT_ONCE // weights.shape[-1])
+    parts = zip(*(torch.split(x, some) for x in (weights, own, places)), strict=True)
+    return torch.cat([race_on_device(*part) for part in parts])
 
 
 def race_on_device(weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
@@ -63,10 +68,10 @@ def _philox(keys: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
     """The words of these blocks, in the order of the tokens, of both halves. int64 [N], [N], [B] → int64 [N, 2, 4 B], of 32
     bits each
     """
-    low, high = (keys & _WORD).view(-1, 1, 1), (keys >> 32).view(-1, 1, 1)
+    low, high = (keys & _WORD).view(-1, 1, 1), ((keys >> 32) & _WORD).view(-1, 1, 1)
     zeros = torch.zeros(len(keys), 2, len(blocks), dtype=torch.long, device=keys.device)
     halves = torch.arange(2, device=keys.device).view(1, 2, 1)
-    x = [zeros + blocks, zeros + positions.view(-1, 1, 1), zeros + halves, zeros]
+    x = [zeros + blocks, zeros + (positions & _WORD).view(-1, 1, 1), zeros + halves, zeros]
     for _ in range(_ROUNDS):
         first, second = x[0] * _TIMES[0], x[2] * _TIMES[1]  # modulo 2^64, whatever their sign
         x = [
@@ -76,5 +81,5 @@ def _philox(keys: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
             first & _WORD,
         ]
         low, high = (low + _MORE[0]) & _WORD, (high + _MORE[1]) & _WORD
-    words = torch.stack([word.view(len(keys), 2, -1, _LANES) for word in x], dim=3)
+    words = torch.stack([word.view(len(keys), 2, len(blocks) // _LANES, _LANES) for word in x], dim=3)
     return words.flatten(2)

@@ -29,6 +29,13 @@ def check_count(name: str, value: object, low: int = 1, high: int | None = None,
         raise ParameterError(f"{name} must be a whole number {reach}, got {value!r}{advice}")
 
 
+def check_switch(name: str, value: object) -> bool:
+    """The value as a boolean; None is no."""
+    if value is not None and value not in (False, True):  # NumPy's and 0 and 1 as well
+        raise ParameterError(f"{name} must be true or false, got {value!r}")
+    return bool(value)
+
+
 def unknown_option(name: str, known: Iterable[str], function: str) -> ParameterError:
     """The error for a keyword that a function does not have: the one that it was meant for, if one is close, else all."""
     among = sorted(known)

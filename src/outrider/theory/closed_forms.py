@@ -164,7 +164,8 @@ def race_acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Te
     order = ratio.argsort(-1, descending=True)
     p, q, both = p.gather(-1, order), q.gather(-1, order), both.gather(-1, order)
     above, below = p.cumsum(-1), (1.0 - q.cumsum(-1)).clamp(min=0.0)
-    return torch.where(both, 1.0 / (above / p + below / q), 0.0).sum(-1)
+    unknown = (0.0 * (p + q)).sum(-1)  # NaN stays NaN
+    return torch.where(both, 1.0 / (above / p + below / q), 0.0).sum(-1) + unknown
 
 
 def rejection_acceptance_probability(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
