@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from outrider.acceptance.by_position import verify_by_position
+from outrider.acceptance.verify import Verdict
 from outrider.audit.planted import FAULTS
 from outrider.audit.sampled import DRAWS, Planted, TextAudit
 from outrider.audit.sources import text_seed
@@ -25,6 +28,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import PromptLookupDrafter
 from outrider.proposal import Proposal
 from outrider.randomness import RandomStream
+from outrider.round import several
 from outrider.sampling import SamplingSettings
 from outrider.sampling.truncate_device import truncated
 from tests.helpers.audit_texts import ONE, PROMPT, V, draft_model, report, target_model, written
@@ -80,6 +84,22 @@ def test_wrong_bonus_tokens_are_rejected_though_they_are_few(name: str, monkeypa
     assert found.verdict == NOT_EXACT
     assert "bonus" in found.reason
     assert next(sight for sight in found.sights if sight.fault == name).seen
+
+
+def test_texts_by_position_are_exact_and_a_rule_that_keeps_too_much_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts = draft_model()
+    right = report(written(target_model(), drafts, ONE, by_position=True), target_model(), drafts, ONE, by_position=True)
+    assert right.verdict == EXACT, right.reason
+    assert "no draft had a say, and faults of its rule are not planted" in right.reason
+    assert right.alpha is None
+
+    def keeps_all(target: Tensor, tokens: Tensor, *rest: Any) -> Verdict:
+        verdict = verify_by_position(target, tokens, *rest)
+        return replace(verdict, num_accepted=torch.full_like(verdict.num_accepted, tokens.shape[1]))
+
+    monkeypatch.setattr(several, "verify_by_position", keeps_all)
+    wrong = written(target_model(), drafts, ONE, by_position=True)
+    assert report(wrong, target_model(), drafts, ONE, by_position=True).verdict == NOT_EXACT
 
 
 def test_audits_that_share_a_verdict_share_its_false_alarms() -> None:

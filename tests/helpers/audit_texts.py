@@ -27,16 +27,19 @@ def written(
     rows: int = 40,
     tokens: int = 100,
     known: bool = True,
+    by_position: bool = False,
 ) -> list[Text]:
-    requests = [Request(PROMPT, tokens, RandomStream(3, i)) for i in range(rows)]
+    requests = [Request(PROMPT, tokens, RandomStream(3, i, by_position=by_position)) for i in range(rows)]
     new, rounds = decode(target, requests, sampling, drafter, FixedLength(3))
     return [
         Text((*PROMPT, *row), len(PROMPT), tuple(records) if known else ()) for row, records in zip(new, rounds, strict=True)
     ]
 
 
-def report(texts: list[Text], target: TableModel, drafter: Drafter | None, sampling: SamplingSettings) -> Report:
-    audit = TextAudit(target, drafter, sampling)
+def report(
+    texts: list[Text], target: TableModel, drafter: Drafter | None, sampling: SamplingSettings, by_position: bool = False
+) -> Report:
+    audit = TextAudit(target, drafter, sampling, by_position=by_position)
     for text in texts:
         audit.add(text)
     return judge(audit, "")

@@ -139,6 +139,23 @@ def test_a_text_may_be_made_to_depend_on_no_draft(target: TransformersModel, dra
     assert "drafter_invariant" not in outrider.generate(target, PROMPT, max_new_tokens=2).to_dict()
 
 
+def test_coarse_rounding_is_told_where_it_will_be_seen(
+    target: TransformersModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 2, "seed": 5}
+    outrider.generate(target, PROMPT, drafter_invariant=True, **options)
+    assert "in spite of drafter_invariant" not in caplog.text
+    monkeypatch.setattr(TransformersModel, "same_bits", False)
+    monkeypatch.setattr(TransformersModel, "dtype_name", "bfloat16")
+    outrider.generate(target, PROMPT, **options)
+    outrider.generate(target, PROMPT, drafter_invariant=True, draft=None, **options)
+    outrider.generate(target, PROMPT, drafter_invariant=True, **{**options, "temperature": 0.0})
+    assert "in spite of drafter_invariant" not in caplog.text
+    for _ in range(2):
+        outrider.generate(target, PROMPT, drafter_invariant=True, **options)
+    assert caplog.text.count("in bfloat16 round otherwise in other widths: in spite of drafter_invariant") == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -149,7 +166,7 @@ def test_a_text_may_be_made_to_depend_on_no_draft(target: TransformersModel, dra
 )
 def test_what_makes_no_sense_with_it_is_refused(wrong: Any, told: str, target: TransformersModel) -> None:
     with pytest.raises(ParameterError, match=told):
-        outrider.generate(target, PROMPT, **{"drafter_invariant": True, **wrong})
+        outrider.generate(target, PROMPT, temperature=1.0, **{"drafter_invariant": True, **wrong})
 
 
 def test_a_reported_seed_repeats_its_text_though_the_passes_refute_the_table(

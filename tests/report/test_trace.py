@@ -204,6 +204,14 @@ def test_drafts_behind_the_end_of_the_text_are_shown_as_not_used(target: Transfo
     assert [e.kinds[1] for e in page.tokens] == ["prompt", "accepted", "accepted", "unused", "rejected"]
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+def test_the_rule_that_decided_is_told(invariant: bool, target: TransformersModel, draft: TransformersModel) -> None:
+    options = {"num_draft_tokens": 3, "temperature": 0.9, "seed": 3, "max_new_tokens": 8, "drafter_invariant": invariant}
+    page, _ = page_of(target, PROMPT, draft, **options)
+    assert ("min(1, target / draft)" in page.text) is ("Σ min(target, draft)" in page.text) is not invariant
+    assert ("decided by position" in page.text) is invariant
+
+
 def test_what_was_not_recorded_is_said(target: TransformersModel, draft: TransformersModel) -> None:
     result = outrider.generate(target, PROMPT, draft=draft, num_draft_tokens=3, max_new_tokens=20, betas=True)
     page = Page(render_trace(result, target, PROMPT))

@@ -30,6 +30,7 @@ from outrider.models.rollback import refuse_without_rollback
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import stream_after
 from outrider.request.choices import make_length
+from outrider.request.invariance import tell_of_rounding
 from outrider.sampling import SamplingSettings
 from outrider.support.checks import check_switch
 
@@ -130,6 +131,8 @@ def _decoder(
     # Drawn from torch's global generator, so that torch.manual_seed governs it.
     seed = int(torch.randint(2**62, ())) if config.do_sample else 0
     drafter = drafted.drafter
+    if drafted.invariant and config.do_sample and drafter is not None:
+        tell_of_rounding(target)
     if drafter is not None:
         drafter.bind(target)
     requests = []
