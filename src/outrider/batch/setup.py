@@ -58,7 +58,7 @@ class Setup:
         if began not in (None, name):
             raise ParameterError(f"target is {name} here, but the run began with {began}: say --dtype and --engine")
         drafter = self.drafter(target)
-        if self.defaults.get("drafter_invariant") and drafter is not None:
+        if self.defaults.get("drafter_invariant") and self.defaults.get("temperature") and drafter is not None:
             tell_of_rounding(target)
         with costs_by(book):
             length = self._length(target, drafter)
