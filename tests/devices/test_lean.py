@@ -6,11 +6,6 @@ On a GPU `captured_trial` compares them anew for each model; here in float32, to
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +18,7 @@ from outrider.models.passes.graph import run_pass
 from outrider.models.passes.tracing import Inputs
 from outrider.models.transformers_model import TransformersModel
 from tests.helpers.tiny_models import module
+from tests.helpers.triton import run_with_triton
 
 V = 97
 SIZES: dict[str, Any] = {
@@ -47,7 +43,6 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 PASSES = ((1, 1, 5), (1, 1, 0), (1, 3, 100), (2, 5, 130), (3, 4, 200), (1, 16, 64))  # rows, tokens, context
 NEAR = 2e-4  # of the spread of the logits
-TRITON = Path(sys.prefix) / "triton"  # where `make test` puts it
 
 
 def opened(architecture: str, **more: Any) -> TransformersModel:
@@ -142,16 +137,8 @@ def try_all() -> None:
 
 @pytest.fixture(scope="module")
 def differences() -> dict[str, float]:
-    if find_spec("triton") is None and not TRITON.exists():
-        pytest.skip("Triton is not installed: `make test` does that on Linux")
-    paths = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TRITON)]).strip(os.pathsep)
-    threads = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    run = subprocess.run(
-        [sys.executable, "-c", "from tests.devices.test_lean import try_all; try_all()"],
-        env={**os.environ, **threads}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-2000:]
-    return dict(json.loads(run.stdout.splitlines()[-1]))
+    out = run_with_triton("from tests.devices.test_lean import try_all; try_all()", interpret=True)
+    return dict(json.loads(out.splitlines()[-1]))
 
 
 @pytest.mark.slow

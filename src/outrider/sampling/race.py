@@ -10,22 +10,28 @@ So a draft that races with the target's own numbers is mostly right, and the tar
 Numbers are Philox4x32's with ten rounds (Salmon et al. 2011), of 64 bits: token t's are word (t % 32) // 8 of the blocks
 (t // 32) * 8 + t % 8, with the counter (block, position, half, 0) and the stream's key. So any of them can be had without
 the others, on any device. Our kernels take .06 ms for a row of 49,152 tokens, with logarithms of the few that could win;
-torch's operations (float64, other processors) a hundred times as long.
+torch's operations (float64, other processors) a hundred times as long. On a GPU it is one kernel of Triton's.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from outrider.errors import in_one_line
 from outrider.kernels.sampling import reading
 from outrider.support.device_data import to_device
 
 _TIMES, _MORE = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 _ROUNDS, _GROUP, _LANES = 10, 32, 8
+_log = logging.getLogger(__name__)
 _AT_ONCE = 1 << 22  # numbers, of some 60 bytes each on their way
 
 
@@ -41,9 +47,32 @@ def race(weights: Tensor, keys: Many[int], positions: Many[int]) -> Tensor:
     if ours is not None and weights.dtype is torch.float32:
         tokens: Tensor = ours.race(weights, own, places)
         return tokens
+    fused = _on_cuda() if weights.device.type == "cuda" else None
+    if fused is not None:
+        return fused(weights, own, places)
     some = max(1, _AT_ONCE // weights.shape[-1])
     parts = zip(*(torch.split(x, some) for x in (weights, own, places)), strict=True)
     return torch.cat([race_on_device(*part) for part in parts])
+
+
+@cache
+def _on_cuda() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """One kernel for a race there, tried once beside torch's operations; None where Triton can't make it."""
+    if find_spec("triton") is None:
+        return None
+    try:
+        from outrider.sampling.race_triton import race_in_one
+
+        weights = torch.arange(2 * 1500, device="cuda", dtype=torch.float32).view(2, 1500)
+        keys = torch.tensor([2**62 + 5, 7], device="cuda")
+        positions = torch.tensor([3, 2**31], device="cuda")
+        if torch.equal(race_in_one(weights, keys, positions), race_on_device(weights, keys, positions)):
+            return race_in_one
+        why: object = "it gave another token"
+    except Exception as error:  # of the compiler, the driver or the launch
+        why = in_one_line(error)
+    _log.warning("Triton's kernel for drawing by position can't be used (%s): torch's operations are slower", why)
+    return None
 
 
 def race_on_device(weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
