@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,12 +46,17 @@ def texts(
     drafter: Drafter | None,
     settings: SamplingSettings,
     length: Any = None,
-    rows: int = 40,
+    rows: int = 24,
     new_tokens: int = 24,
     extras: Extras | None = None,
 ) -> list[list[int]]:
     requests = [Request(PROMPT, new_tokens, stream_by_position(3, i)) for i in range(rows)]
     return decode(target, requests, settings, drafter, length or FixedLength(3), extras)[0]
+
+
+@cache
+def plain_texts(setting: str, by: str) -> list[list[int]]:
+    return texts(table(1, V, dtype=DTYPES[by]), None, SETTINGS[setting])
 
 
 @pytest.mark.parametrize(("name", "by"), thinned(SAMPLED, DTYPES))
@@ -64,8 +70,7 @@ def test_plain_decoding_follows_the_law(name: str, by: str) -> None:
     ("name", "length", "setting", "by"), thinned(DRAFTERS, LENGTHS, ["temperature 1", "all"], DTYPES, every=4)
 )
 def test_every_drafter_gives_plain_decodings_text(name: str, length: str, setting: str, by: str) -> None:
-    target, settings = table(1, V, dtype=DTYPES[by]), SETTINGS[setting]
-    plain = texts(target, None, settings)
+    target, settings, plain = table(1, V, dtype=DTYPES[by]), SETTINGS[setting], plain_texts(setting, by)
     assert texts(target, DRAFTERS[name](), settings, LENGTHS[length]) == plain
     assert len(set(map(tuple, plain))) == len(plain)
 
@@ -141,7 +146,7 @@ def test_acceptance_is_what_theory_says() -> None:
 @pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - {"suffix with a memory"}))
 def test_betas_of_every_drafter_are_how_often_it_is_right(name: str) -> None:
     """Each draws by the numbers of the places, or is certain of tokens that it has not seen."""
-    requests = [Request(PROMPT, 60, stream_by_position(4, i)) for i in range(40)]
+    requests = [Request(PROMPT, 50, stream_by_position(4, i)) for i in range(24)]
     drafter, extras = DRAFTERS[name](), Extras(betas=True)
     _, rounds = decode(table(1, V), requests, SETTINGS["temperature 1"], drafter, FixedLength(2), extras)
     tested = [beta for row in rounds for one in row for beta in (one.betas or ())[: one.tested]]
