@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.base import Sequence, Source, tokens_of
-from outrider.randomness import RandomStream
+from outrider.randomness import RandomStream, keys_of
 from outrider.support.device_data import index, moved, pad_rows
 
 
@@ -57,6 +57,17 @@ class DraftRow:
     def reading(self) -> list[int]:
         """All that there is to read, from left to right: source and tokens. For drafters that have no encoder."""
         return self.tokens if self.source is None else [*self.source_tokens, *self.tokens]
+
+
+def races_of(rows: Many[DraftRow], further: Many[int] = ()) -> tuple[list[int], list[int]] | None:
+    """By what the next token of each row is drawn where that is decided by position: keys and positions; else None.
+
+    further: how many tokens after the next one, of each row.
+    """
+    keys = keys_of([row.stream for row in rows])
+    if keys is None:
+        return None
+    return keys, [row.position + more for row, more in zip(rows, further or [0] * len(rows), strict=True)]
 
 
 Candidate = tuple[int, int, int]

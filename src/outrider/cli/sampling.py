@@ -80,7 +80,7 @@ alternatives_option = click.option(
 invariant_option = click.option(
     "--drafter-invariant",
     is_flag=True,
-    help="The same seed gives the same text whatever drafts, plain decoding's; sampled drafts fit a little less often.",
+    help="The same seed gives the same text whatever drafts: plain decoding's, but for rounding. Drafts fit a little less.",
 )
 
 

@@ -18,8 +18,7 @@ from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import EDGES, LEAST_LIKELY, MOST_OTHERS, shares_of, token_signals
 from outrider.kernels.calls import SamplingCalls
 from outrider.kernels.sampling import reading
-from outrider.proposal import DraftRow
-from outrider.randomness import keys_of
+from outrider.proposal import DraftRow, races_of
 from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
 from outrider.support.device_data import index
 
@@ -102,12 +101,10 @@ class StepsInOneCall(Steps):
         races = None
         if not self._sampling.greedy:
             where = self._room(active, logits.device)
-            streams = [self._rows[i].stream for i in active]
-            keys = keys_of(streams)
-            if keys is None:
-                uniforms = [stream.take(1)[0] for stream in streams]
-            else:
-                races = keys, [self._rows[i].position + len(self._drawn[i]) for i in active]
+            rows = [self._rows[i] for i in active]
+            races = races_of(rows, [len(self._drawn[i]) for i in active])
+            if races is None:
+                uniforms = [row.stream.take(1)[0] for row in rows]
         self._made += 1
         most, least = (MOST_OTHERS, LEAST_LIKELY) if wanted.others is None else (wanted.others, 0.0)
         width, ids = self._own.vocab_size, self._own.ids

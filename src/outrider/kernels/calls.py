@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,12 +77,10 @@ class SamplingCalls:
         """
         rows, count = logits.shape
         logits = _in_one_piece(logits)
-        tokens = array("q", bytes(8 * rows))
-        shares = array("d", bytes(8 * rows)) if reads else None
+        tokens, shares = array("q", bytes(8 * rows)), array("d", bytes(8 * rows)) if reads else None
         others, counts = array("q", bytes(8 * rows * most)), array("q", bytes(8 * rows))
         other_shares = array("d", bytes(8 * rows * most))
-        points = array("d", uniforms)
-        where = array("q", laws)
+        points, where = array("d", uniforms), array("q", laws)
         keys, positions = _in_arrays(races)
         assert law[0] == 0.0 or (len(where) == rows and width >= count)
         assert law[0] == 0.0 or rows == (len(points) if races is None else len(keys))
@@ -136,14 +135,9 @@ class SamplingCalls:
         """
         lengths = [len(draft) for draft in drafts]
         width = max(lengths)
-        if all(length == width for length in lengths):
-            tokens = array("q", [token for draft in drafts for token in draft])
-            points = array("d", [point for own in uniforms for point in own])
-        else:
-            tokens = array("q", [token for draft in drafts for token in [*draft, *[0] * (width - len(draft))]])
-            points = array("d", [point for own in uniforms for point in [*own, *[0.0] * (width + 1 - len(own))]])
-        assert len(logits) == len(first) == len(lengths)
+        tokens, points = array("q", _side_by_side(drafts, width)), array("d", _side_by_side(uniforms, width + 1))
         keys, positions = _in_arrays(races)
+        assert len(logits) == len(first) == len(lengths)
         assert len(keys) == len(lengths) if keys else [len(own) for own in uniforms] == [length + 1 for length in lengths]
         assert logits.shape[2] >= vocab_size
         logits = _in_one_piece(logits)
@@ -180,6 +174,14 @@ class SamplingCalls:
             assert outside, "a row's own positions are not all among those that were scored"
             raise ParameterError(f"draft_tokens must be in 0 … {vocab_size - 1}, got {outside[0]}")
         return list(zip(found[::2], found[1::2], strict=True))
+
+
+def _side_by_side(rows: Many[Many[Any]], width: int) -> list[Any]:
+    """Numbers of one row after the other, zeros behind those that are shorter than `width`."""
+    numbers: list[Any] = []
+    for row in rows:
+        numbers += [*row, *[0] * (width - len(row))]
+    return numbers
 
 
 def _in_arrays(races: Races | None) -> tuple[array[int], array[int]]:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from outrider.kernels.calls import SamplingCalls
 from outrider.kernels.sampling import reading
-from outrider.proposal import DraftRow, Proposal
-from outrider.randomness import keys_of
+from outrider.proposal import DraftRow, Proposal, races_of
 from outrider.round.contract import Outcome, Scorer
 
 
@@ -25,10 +24,9 @@ def one_call(
     if calls is None:
         return None
     uniforms: list[list[float]] = []
-    keys = keys_of([row.stream for row in rows])
-    if keys is None:
+    races = races_of(rows)
+    if races is None:
         uniforms = [row.stream.take(length + 1) for row, length in zip(rows, proposal.lengths, strict=True)]
-    races = None if keys is None else (keys, [row.position for row in rows])
     vocabulary = scorer.vocab_size or scorer.model.vocab_size
     drafts = proposal.on_host()
     found = calls.decide(scored, first, vocabulary, scorer.sampling.law, drafts, uniforms, proposal.probs, races)

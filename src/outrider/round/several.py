@@ -17,8 +17,7 @@ from outrider.acceptance.by_position import verify_by_position
 from outrider.acceptance.lenience import lenient_betas, soft, verify_lenient, verify_near_best
 from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.models.base import fit_vocabulary
-from outrider.proposal import DraftRow, Proposal
-from outrider.randomness import keys_of
+from outrider.proposal import DraftRow, Proposal, races_of
 from outrider.round.contract import Outcome, Scorer
 from outrider.sampling import Context, SamplingSettings, greedy_on_host, greedy_tokens, standardize
 from outrider.sampling.penalties import State
@@ -41,9 +40,9 @@ def decided(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Te
     probs = _laws(logits, scorer.sampling, contexts, proposal.lengths)
     drafted = index(proposal.lengths, model.device)
     lossy = _Lossy(scorer, logits, contexts) if scorer.lenience < 1.0 else None
-    keys = keys_of([row.stream for row in rows])
-    if keys is not None:
-        verdict = verify_by_position(probs, proposal.tokens, keys, [row.position for row in rows], drafted)
+    races = races_of(rows)
+    if races is not None:
+        verdict = verify_by_position(probs, proposal.tokens, *races, drafted)
     elif lossy is None:
         verdict = verify(probs, proposal.probs, proposal.tokens, _uniforms(rows, proposal, model.device), drafted)
     else:
@@ -52,7 +51,7 @@ def decided(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Te
     if scorer.extras.logprobs:
         columns.append(_chosen_logprobs(logits, proposal.tokens, verdict.num_accepted, verdict.next_token))
     if scorer.extras.betas:
-        rule = acceptance_probability if keys is None else race_acceptance_probability
+        rule = acceptance_probability if races is None else race_acceptance_probability
         columns.append(_betas(probs, proposal, rule) if lossy is None else lossy.betas(probs, proposal))
     if verdict.lenient is not None:
         columns.append(verdict.lenient)
