@@ -167,7 +167,7 @@ def test_what_is_decided_by_position_needs_no_further_wait(
 ) -> None:
     wanted, _ = write(opened(target_folder, "cpu"), None, setting, by_position=True)
     target = opened(target_folder, "cuda")
-    for draft in (None, given(draft_folder, "cuda")):
+    for draft in (None, given(draft_folder, "cuda"), RandomDrafter()):
         write(target, draft, setting, count=2, by_position=True)
         gpu.waits.clear()
         found, rounds = write(target, draft, setting, by_position=True, extras=Extras(betas=True))

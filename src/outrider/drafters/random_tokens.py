@@ -27,17 +27,18 @@ class RandomDrafter(Drafter):
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         size = context.vocab_size
-        if self._law is None or (len(self._law), self._law.device) != (size, context.device):
-            self._law = torch.full((size,), 1.0 / size, device=context.device)
-        drafts = [_drawn(row, plan.limit, self._law) for row, plan in zip(rows, plans, strict=True)]
+        drafts = [_drawn(row, plan.limit, size) for row, plan in zip(rows, plans, strict=True)]
         if not any(drafts):
             return empty_proposal(len(rows), context.device)
         tokens, lengths = pad_rows(drafts, context.device)
+        if self._law is None or (len(self._law), self._law.device) != (size, tokens.device):
+            self._law = torch.full((size,), 1.0 / size, device=tokens.device)
         return Proposal(tokens, lengths, self._law.expand(*tokens.shape, size)).knowing(drafts)
 
 
-def _drawn(row: DraftRow, count: int, law: torch.Tensor) -> list[int]:
-    """So many tokens of a row. law: [V], uniform"""
+def _drawn(row: DraftRow, count: int, vocabulary: int) -> list[int]:
+    """So many tokens of a row; on the host, so that nothing is read back from a GPU."""
     if row.stream.key is None or not count:
-        return [int(u * len(law)) for u in row.stream.take(count)]
-    return race(law.expand(count, -1), [row.stream.key] * count, range(row.position, row.position + count)).tolist()
+        return [int(u * vocabulary) for u in row.stream.take(count)]
+    alike = torch.ones(1, vocabulary, device="cpu").expand(count, -1)
+    return race(alike, [row.stream.key] * count, range(row.position, row.position + count)).tolist()

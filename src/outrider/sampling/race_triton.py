@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -94,7 +95,10 @@ def race_in_one(weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
     times = torch.empty(count, parts, dtype=torch.float64, device=weights.device)
     totals = torch.empty_like(times)
     tokens = torch.empty(count, parts, dtype=torch.long, device=weights.device)
-    _race[count, parts](weights, keys, positions, times, tokens, totals, weights.stride(0), vocabulary, steps, SIZE=BLOCK)
+    with torch.cuda.device(weights.device) if weights.is_cuda else nullcontext():  # Triton takes the current one
+        _race[count, parts](
+            weights, keys, positions, times, tokens, totals, weights.stride(0), vocabulary, steps, SIZE=BLOCK
+        )
     total = totals.sum(-1)
     won = tokens.gather(-1, times.argmin(-1, keepdim=True)).squeeze(-1)
     return torch.where(total.isfinite() & (total > 0), won, -1)
