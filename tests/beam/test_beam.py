@@ -201,33 +201,6 @@ def test_drafts_cost_passes_only_and_the_records_add_up() -> None:
     assert all(one.again == 0 for one in plain)  # an engine that copies scores nothing twice
 
 
-def test_the_adaptive_length_settles_where_steps_are_cheapest() -> None:
-    seconds = {"draft": 0.0, "verify": 1.0, "sampling": 0.0, "other": 0.0}
-    good, useless = BeamLength(), BeamLength()
-    for _ in range(30):
-        n = good.plan()
-        good.update(n, n, n, {**seconds, "draft": 0.05 * n})
-        n = useless.plan()
-        useless.update(n, min(n, 1), 0, {**seconds, "draft": 0.5 * n})
-    assert good.plan() == 8
-    assert sum(useless.plan() for _ in range(3)) <= 3
-    assert useless.plan() in (0, 1)
-
-
-def test_a_useless_draft_is_probed_ever_more_seldom_and_one_that_turns_good_is_taken() -> None:
-    seconds, length, drafted = {"draft": 0.0, "verify": 1.0}, BeamLength(), []
-    for i in range(600):
-        n = length.plan()
-        drafted += [i] * (n > 0)
-        length.update(n, min(n, 1), 0, {**seconds, "draft": 0.9 * n})
-    assert 6 <= len(drafted) <= 10
-    assert drafted[-1] > 400
-    for _ in range(2000):
-        n = length.plan()
-        length.update(n, n, n, {**seconds, "draft": 0.02 * n})
-    assert length.plan() > 2
-
-
 def test_contexts_end_the_search_or_the_drafting() -> None:
     """A target whose context is full ends there; a draft with a shorter one drafts as far as it reaches."""
     wide, short = table(1, V), TableModel(table(1, V)._probs, max_length=6)
