@@ -10,7 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 import outrider
-from outrider.bench.drafters import CONTROL, Cell, Noise, count_runs, measure, noise_of, over_all_texts, summarise
+from outrider.bench.drafters import (
+    CONTROL,
+    Cell,
+    Matrix,
+    Noise,
+    count_runs,
+    measure,
+    noise_of,
+    of_one_text,
+    over_all_texts,
+    summarise,
+)
 from outrider.bench.tasks import Task
 from outrider.cli.main import cli
 from outrider.drafters import Drafter, PromptLookupDrafter, RandomDrafter
@@ -30,7 +41,7 @@ def test_pairs_stand_side_by_side_and_fixed_lengths_run_once_where_they_are_gree
     model = outrider.load(target_folder, dtype="float64")
     drafters: dict[str, Drafter] = {drafter.name: drafter for drafter in (PromptLookupDrafter(), RandomDrafter())}
     log = tmp_path / "log.jsonl"
-    runs = list(measure(model, drafters, TEXTS, (0.0, 1.0), 12, 2, 2, RunLog(log)))
+    runs = list(measure(model, drafters, TEXTS, Matrix((0.0, 1.0), 12, 2, 2), RunLog(log)))
     assert len(runs) == count_runs(2, 2, (0.0, 1.0), 2)
     for i, run in enumerate(runs):
         if run.policy in ("plain", "adaptive"):
@@ -40,13 +51,28 @@ def test_pairs_stand_side_by_side_and_fixed_lengths_run_once_where_they_are_gree
         fixed = [one for one in fixed if one.policy == "8"]
         assert len(fixed) == (0 if run.drafter == CONTROL else 2 if run.temperature else 1)
     assert all(run.drafted == 0 for run in runs if run.policy == "plain" or run.drafter == CONTROL)
-    assert list(measure(model, drafters, TEXTS, (0.0, 1.0), 12, 2, 2, RunLog(log))) == runs  # from the log: times, too
+    assert (
+        list(measure(model, drafters, TEXTS, Matrix((0.0, 1.0), 12, 2, 2), RunLog(log))) == runs
+    )  # from the log: times, too
     cells = summarise(runs)
     assert [(c.text, c.drafter, c.temperature) for c in cells if c.text == "words" and c.temperature == 0.0] == [
         ("words", name, 0.0) for name in (CONTROL, "prompt-lookup", "random")
     ]
     assert all(len(c.pairs) == 2 and c.spread[0] <= c.speedup <= c.spread[1] for c in cells)
     assert all(c.table == 1.0 and c.captured is None for c in cells if c.drafter == CONTROL)
+
+
+def test_by_position_every_policy_writes_the_plain_text(target_folder: Path) -> None:
+    model = outrider.load(target_folder, dtype="float64")
+    drafters: dict[str, Drafter] = {"random": RandomDrafter(), "prompt-lookup": PromptLookupDrafter()}
+    drafted = {}
+    for invariant in (True, False):
+        runs = list(measure(model, drafters, TEXTS, Matrix((1.0,), 12, 1, 2, invariant), RunLog(None)))
+        drafted[invariant] = sum(run.drafted for run in runs if run.policy == "4")
+        same, known = of_one_text(runs)
+        assert known == len(TEXTS) * len(drafters) * 4
+        assert (same == known) is invariant
+    assert min(drafted.values()) > 0
 
 
 def test_noise_is_what_plain_runs_differ_by() -> None:

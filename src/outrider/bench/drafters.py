@@ -3,13 +3,15 @@
 Each cell times plain decoding and the adaptive policy one right after the other, in either order in turn, several times,
 with the same seeds; its figure is the median of these pairs. What pairs say of nothing at all is measured beside it: a
 control times plain decoding twice. Of fixed lengths only the rounds are of interest, which greedy are the same in every
-repetition. When sampling, each policy gives a text of its own, so a cell takes several seeds. The oracle knows beforehand
-how many drafted tokens will be accepted (Leviathan 3.5): its time is worked out from a run of the longest fixed length and
-the measured costs.
+repetition. When sampling, each policy gives a text of its own, so a cell takes several seeds, and what one policy has over
+another is for the most part what their texts are; tokens drawn by position (`drafter_invariant`) make one text of them all.
+The oracle knows beforehand how many drafted tokens will be accepted (Leviathan 3.5): its time is worked out from a run of
+the longest fixed length and the measured costs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,8 +35,22 @@ CONTROL = "none: plain again"
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """What each text and drafter go through. seeds: texts of a cell when sampling; drafter_invariant: as in `generate`."""
+
+    temperatures: Sequence[float]
+    max_new_tokens: int
+    repetitions: int
+    seeds: int
+    drafter_invariant: bool = False
+
+
+@dataclass(frozen=True)
 class Run:
-    """One generation. lengths: {tokens drafted in a round: rounds}. table_seconds: its time by the measured costs."""
+    """One generation. lengths: {tokens drafted in a round: rounds}. table_seconds: its time by the measured costs.
+
+    digest: of its tokens; empty in logs of older versions.
+    """
 
     text: str
     drafter: str
@@ -50,6 +66,7 @@ class Run:
     lengths: dict[int, int]
     table_seconds: float
     oracle_seconds: float
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,26 +104,16 @@ class Cell:
 
 
 def measure(
-    target: TextModel,
-    drafters: dict[str, Drafter],
-    texts: Sequence[Task],
-    temperatures: Sequence[float],
-    max_new_tokens: int,
-    repetitions: int,
-    seeds: int,
-    kept: RunLog,
+    target: TextModel, drafters: dict[str, Drafter], texts: Sequence[Task], matrix: Matrix, kept: RunLog
 ) -> Iterator[Run]:
-    """Run what `kept` does not hold yet, append it there, and yield all runs.
-
-    seeds: texts of each cell when sampling.
-    """
+    """Run what `kept` does not hold yet, append it there, and yield all runs."""
     runs = Resumed(kept, _read, _key)
     for text in texts:
-        for temperature in temperatures:
-            for repetition in range(repetitions):
+        for temperature in matrix.temperatures:
+            for repetition in range(matrix.repetitions):
                 for drafter, policy in _turns(list(drafters), temperature, repetition):
-                    plan, count = (temperature, policy, repetition), seeds if temperature else 1
-                    asked = (target, (drafter, drafters.get(drafter)), text, plan, max_new_tokens, count)
+                    plan = (temperature, policy, repetition)
+                    asked = (target, (drafter, drafters.get(drafter)), text, plan, matrix)
                     yield runs.run((text.name, drafter, *plan), partial(_run, *asked))
 
 
@@ -136,23 +143,24 @@ def _run(
     drafter: tuple[str, Drafter | None],
     text: Task,
     plan: tuple[float, str, int],
-    tokens: int,
-    seeds: int,
+    matrix: Matrix,
 ) -> Run:
     """plan: temperature, policy, repetition."""
     temperature, policy, repetition = plan
+    seeds = matrix.seeds if temperature else 1
     name, made = drafter
     fixed = policy not in ("plain", "adaptive")
     options: dict[str, Any] = {
         "draft": None if policy == "plain" else made,
         "num_draft_tokens": int(policy) if fixed else None,
-        "max_new_tokens": tokens,
+        "max_new_tokens": matrix.max_new_tokens,
         "temperature": temperature,
         "ignore_eos": True,
+        "drafter_invariant": matrix.drafter_invariant,
     }
     numbers = [repetition * seeds + i for i in range(seeds)]
     costs = measured_costs(target)
-    if fixed:
+    if fixed and not matrix.drafter_invariant:  # whose texts depend on their rows
         results = generate(target, [text.prompt] * seeds, seed=numbers, **options)
     else:
         results = [generate(target, text.prompt, seed=number, **options) for number in numbers]
@@ -174,6 +182,7 @@ def _run(
         lengths=dict(Counter(r.drafted for result in results for r in result.rounds)),
         table_seconds=sum(predicted_seconds(r.rounds, costs, steps, r.prompt_tokens) for r in results),
         oracle_seconds=sum(oracle_seconds(r.rounds, costs, own, r.prompt_tokens) for r in results),
+        digest=hashlib.blake2b(repr([r.tokens for r in results]).encode(), digest_size=8).hexdigest(),
     )
 
 
@@ -183,6 +192,17 @@ def _key(run: Run) -> tuple[str, str, float, str, int]:
 
 def _read(lengths: dict[str, int], **entry: Any) -> Run:
     return Run(**entry, lengths={int(length): count for length, count in lengths.items()})
+
+
+def of_one_text(runs: Sequence[Run]) -> tuple[int, int]:
+    """How many runs with a drafter have the very tokens of their plain one, and of how many that is known."""
+    plain = {(run.text, run.drafter, run.temperature, run.repetition): run for run in runs if run.policy == "plain"}
+    pairs = [
+        (run, plain[run.text, run.drafter, run.temperature, run.repetition])
+        for run in runs
+        if run.policy != "plain" and run.drafter != CONTROL and run.digest
+    ]
+    return sum(run.digest == base.digest for run, base in pairs), len(pairs)
 
 
 def summarise(runs: Sequence[Run]) -> list[Cell]:

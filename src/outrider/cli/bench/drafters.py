@@ -11,6 +11,7 @@ import click
 
 from outrider.cli.bench.choices import open_log, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
+from outrider.cli.sampling import invariant_option
 from outrider.cli.shared_options import json_option, log_option
 from outrider.support.checks import check_count
 
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 @click.command()
 @model_options_with_one_draft
 @click.option("--max-new-tokens", default=96, show_default=True)
-@click.option("--temperature", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
+@click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
 @click.option("--repetitions", default=3, show_default=True)
 @click.option("--seeds", default=4, show_default=True, help="Texts of each cell where the temperature is not 0.")
+@invariant_option
 @log_option
 @json_option
 def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
-    from outrider.bench.drafters import count_runs, measure, noise_of, over_all_texts, summarise
+    from outrider.bench.drafters import Matrix, count_runs, measure, noise_of, of_one_text, over_all_texts, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds_for
     from outrider.report.names import where_apart
@@ -40,21 +42,28 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     names = where_apart({spec: drafter.name for spec, drafter in made.items()})
     named = {names[spec]: drafter for spec, drafter in made.items()}
     texts = kinds_for(model)
-    temperatures, repetitions = given["temperature"], given["repetitions"]
-    total = count_runs(len(named), len(texts), temperatures, repetitions)
+    matrix = Matrix(**given)
+    total = count_runs(len(named), len(texts), matrix.temperatures, matrix.repetitions)
     about: dict[str, object] = {"bench": "drafters", "target": model.name, "dtype": model.dtype_name}
-    about |= {"max_new_tokens": given["max_new_tokens"], "seeds": given["seeds"]}
-    kept = open_log(log, about)
-    steps = measure(model, named, texts, temperatures, given["max_new_tokens"], repetitions, given["seeds"], kept)
-    cells = summarise(track(steps, "Running", total))
+    about |= {"max_new_tokens": matrix.max_new_tokens, "seeds": matrix.seeds}
+    if matrix.drafter_invariant:  # logs of before are of runs without
+        about["drafter_invariant"] = True
+    steps = measure(model, named, texts, matrix, open_log(log, about))
+    runs = list(track(steps, "Running", total))
+    cells = summarise(runs)
     noise, overall = noise_of(cells), over_all_texts(cells)
     slower = noise.slower(cells)
+    alike = [run for run in runs if run.temperature == 0 or matrix.drafter_invariant]
+    same, known = of_one_text(alike)
     if not as_json:
         _print_cells(cells)
+        if known:
+            click.echo(f"texts that have to be plain decoding's: {same} of {known} are, token for token")
         _print_noise(noise, slower, overall)
         return
-    about |= {"repetitions": repetitions}
+    about |= {"repetitions": matrix.repetitions}
     rows = [{**asdict(cell), "against_best_fixed": cell.against_best_fixed, "captured": cell.captured} for cell in cells]
+    about["same_texts"] = [same, known]
     about["noise"] = asdict(noise)
     about["slower"] = [[cell.text, cell.drafter, cell.temperature] for cell in slower]
     about["all_texts"] = [[*key, speedup] for key, speedup in overall.items()]
