@@ -72,6 +72,18 @@ def test_the_command_reports_phases_and_bandwidths(
     assert "sampling" in shown
 
 
+def test_of_several_drafters_each_model_is_reported(
+    target_folder: Path, draft_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["generate", "the quick brown the quick", "--target", str(target_folder), "--dtype", "float32", "--ignore-eos"]
+    options += ["--num-draft-tokens", "3", "--max-new-tokens", "24", "--profile", "--json"]
+    assert run([*options, "--draft", str(draft_folder), "--draft", "prompt-lookup"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    _, draft = got["profile"]["readings"]
+    assert 0 < draft["passes"] <= got["stats"]["drafted"]
+    assert draft["weight_bytes"] > 0
+
+
 def test_profile_and_compare_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "x", "--profile", "--compare"]) == 2
     assert "exclude each other" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from outrider.drafters import Drafter, ModelDrafter
 from outrider.models.base import LanguageModel, ReadsWeights
 from outrider.records import PHASES, Round
 
@@ -55,14 +56,18 @@ class Profile:
         return tuple(phase for phase in PHASES if phase != "prefill")
 
 
-def profile(rounds: Iterable[Round], target: LanguageModel, draft: LanguageModel | None) -> Profile:
-    """Of one sequence. draft: the model that drafted, if a single one did. Measures the memory for half a second."""
+def profile(rounds: Iterable[Round], target: LanguageModel, drafter: Drafter | None) -> Profile:
+    """Of one sequence. Models that draft are listed, with a pass a token. Measures the memory for half a second."""
     rounds = list(rounds)
     seconds = {phase: sum(r.seconds.get(phase, 0.0) for r in rounds) for phase in PHASES}
     readings = [Reading(target.name, len(rounds), seconds["verify"], _weight_bytes(target))]
-    steps = sum(r.drafted for r in rounds)
-    if draft is not None and steps:
-        readings.append(Reading(draft.name, steps, seconds["draft"], _weight_bytes(draft)))
+    for part in [] if drafter is None else drafter.parts():
+        if isinstance(part, ModelDrafter):
+            mine = [r for r in rounds if r.drafter == part.name and r.drafted]
+            spent = sum(r.seconds.get("draft", 0.0) for r in mine)
+            readings += [Reading(part.model.name, sum(r.drafted for r in mine), spent, _weight_bytes(part.model))] * bool(
+                mine
+            )
     return Profile(len(rounds), sum(len(r.tokens) for r in rounds), seconds, readings, memory_bandwidth(target.device))
 
 

@@ -220,10 +220,8 @@ def _conclude(result: Result, found: Profile | None, as_json: bool, shares: list
 
 def _profile(model: TextModel, draft: Drafter | None, result: Result) -> Profile:
     from outrider.bench.profile import profile
-    from outrider.drafters import ModelDrafter
 
-    single = draft.model if isinstance(draft, ModelDrafter) else None
-    return profile(result.rounds, model, single)
+    return profile(result.rounds, model, draft)
 
 
 def show(stream: Stream, quiet: bool = False) -> int:
