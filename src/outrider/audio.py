@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from outrider.errors import ContextLengthError, ParameterError, in_one_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
 Samples = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -156,4 +156,6 @@ def features(model: EncoderDecoderModel, audio: Audio) -> Tensor:
             f"audio has {audio.seconds:.1f} s, {model.name} hears {window:g} s at once: cut it into pieces"
         )
     found = extractor(audio.samples, sampling_rate=audio.rate, return_tensors="np")["input_features"][0]
-    return torch.from_numpy(np.asarray(found, np.float32))
+    from torch import from_numpy  # here alone: that a file holds no recording is said before torch is imported
+
+    return from_numpy(np.asarray(found, np.float32))

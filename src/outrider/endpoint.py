@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from outrider.errors import OutriderError, ParameterError
-from outrider.sampling import SamplingSettings
+from outrider.settings.sampling import SamplingSettings
 
 SECONDS = 600.0
 _SECONDS_TO_REACH = 10.0

@@ -10,31 +10,19 @@ the drafts that are copied from it, and a draft must not depend on the numbers t
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Sequence as Many
-from numbers import Integral
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
 
 from outrider.errors import ParameterError
+from outrider.settings.seed import check_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_SEED = 2**63 - 1
 _AT_ONCE = 64
-
-
-def check_seed(seed: object) -> int:
-    """The seed itself, or a fresh one for None."""
-    if seed is None:
-        return secrets.randbelow(2**32)
-    number = -1 if isinstance(seed, bool) or not isinstance(seed, Integral) else int(seed)  # NumPy's as well
-    if not 0 <= number <= MAX_SEED:
-        raise ParameterError(f"seed must be a whole number in 0 … 2^63 - 1, got {seed!r}: leave it out for a random one")
-    return number
 
 
 class RandomStream:

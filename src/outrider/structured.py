@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel
-from outrider.models.compatibility import fingerprint
-from outrider.sampling.stateful import Constraint
 from outrider.support.optional import optional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.models.base import TextModel
+    from outrider.sampling.stateful import Constraint
 
 _KEPT_AS = "_outrider_guidance"
 _NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}
@@ -67,6 +68,9 @@ def grammar(model: TextModel, lark: str) -> Constraint:
 
 
 def _constraint(model: TextModel, kind: str, text: str) -> Constraint:
+    from outrider.models.compatibility import fingerprint  # which need torch, unlike what a schema is checked by
+    from outrider.sampling.stateful import Constraint
+
     if not isinstance(text, str):
         raise ParameterError(f"{_NAMES[kind]} must be text, got {text!r:.60}")
     compiled = _compiled(kind, text)
@@ -117,8 +121,10 @@ class _Matcher:
         self._vocab_size = vocab_size
 
     def mask(self) -> Tensor:
+        from torch import from_numpy
+
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool))
+        return from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool))
 
     def advance(self, token: int) -> bool:
         return bool(self._matcher.try_consume_tokens([token]) == 1)

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import outrider
-from outrider.batch import ContinuousBatch, Job, Setup
+from outrider.batch.continuous import ContinuousBatch
+from outrider.batch.jobs import Job
 from outrider.batch.run import run_here
+from outrider.batch.setup import Setup
 from outrider.cli.main import run
 from outrider.drafters import NgramDrafter
 from outrider.drafters.base import DraftContext

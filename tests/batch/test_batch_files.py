@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import outrider
-from outrider.batch import Journal
 from outrider.batch.jobs import check_prompts
+from outrider.batch.journal import Journal
 from outrider.cli.main import run
 from outrider.errors import ParameterError
 from tests.helpers.batch_prompts import DEFAULTS, PROMPTS

@@ -16,13 +16,14 @@ import pytest
 from outrider.audio import read_wav
 from outrider.audit.sources import own_texts
 from outrider.audit.spread import spread_texts
-from outrider.batch import Job, Setup
+from outrider.batch.jobs import Job
 from outrider.batch.ray_pool import Cluster, RayPool, Share, share_of, threads_of
 from outrider.batch.run import run_here
+from outrider.batch.setup import Setup
 from outrider.cli.main import run
 from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load
-from outrider.request.draft_specs import make_named
+from outrider.request.from_specs import make_named
 from outrider.request.prompts import encode
 from outrider.sampling import SamplingSettings
 from outrider.tune import writing

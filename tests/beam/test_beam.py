@@ -19,7 +19,6 @@ from outrider.beam import BeamDecoder, BeamSettings, beam_search
 from outrider.beam.draft import draft_model
 from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamRound
-from outrider.beam.settings import EarlyStopping
 from outrider.beam.state import Finished
 from outrider.cli.main import run
 from outrider.drafters import ModelDrafter, PromptLookupDrafter
@@ -29,6 +28,7 @@ from outrider.models.base import Sequence as ModelSequence
 from outrider.models.loading import load_transformers
 from outrider.models.table import TableModel, TableSequence
 from outrider.sampling import SamplingSettings
+from outrider.settings.beams import EarlyStopping
 from tests.helpers.marks import thinned
 from tests.helpers.samples import RollbackOffByOne, StaleAfterRollback
 from tests.helpers.tiny_models import module, tiny

@@ -13,7 +13,6 @@ from torch import Tensor
 from outrider.beam import BeamDecoder, BeamSettings, beam_search
 from outrider.beam.compare import logprob
 from outrider.beam.length import BeamLength
-from outrider.beam.settings import EarlyStopping
 from outrider.beam.state import Finished
 from outrider.beam.task import task_of
 from outrider.models.base import LanguageModel
@@ -21,6 +20,7 @@ from outrider.models.decoder_rules import decoder_prefix
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.loading import load_transformers
 from outrider.request.prompts import Prepared
+from outrider.settings.beams import EarlyStopping
 from tests.helpers.commands import call
 from tests.helpers.encoder_decoder import FOUR, ruled, some_source
 from tests.helpers.folders import save_encoder_decoder

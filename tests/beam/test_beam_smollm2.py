@@ -10,9 +10,9 @@ import torch
 
 from outrider.beam import BeamResult, beam_search
 from outrider.beam.compare import Agreement
-from outrider.beam.settings import EarlyStopping
 from outrider.beam.task import BeamTask
 from outrider.request.prompts import encode
+from outrider.settings.beams import EarlyStopping
 from tests.helpers.real_models import pruned_draft, smollm2
 
 STOPPING: tuple[EarlyStopping, ...] = (False, True, "never")

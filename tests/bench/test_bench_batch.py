@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.bench.batches import AUTO, BatchRun, best_length, predicted_rate, ragged_prompts, summarise
+from outrider.bench.batches import BatchRun, best_length, predicted_rate, ragged_prompts, summarise
+from outrider.bench.settings import AUTO
 from outrider.cli.main import run
 from outrider.costs import Costs, DraftSeconds
 from tests.helpers.folders import make_tokenizer

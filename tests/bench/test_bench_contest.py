@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from outrider.bench.contest import Setting
 from outrider.bench.servers import served
+from outrider.bench.settings import Setting
 from outrider.bench.setups import Setup, parse_setup, short_names
 from outrider.cli.main import cli
 from outrider.endpoint import EndpointError

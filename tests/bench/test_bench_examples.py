@@ -12,7 +12,8 @@ import pytest
 from tokenizers import processors
 
 import outrider
-from outrider.bench.examples import CODE_STOPS, KINDS, Source, load_examples, prompt_tokens, stops
+from outrider.bench.asking import prompt_tokens, stops
+from outrider.bench.examples import CODE_STOPS, KINDS, Source, load_examples
 from outrider.bench.texts import chat
 from outrider.errors import MissingPackageError, ParameterError
 from outrider.support.tables import load_hub, read_table

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import outrider
 from outrider.bench.acceptance import read
-from outrider.bench.contest import Setting
+from outrider.bench.settings import Setting
 from outrider.bench.sweep import SweepRun
 from outrider.bench.sweep_summary import Tables, percentiles, summarise
 from outrider.cli.main import cli

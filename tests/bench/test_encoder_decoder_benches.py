@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from outrider.bench.chains import record_chains
-from outrider.bench.contest import Setting
 from outrider.bench.peers import Pair, contenders
 from outrider.bench.recorded import record
+from outrider.bench.settings import Setting
 from outrider.bench.tasks import Task
 from outrider.bench.texts import kinds_for
 from outrider.cli.main import run
 from outrider.drafters import ModelDrafter
 from outrider.generation import generate
 from outrider.models.loading import load, load_transformers
-from outrider.request.draft_specs import make_named
+from outrider.request.from_specs import make_named
 from outrider.request.prompts import encode
 from tests.helpers.encoder_decoder import SOURCE, as_json, tone, write_wav
 from tests.helpers.folders import save_encoder_decoder

@@ -21,7 +21,7 @@ from outrider.cli import main as entry
 from outrider.cli.main import run
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.kernels import sampling
-from outrider.models.sources import default_model
+from outrider.models.names import default_model
 from outrider.support import cache_folder
 from tests.helpers.tiny_models import VOCABULARY
 

@@ -165,6 +165,42 @@ def test_help_does_not_load_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
+WRONG = (
+    "generate x --temperature -1",
+    "generate x --top-p 2",
+    "generate x --seed -1",
+    "generate x --num-draft-tokens 999",
+    "generate x --num-beams 99",
+    "generate x --draft sufix",
+    "generate x --engine nosuch",
+    "generate x --target ./nosuch",
+    "generate x --draft ./nosuch",
+    "generate x --regex (",
+    "generate x --trace ./nosuch/x.html",
+    "generate --file nosuch.txt",
+    "generate x --config nosuch.toml",
+    "batch nosuch.jsonl -o out.jsonl",
+    "batch nosuch.jsonl -o out.jsonl --draft sufix",
+    "audit --tokens -3",
+    "audit --temperature -1",
+    "audit --prompts nosuch.txt",
+    "audit --target ./nosuch",
+    "tune --draft sufix",
+    "calibrate --target ./nosuch",
+    "bench alpha --temperature -1",
+    "bench drafters --target ./nosuch",
+    "bench batch --lengths 99",
+)
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_is_wrong_with_options_is_told_before_torch_is_loaded(line: str) -> None:
+    code = "import sys; from outrider.cli.main import run; assert run(sys.argv[1:]); assert 'torch' not in sys.modules"
+    told = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert told.stderr.startswith("outrider: ")
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "outrider", *arguments]
 

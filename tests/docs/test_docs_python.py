@@ -18,7 +18,7 @@ from outrider import drafters, errors
 from outrider.generation import Generation
 from outrider.models.transformers_model import TransformersModel
 from outrider.records import Round, Stats
-from outrider.request.draft_specs import make_named
+from outrider.request.from_specs import make_named
 from outrider.request.options import GenerateOptions, Options, parse_options
 from outrider.results import Result
 from outrider.round import Extras

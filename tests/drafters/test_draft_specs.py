@@ -23,7 +23,8 @@ from outrider.models.base import LanguageModel
 from outrider.models.table import TableModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.request.choices import make_drafter
-from outrider.request.draft_specs import check_spec, is_named, loading_options, make_from_spec, make_named
+from outrider.request.draft_specs import NAMED, check_spec, is_named
+from outrider.request.from_specs import MAKERS, loading_options, make_from_spec, make_named
 from tests.helpers.heads import write_head
 from tests.helpers.tiny_models import module, tiny
 from tests.helpers.toys import table
@@ -37,6 +38,10 @@ def load(name: str, own: dict[str, Any]) -> LanguageModel:
     LOADED.append(name)
     OWN.update(own)
     return TableModel(table(2, 5)._probs, name=name)
+
+
+def test_every_name_is_made() -> None:
+    assert MAKERS.keys() == NAMED.keys()
 
 
 def test_names_and_options() -> None:

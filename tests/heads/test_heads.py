@@ -32,7 +32,7 @@ from outrider.models.base import LAST
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
-from outrider.request.draft_specs import make_from_spec
+from outrider.request.from_specs import make_from_spec
 from outrider.sampling import SamplingSettings
 from tests.helpers.heads import KINDS, Shape, exact_joint, first_draft, propose, sample, small_target, write_head
 from tests.helpers.marks import slow

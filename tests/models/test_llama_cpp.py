@@ -20,7 +20,7 @@ from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.llama_cpp.engine import FIRST_CELLS, SPARE, LlamaCppModel
 from outrider.models.llama_cpp.library import OUTPUTS, Context
 from outrider.models.loading import load_llama_cpp
-from outrider.models.sources import default_model
+from outrider.models.names import default_model
 from outrider.models.weights.gguf import gguf_tokenizer
 from outrider.prefill import prefill
 from outrider.support.device_data import pad_rows

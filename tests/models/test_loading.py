@@ -13,7 +13,7 @@ from torch import nn
 import outrider
 from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_tokenizer, load_transformers
-from outrider.models.sources import DEFAULT_MODEL
+from outrider.models.names import DEFAULT_MODEL
 from outrider.models.weights.packed_linear import PackedLinear, can_pack, pack_linears
 from outrider.support.cache_folder import cache_folder
 from tests.helpers.tiny_models import module

@@ -13,7 +13,8 @@ from torch import Tensor
 import outrider
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import is_flat
-from outrider.models.loading import QUANTIZED, load_openvino
+from outrider.models.choices import QUANTIZED
+from outrider.models.loading import load_openvino
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.engine import BLOCK, OpenVinoModel
 from outrider.models.openvino.saved import Weights

@@ -35,15 +35,9 @@ from torch import Tensor
 
 from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.sampling.draw import draw
-from outrider.sampling.settings import SamplingSettings
-from outrider.support.checks import check_number
+from outrider.settings.drafting import check_lenience
+from outrider.settings.sampling import SamplingSettings
 from outrider.theory import lenient_acceptance_probability
-
-
-def check_lenience(lenience: float) -> float:
-    """The lenience itself; raises `ParameterError` unless it is in (0, 1]."""
-    check_number("lenience", lenience, 1e-6, 1.0, "in (0, 1], at least 1e-6", "use 1 for the exact rule")
-    return float(lenience)
 
 
 def verify_lenient(

@@ -9,14 +9,13 @@ tokenizer's end-of-sequence token, without which the sample would be one of text
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider.audit.sources import PROMPTS, TOKENS_PER_TEXT, text_seed, token_ids
+from outrider.audit.inputs import PROMPTS
+from outrider.audit.sources import TOKENS_PER_TEXT, text_seed, token_ids
 from outrider.audit.text import Text
 from outrider.endpoint import EndpointError, post, request_body
-from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
 from outrider.request.prompts import Prompt, encode
 from outrider.sampling import SamplingSettings
@@ -111,16 +110,3 @@ def _token_ids(choice: dict[str, Any], answer: dict[str, Any], target: TextModel
         "endpoint returned text without token ids, from which its law can't be told: use a server that returns ids "
         "(vLLM: return_token_ids; llama.cpp: logprobs), or --extra with the field that makes it"
     )
-
-
-def parse_extra(text: str | None) -> dict[str, Any]:
-    """The further fields as JSON."""
-    if text is None:
-        return {}
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ParameterError(f"extra must be a JSON object, got {text!r}")
-    return found

@@ -18,8 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from outrider.audio import Audio, Recordings, named
+from outrider.audit.inputs import PROMPTS, read_lines
 from outrider.audit.text import Text
-from outrider.errors import ParameterError, in_one_line, why_unread
+from outrider.errors import ParameterError, in_one_line
 from outrider.generation import generate
 from outrider.models.base import TextModel, has_encoder
 from outrider.records import Round
@@ -30,25 +31,6 @@ from outrider.sampling import SamplingSettings
 ROWS = 8
 SURELY_DIFFERENT = 24  # tokens: two samples of so many are the same by no chance that matters
 TOKENS_PER_TEXT = 128
-PROMPTS = (
-    "def quicksort(items):\n",
-    "The history of the bicycle begins in",
-    "Dear Dr. Novak,\n\nThank you for your letter about",
-    "1, 2, 4, 8, 16,",
-    "Q: Why is the sky blue?\nA:",
-    "import json\n\n\nclass Settings:\n",
-    "Once upon a time, in a village by the sea,",
-    "| name | age | city |\n|---|---|---|\n| Ann |",
-    "La recette de la ratatouille :\n",
-    "SELECT name, COUNT(*) FROM orders",
-    "To be, or not to be, that is the question:",
-    "Abstract. We show that every finite group of",
-    "<html>\n<head>\n<title>",
-    "MINUTES OF THE MEETING\n\nPresent:",
-    "What I learned from ten years of gardening is",
-    "Error: expected ';' before '}' token\n",
-)
-"""Beginnings of different kinds of text, none of which fixes how it goes on."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +126,6 @@ def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | No
     if text.rounds:
         line["rounds"] = [[len(record.tokens), record.drafted, record.accepted] for record in text.rounds]
     return json.dumps(line)
-
-
-def read_lines(path: Path) -> list[str]:
-    """Of such a file, or `ParameterError`."""
-    try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"outputs file {path} can't be read ({why_unread(error)}): name a file of JSON lines") from None
 
 
 def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft: str | None = None) -> list[Text]:

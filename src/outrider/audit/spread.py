@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from outrider.audit.sources import PROMPTS, ROWS, longest_text, plan_group, read_rounds, text_of
+from outrider.audit.inputs import PROMPTS
+from outrider.audit.sources import ROWS, longest_text, plan_group, read_rounds, text_of
 from outrider.audit.text import Text
-from outrider.batch import Job, Setup
-from outrider.batch.jobs import LAW
+from outrider.batch.jobs import LAW, Job
 from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
+from outrider.batch.setup import Setup
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.request.prompts import Prompt, asked

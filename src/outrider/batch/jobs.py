@@ -19,9 +19,9 @@ from typing import Any
 from outrider.audio import Audio, Recordings
 from outrider.errors import ParameterError
 from outrider.request.options import Options, parse_options
-from outrider.request.prompts import check_characters
 from outrider.structured import Structure
 from outrider.support.checks import check_count
+from outrider.support.text import check_characters
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 LAW = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "logit_bias")

@@ -14,7 +14,7 @@ from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.request.choices import make_length
-from outrider.request.draft_specs import LoadModel, load_draft_model, make_from_spec
+from outrider.request.from_specs import LoadModel, load_draft_model, make_from_spec
 from outrider.request.invariance import tell_of_rounding
 from outrider.request.own_rules import with_own_rules
 from outrider.request.prompts import as_said

@@ -3,6 +3,6 @@
 from outrider.beam.generate import beam_search
 from outrider.beam.records import BeamResult
 from outrider.beam.search import BeamDecoder
-from outrider.beam.settings import BeamSettings
+from outrider.settings.beams import BeamSettings
 
 __all__ = ["BeamDecoder", "BeamResult", "BeamSettings", "beam_search"]

@@ -8,13 +8,13 @@ from outrider.beam.draft import draft_model
 from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamResult, BeamRound, BeamText, EndReason, summarise
 from outrider.beam.search import BeamDecoder
-from outrider.beam.settings import BeamSettings, EarlyStopping
 from outrider.beam.state import Finished
 from outrider.beam.task import task_of
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, end_tokens
 from outrider.request.choices import Draft, bound_drafter
 from outrider.request.prompts import Prompt, prepare, source_length
+from outrider.settings.beams import BeamSettings, EarlyStopping
 from outrider.support.alone import Alone
 from outrider.support.text import TextTracker
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from outrider.draft_length.base import MAX_DRAFT
+from outrider.settings.drafting import MAX_DRAFT
 from outrider.support.checks import check_count
 
 LONGEST = 8

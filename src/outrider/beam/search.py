@@ -21,12 +21,12 @@ from outrider.beam.draft import BeamDraft
 from outrider.beam.length import BeamLength
 from outrider.beam.records import BeamRound
 from outrider.beam.rows import BeamRows
-from outrider.beam.settings import BeamSettings
 from outrider.beam.state import BeamState, Continuations, Path, Rules, advance
 from outrider.beam.task import BeamTask
 from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import LanguageModel, refuse_draft_only
 from outrider.models.engine_checks import check_prompt
+from outrider.settings.beams import BeamSettings
 from outrider.support.alone import Alone
 from outrider.support.checks import check_count
 from outrider.support.clock import PhaseClock

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.beam.settings import BeamSettings
+from outrider.settings.beams import BeamSettings
 
 Path = tuple[int, ...]
 """The new tokens of a hypothesis: what identifies it."""

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.bench.contest import Setting
-from outrider.bench.examples import Example, TaskKind, asked_of
+from outrider.bench.asking import asked_of
+from outrider.bench.examples import Example, TaskKind
 from outrider.bench.quality import Estimate, Mean, estimate
 from outrider.bench.resumed import Resumed
+from outrider.bench.settings import Setting
 from outrider.drafters import Drafter
 from outrider.forced import pairs_along
 from outrider.generation import generate

@@ -15,10 +15,12 @@ from statistics import mean
 from typing import Any
 
 from outrider.audit.greedy import Divergence, first_divergence
-from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
-from outrider.bench.examples import Example, TaskKind, asked_of, stops
+from outrider.bench.asking import asked_of, stops
+from outrider.bench.contest import WARM_UP_TOKENS, in_turn
+from outrider.bench.examples import Example, TaskKind
 from outrider.bench.quality import Answer, Estimate, Metric, difference, estimate
 from outrider.bench.resumed import Resumed
+from outrider.bench.settings import Setting
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.drafters import Drafter
 from outrider.generation import generate

@@ -12,13 +12,15 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from outrider.batch import Job, Setup
+from outrider.batch.jobs import Job
 from outrider.batch.ray_pool import Cluster, RayPool, forget_tables
+from outrider.batch.setup import Setup
 from outrider.bench.answers import AnswerRun, Drafting, Plan, make_run, seed_of
-from outrider.bench.contest import Setting
-from outrider.bench.examples import Example, prompt_tokens, stops
+from outrider.bench.asking import prompt_tokens, stops
+from outrider.bench.examples import Example
 from outrider.bench.quality import Metric
 from outrider.bench.resumed import Resumed
+from outrider.bench.settings import Setting
 from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.support.run_log import RunLog

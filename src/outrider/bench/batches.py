@@ -19,9 +19,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from outrider.batch import ContinuousBatch, Job, Ready, Setup
+from outrider.batch.continuous import ContinuousBatch
+from outrider.batch.jobs import Job
+from outrider.batch.setup import Ready, Setup
 from outrider.bench.contest import in_turn
 from outrider.bench.resumed import Resumed
+from outrider.bench.settings import AUTO
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.tasks import human_eval
 from outrider.costs import CostBook, Costs, DraftSeconds, costs_by, measured_costs
@@ -33,7 +36,6 @@ from outrider.request.choices import make_length
 from outrider.support.run_log import RunLog
 
 PROBLEMS = 164
-AUTO = -1  # in place of a draft length: adapted
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from outrider.beam.generate import BeamGeneration
-from outrider.beam.settings import BeamSettings
+from outrider.bench.asking import prompt_tokens
 from outrider.bench.contest import in_turn
-from outrider.bench.examples import Example, TaskKind, prompt_tokens
+from outrider.bench.examples import Example, TaskKind
 from outrider.bench.resumed import Resumed
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.models.base import TextModel
+from outrider.settings.beams import BeamSettings
 from outrider.support.run_log import RunLog
 
 PLAIN = "plain"

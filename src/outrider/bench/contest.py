@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from outrider.bench.resumed import Resumed
+from outrider.bench.settings import Setting
 from outrider.bench.statistics import Spread, paired_ratios, spread
 from outrider.bench.tasks import Task
 from outrider.generation import generate
 from outrider.models.base import TextModel
 from outrider.request.prompts import Asked
-from outrider.sampling import SamplingSettings
 from outrider.support.run_log import RunLog
 
 WARM_UP_TOKENS = 16
@@ -40,23 +40,6 @@ class Run:
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How to sample."""
-
-    temperature: float
-    top_p: float
-
-    @property
-    def name(self) -> str:
-        return "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}, top-p {self.top_p:g}"
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        """The law that is drawn from."""
-        return SamplingSettings(temperature=self.temperature, top_p=self.top_p)
 
 
 Contender = Callable[[Asked, Setting, int, int], tuple[int, float | None, float | None]]

@@ -1,4 +1,4 @@
-"""The papers' tasks: where their examples come from, how they are put to a model, where an answer ends, how it is scored.
+"""The papers' tasks: where their examples come from, what a model is asked (by `asking`), where an answer ends, its score.
 
 Prompts are zero-shot. A model with a chat template gets an instruction as a user's turn; a base model gets text to continue:
 an article and "TL;DR:" (Radford et al. 2019), or "English: … German:". Chen et al. 2023 gave Chinchilla one example first
@@ -20,8 +20,6 @@ from typing import Any
 from outrider.audio import Audio, Recordings
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel, has_encoder
-from outrider.request.prompts import Asked, as_said, asked, encode, has_template
 from outrider.support.tables import Row, column, load_hub, read_table
 
 NEED_REFERENCES = ("rouge2", "bleu", "wer", "exact")
@@ -211,35 +209,3 @@ def _example(source: Source, kind: TaskKind, number: int, row: Mapping[str, Any]
 
 def _names(chosen: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
     return usual if chosen is None else (chosen,)
-
-
-def asked_of(target: TextModel, kind: TaskKind, example: Example) -> Asked:
-    """An example as this model is asked it. An encoder reads the bare text: such models are made for a task."""
-    return prompt_tokens(target, kind, example) if example.audio is None else asked(target, example.audio)
-
-
-def prompt_tokens(target: TextModel, kind: TaskKind, example: Example) -> list[int]:
-    """The same, of text. Raises `ParameterError` for a recording."""
-    if example.audio is not None:
-        return encode(target, example.audio)
-    if not example.prompt:
-        return _beginning(target)
-    if example.chat and has_template(target):
-        assert kind.chat is not None
-        return encode(target, as_said(target, kind.chat.format(example.prompt)))
-    return encode(target, example.prompt if has_encoder(target) else kind.raw.format(example.prompt))
-
-
-def stops(target: TextModel, kind: TaskKind, example: Example) -> tuple[str, ...]:
-    """Where an answer ends, beside the model's own end: a model that takes messages knows it."""
-    if has_encoder(target):
-        return ()
-    return () if example.chat and has_template(target) else kind.stop
-
-
-def _beginning(target: TextModel) -> list[int]:
-    tokenizer = target.tokenizer
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return [int(token)]
-    raise ParameterError(f"{target.name} has no token that begins a text, which task lm1b needs")

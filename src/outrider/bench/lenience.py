@@ -23,9 +23,11 @@ from outrider.acceptance.lenience import lenient_betas, lenient_law, soft
 from outrider.audit.sampled import TextAudit
 from outrider.audit.text import Text
 from outrider.audit.verdict import judge
-from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
-from outrider.bench.examples import Example, TaskKind, asked_of
+from outrider.bench.asking import asked_of
+from outrider.bench.contest import WARM_UP_TOKENS, in_turn
+from outrider.bench.examples import Example, TaskKind
 from outrider.bench.resumed import Resumed
+from outrider.bench.settings import Setting
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.drafters import Drafter
 from outrider.forced import draft_laws_along, target_laws_along

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from outrider.audio import Audio, features
-from outrider.bench.contest import Contender, Setting, ours
+from outrider.bench.contest import Contender, ours
+from outrider.bench.settings import Setting
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.request.prompts import Asked, prepare

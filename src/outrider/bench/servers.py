@@ -6,13 +6,16 @@ The time is that of the request, which on one machine is a millisecond or two mo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.audio import Audio
-from outrider.bench.contest import Contender, Setting
 from outrider.endpoint import EndpointError, post, request_body
 from outrider.errors import ParameterError
-from outrider.request.prompts import Asked
+
+if TYPE_CHECKING:
+    from outrider.bench.contest import Contender
+    from outrider.bench.settings import Setting
+    from outrider.request.prompts import Asked
 
 FRESH = {"cache_prompt": False}  # llama.cpp's server would not read a prompt again that it has seen
 

@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from outrider.bench.contest import WARM_UP_TOKENS, Setting, in_turn
-from outrider.bench.examples import Example, TaskKind, asked_of
+from outrider.bench.asking import asked_of
+from outrider.bench.contest import WARM_UP_TOKENS, in_turn
+from outrider.bench.examples import Example, TaskKind
 from outrider.bench.moment import mean_moment, time_moment
 from outrider.bench.resumed import Resumed
+from outrider.bench.settings import Setting
 from outrider.drafters import Drafter
 from outrider.generation import generate
 from outrider.models.base import TextModel

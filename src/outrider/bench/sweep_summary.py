@@ -17,8 +17,8 @@ from statistics import fmean, pstdev
 import numpy as np
 
 from outrider.audit.greedy import Divergence, first_divergence
-from outrider.bench.contest import Setting
 from outrider.bench.moment import Moment, mean_moment
+from outrider.bench.settings import Setting
 from outrider.bench.statistics import Spread, paired_ratios
 from outrider.bench.sweep import SweepRun
 from outrider.costs import Costs, DraftSeconds

@@ -133,14 +133,14 @@ def _reported(
 
 
 def _settings(given: dict[str, Any]) -> list[SamplingSettings]:
-    from outrider.sampling import SamplingSettings
+    from outrider.settings.sampling import SamplingSettings
 
     rest = {name: given.pop(name) for name in ("top_k", "top_p", "min_p")}
     return [SamplingSettings(temperature=temperature, **rest) for temperature in given.pop("temperature")]
 
 
 def _prompts(path: Path | None) -> Sequence[Prompt]:
-    from outrider.audit.sources import PROMPTS
+    from outrider.audit.inputs import PROMPTS
     from outrider.request.prompt_file import read_prompts
 
     return PROMPTS if path is None else read_prompts(path)
@@ -148,11 +148,10 @@ def _prompts(path: Path | None) -> Sequence[Prompt]:
 
 def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None) -> None:
     """Refuse what can't work before a model is loaded."""
-    from outrider.audit.endpoint import parse_extra
-    from outrider.audit.sources import read_lines
+    from outrider.audit.inputs import parse_extra, read_lines
     from outrider.cli.sampling import parse_length
     from outrider.endpoint import check_reachable
-    from outrider.randomness import check_seed
+    from outrider.settings.seed import check_seed
 
     parse_extra(wanted.extra)
     if wanted.outputs is not None and wanted.endpoint is not None:
@@ -269,7 +268,8 @@ def _made(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings,
 def _fresh(
     model: TextModel, drafter: Drafter | None, sampling: SamplingSettings, wanted: _Wanted, tokens: int, done: int
 ) -> Iterator[Text]:
-    from outrider.audit.endpoint import endpoint_texts, parse_extra
+    from outrider.audit.endpoint import endpoint_texts
+    from outrider.audit.inputs import parse_extra
     from outrider.audit.sources import own_texts
     from outrider.cli.sampling import parse_length
 

@@ -26,13 +26,14 @@ from outrider.cli.sampling import (
 from outrider.cli.shared_options import text_options
 from outrider.cli.structured import structure_options, take_structure
 from outrider.errors import ParameterError
+from outrider.settings.drafting import check_lenience
 
 if TYPE_CHECKING:
-    from outrider.batch import Setup
     from outrider.batch.jobs import Prompts
     from outrider.batch.journal import Journal
     from outrider.batch.ray_pool import Cluster
     from outrider.batch.run import Tally
+    from outrider.batch.setup import Setup
     from outrider.structured import Structure
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -84,36 +85,41 @@ def batch(
     given["plain"] = plain_asked(given["plain"], "draft", "num_draft_tokens", "alternatives", "lenience")
     structure = take_structure(given)
     told_if_greedy(given["temperature"])
-    setup = make_setup(models, given, structure)
-    asked = check_prompts(prompts, setup.defaults)
+    defaults = _defaults(given, structure)
+    models.check_drafts()
+    asked = check_prompts(prompts, defaults)
     check_other_file("output", output, prompts)
+    setup = _setup(models, given, defaults)
     with Journal(output, settings_of(setup, asked), asked.count) as journal:
         return _run(setup, asked, journal, cluster, as_json)
 
 
-def make_setup(models: ModelChoice, given: dict[str, Any], structure: Structure | None = None) -> Setup:
-    """From the options to what the processes are told."""
+def _defaults(given: dict[str, Any], structure: Structure | None) -> dict[str, Any]:
+    """The options of lines that say nothing else; what is wrong with them is told here, without torch."""
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
-    from outrider.acceptance.lenience import check_lenience
-
     lenience = check_lenience(given["lenience"])
     if lenience < 1.0 and (given["plain"] or parse_length(given["num_draft_tokens"]) == 0):
         raise ParameterError(f"lenience must be 1 where nothing is drafted, got {lenience:g}: it is about drafted tokens")
     asked = {} if structure is None else asdict(structure)
     where_given = ("alternatives", "logit_bias", "logprobs", "drafter_invariant")
     beside = {name: given[name] for name in where_given} | asked
+    return {
+        **{name: given[name] for name in _ALWAYS},
+        "stop": list(given["stop"]),
+        **({"lenience": lenience} if lenience < 1.0 else {}),
+        **{name: value for name, value in beside.items() if not (value is None or value is False or value == {})},
+    }
+
+
+def _setup(models: ModelChoice, given: dict[str, Any], defaults: dict[str, Any]) -> Setup:
+    """What the processes are told."""
     return models.setup(
         draft=() if given["plain"] else models.draft,
         num_draft_tokens=parse_length(given["num_draft_tokens"]),
         batch_size=given["batch_size"],
         chat=given["chat"],
-        defaults={
-            **{name: given[name] for name in _ALWAYS},
-            "stop": list(given["stop"]),
-            **({"lenience": lenience} if lenience < 1.0 else {}),
-            **{name: value for name, value in beside.items() if not (value is None or value is False or value == {})},
-        },
+        defaults=defaults,
     )
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from outrider.audio import Audio
     from outrider.beam.generate import BeamGeneration
     from outrider.beam.records import BeamResult, BeamStats
-    from outrider.beam.settings import BeamSettings, EarlyStopping
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
+    from outrider.settings.beams import BeamSettings, EarlyStopping
 
 INTERRUPTED = 130
 WARM_UP_TOKENS = 4
@@ -72,7 +72,7 @@ def beam_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def beam_choice(given: dict[str, Any]) -> BeamChoice | None:
     """What was asked for, taken out of `given`; None without --num-beams. Refuses what does not go together."""
-    from outrider.beam.settings import BeamSettings
+    from outrider.settings.beams import BeamSettings
 
     count = given.pop("num_beams")
     own = {name: given.pop(name) for name in _OWN}

@@ -18,10 +18,10 @@ from outrider.cli.tensor_parallel import tensor_parallel_options
 @json_option
 def calibrate(models: ModelChoice, as_json: bool) -> None:
     """Measure the seconds to score n new tokens with the target, and to draft one."""
+    model = models.load_target()
     from outrider.costs import forget_costs, measured_costs
     from outrider.drafters import Drafter, ModelDrafter
 
-    model = models.load_target()
     drafter = models.load_draft(model)
     forget_costs(model)
     drafter.bind(model)

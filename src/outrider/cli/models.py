@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.errors import ParameterError
+from outrider.models.choices import check_choices
+from outrider.models.names import name_of, resolve
+from outrider.request.draft_specs import check_models, check_spec
 from outrider.support.checks import check_count
 from outrider.support.garbage import collector
 
 if TYPE_CHECKING:
-    from outrider.batch import Setup
+    from outrider.batch.setup import Setup
     from outrider.drafters import Drafter
     from outrider.models.base import TextModel
     from outrider.sharded import Team
@@ -36,23 +39,30 @@ class ModelChoice:
     placement: str = "auto"
 
     def load_target(self, pack: bool = True) -> TextModel:
-        """The target, or the default model for None; what is wrong with --draft by itself is told before."""
-        self.check_drafts()
+        """The target, or the default model for None; what is wrong with the options by themselves is told before."""
+        self.check()
         with click_status("Loading the target …", self):
             target = self._load_target(pack)
         collector.loaded()
         return target
 
-    def check_drafts(self) -> None:
-        """Raise `ParameterError` for what is wrong with --draft by itself."""
-        if self.draft:
-            from outrider.models.sources import name_of
-            from outrider.request.draft_specs import check_compiled, check_spec
+    def check(self) -> None:
+        """Raise for what is wrong with the options by themselves, models that there are not included, without torch."""
+        self.check_drafts()
+        if self.team is None:  # which has engines and dtypes of its own
+            check_choices(self.dtype, self.engine, self.compile)
+        resolve(self.target)
+        for spec in self.draft:
+            check_models(spec)
 
-            for spec in self.draft:
-                check_spec(spec)
-                if self.compile:
-                    check_compiled(spec, name_of(self.target))
+    def check_drafts(self) -> None:
+        """Raise `ParameterError` for what is wrong with --draft by itself, wherever the models are."""
+        for spec in self.draft:
+            check_spec(spec)
+            if self.compile:
+                from outrider.request.from_specs import check_compiled
+
+                check_compiled(spec, name_of(self.target))
 
     def _load_target(self, pack: bool) -> TextModel:
         import outrider
@@ -72,7 +82,7 @@ class ModelChoice:
 
     def load_one_draft(self, spec: str, target: TextModel, pack: bool = True) -> Drafter:
         """The drafter that one --draft means."""
-        from outrider.request.draft_specs import load_draft_model, loading_options, make_from_spec
+        from outrider.request.from_specs import load_draft_model, loading_options, make_from_spec
 
         def load(name: str, own: dict[str, Any]) -> TextModel:
             with click_status("Loading the draft …", self):
@@ -90,7 +100,7 @@ class ModelChoice:
 
         more: further fields, `compile` among them where a process computes one sequence at a time.
         """
-        from outrider.batch import Setup
+        from outrider.batch.setup import Setup
 
         self.check_drafts()
         how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "engine": self.engine}

@@ -41,15 +41,15 @@ def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def with_cluster(address: str | None, actors: int | None, **given: Any) -> Any:
-        from outrider.batch.ray_pool import Cluster, check_installed
-
         if address is None and actors is not None:
             raise click.UsageError("--actors belongs to --ray: give that, too")
         if actors is not None and actors < 1:
             raise ParameterError(f"actors must be 1 or more, got {actors}")
-        if address is not None:
-            check_installed()
-        cluster = None if address is None else Cluster(None if address == HERE else address, actors)
-        return command(cluster=cluster, **given)
+        if address is None:
+            return command(cluster=None, **given)
+        from outrider.batch.ray_pool import Cluster, check_installed
+
+        check_installed()
+        return command(cluster=Cluster(None if address == HERE else address, actors), **given)
 
     return add_options(with_cluster, _OPTIONS)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from outrider.cli.shared_options import Command, add_options
 from outrider.errors import ParameterError
-
-if TYPE_CHECKING:
-    from outrider.draft_length import OptimalLength
+from outrider.settings.drafting import OptimalLength, check_length
 
 
 def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[int, float]:
@@ -98,8 +94,6 @@ def told_if_greedy(temperature: float) -> None:
 
 def parse_length(text: str) -> int | OptimalLength | None:
     """N, auto (None) or optimal:ALPHA."""
-    from outrider.draft_length import FixedLength, OptimalLength
-
     if text == "auto":
         return None
     kind, _, alpha = text.partition(":")
@@ -107,4 +101,7 @@ def parse_length(text: str) -> int | OptimalLength | None:
         number = float(alpha) if kind == "optimal" else int(text)
     except ValueError:
         raise ParameterError(f"num_draft_tokens must be a number, auto or optimal:ALPHA, got {text!r}") from None
-    return OptimalLength(number) if kind == "optimal" else FixedLength(int(number)).length
+    if kind == "optimal":
+        return OptimalLength(number)
+    check_length(int(number))
+    return int(number)

@@ -53,7 +53,7 @@ def trace_file(path: Path | None, given: dict[str, Any]) -> TraceFile | None:
     """What --trace asks for. Raises where no file can be written, before anything is loaded for it."""
     if path is None:
         return None
-    from outrider.report.trace import check_path
+    from outrider.report.trace_file import check_path
 
     check_path(path)
     if path.suffix != ".html":

@@ -96,10 +96,10 @@ def tune(positional: str | None, models: ModelChoice, output: Path | None, as_js
 
 def _check(given: dict[str, Any], output: Path | None) -> tuple[SamplingSettings, list[Prompt]]:
     """Refuse what can't work before a model is loaded; → settings and prompts."""
-    from outrider.audit.sources import PROMPTS
-    from outrider.randomness import check_seed
+    from outrider.audit.inputs import PROMPTS
     from outrider.request.prompt_file import read_prompts
-    from outrider.sampling import SamplingSettings
+    from outrider.settings.sampling import SamplingSettings
+    from outrider.settings.seed import check_seed
 
     sampling = SamplingSettings(**{name: given[name] for name in ("temperature", "top_k", "top_p", "min_p")})
     check_seed(given["seed"])

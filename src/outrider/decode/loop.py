@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from outrider.acceptance.lenience import check_lenience
 from outrider.decode.row import Request, Row, check_constraints, check_request
 from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
@@ -32,6 +31,7 @@ from outrider.randomness import keys_of
 from outrider.records import PHASES, Round
 from outrider.round import Extras, Outcome, Scorer, verify_round
 from outrider.sampling import SamplingSettings
+from outrider.settings.drafting import check_lenience
 from outrider.support.alone import Alone
 from outrider.support.clock import PhaseClock
 

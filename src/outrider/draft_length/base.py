@@ -10,8 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-MAX_DRAFT = 64
-
+from outrider.settings.drafting import MAX_DRAFT
 
 TESTS = 4.0  # decisions that a prior weighs
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from outrider import theory
 from outrider.costs import Costs, DraftSeconds
-from outrider.draft_length.base import MAX_DRAFT, DraftLength, LengthState, Plan, Prospect, SimplePlan
+from outrider.draft_length.base import DraftLength, LengthState, Plan, Prospect, SimplePlan
 from outrider.errors import ParameterError
-from outrider.support.checks import check_count
+from outrider.settings.drafting import MAX_DRAFT, check_length
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class FixedLength(DraftLength, LengthState):
     length: int
 
     def __post_init__(self) -> None:
-        check_count("num_draft_tokens", self.length, 0, MAX_DRAFT)
+        check_length(self.length)
 
     def start(self) -> LengthState:
         return self
@@ -27,17 +27,6 @@ class FixedLength(DraftLength, LengthState):
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         del context
         return SimplePlan(limit=min(self.length, prospects[0].longest, room))
-
-
-@dataclass(frozen=True)
-class OptimalLength:
-    """The fixed length that is best for an acceptance rate, once the costs are known (`optimal_length`)."""
-
-    alpha: float
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.alpha <= 1.0:
-            raise ParameterError(f"alpha must be in [0, 1], got {self.alpha}: it is a mean acceptance probability")
 
 
 def optimal_length(alpha: float, costs: Costs, drafting: DraftSeconds, longest: int = MAX_DRAFT) -> int:

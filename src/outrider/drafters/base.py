@@ -24,8 +24,8 @@ from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, Source, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
+from outrider.settings.drafting import check_count_of_alternatives
 from outrider.support.alone import Alone
-from outrider.support.checks import check_count
 from outrider.support.clock import PhaseClock
 
 
@@ -47,9 +47,6 @@ class DraftContext:
         return self.target.device
 
 
-MOST_ALTERNATIVES = 16
-
-
 def bind_alone(drafter: Drafter, target: LanguageModel) -> None:
     """Bind while no other thread runs passes of the target, or of the drafter's engines: they may be prepared anew."""
     Alone([target, *drafter.engines()]).run(drafter.bind, target)
@@ -61,7 +58,7 @@ def check_alternatives(count: int | None, target: LanguageModel, drafter: Drafte
     Raises `ParameterError` for a number that is out of range, or that they can't serve.
     """
     if count is not None:
-        check_count("alternatives", count, 0, MOST_ALTERNATIVES)
+        check_count_of_alternatives(count)
     if drafter is None or not any(part.names_others for part in drafter.parts()):
         if count:
             who = "without a draft" if drafter is None else f"with {drafter.name}"

@@ -9,9 +9,10 @@ from abc import abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from outrider.draft_length.base import MAX_DRAFT, Plan, Prospect
+from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.proposal import DraftRow, Proposal, padded_proposal
+from outrider.settings.drafting import MAX_DRAFT
 
 # Acceptance by the length of the match, first and later tokens, where the draft-length policy starts from (EXPERIMENTS.md):
 # of greedy texts, on HumanEval completions of SmolLM2-135M and Qwen2.5-Coder-1.5B; of texts drawn at temperature 1, which

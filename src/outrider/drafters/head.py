@@ -137,7 +137,7 @@ def comes_with_head(target: LanguageModel) -> bool:
 def check_compiled(path: str | Path | None, target: str) -> None:
     """Raise `ParameterError` if a head can't draft for a compiled target: known before the minutes that compiling takes.
 
-    path: as `HeadDrafter` takes it. target: the name that the target will have (`sources.name_of`).
+    path: as `HeadDrafter` takes it. target: the name that the target will have (`names.name_of`).
     """
     folder = find_shipped_head(target) if path is None else find_folder(path)
     if folder is None:  # which the drafter refuses, whatever is compiled

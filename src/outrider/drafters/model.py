@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.draft_length.base import MAX_DRAFT, Plan, Prospect
+from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
@@ -17,6 +17,7 @@ from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
+from outrider.settings.drafting import MAX_DRAFT
 from outrider.support.device_data import pad_rows
 
 

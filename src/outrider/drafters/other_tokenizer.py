@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.draft_length.base import MAX_DRAFT, Plan, Prospect
+from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import token_signals
 from outrider.draft_steps.steps import Steps
@@ -37,6 +37,7 @@ from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import SamplingSettings
+from outrider.settings.drafting import MAX_DRAFT
 from outrider.support.beginnings import common_length
 from outrider.support.device_data import index, pad_rows
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.support.checks import check_count
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 CONFIG, WEIGHTS, TOKENS = "config.json", "model.safetensors", "tokens"
 Kind = Literal["autoregressive", "blockwise"]
@@ -135,7 +136,7 @@ def save_head(folder: Path, config: HeadConfig, tokens: Tensor, weights: Mapping
 
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: value.detach().to(dtype).contiguous() for name, value in weights.items()}
-    save_file({**kept, TOKENS: tokens.to(torch.int32).contiguous()}, folder / WEIGHTS)
+    save_file({**kept, TOKENS: tokens.int().contiguous()}, folder / WEIGHTS)
     shape = {name: value for name, value in asdict(config).items() if name != "published"}
     (folder / CONFIG).write_text(json.dumps(shape, indent=1) + "\n")
 

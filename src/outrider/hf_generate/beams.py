@@ -11,7 +11,6 @@ from torch import Tensor
 from outrider.beam.laws import BeamLaw
 from outrider.beam.length import BeamLength
 from outrider.beam.search import BeamDecoder
-from outrider.beam.settings import BeamSettings
 from outrider.beam.state import Finished, Path
 from outrider.beam.task import BeamTask
 from outrider.errors import ParameterError
@@ -21,6 +20,7 @@ from outrider.hf_generate.outputs import output, padded_sequences, padding, want
 from outrider.hf_generate.rules import Limits, check_processors, row_processors
 from outrider.models.base import LanguageModel
 from outrider.models.transformers_model import TransformersModel
+from outrider.settings.beams import BeamSettings
 
 
 def search(

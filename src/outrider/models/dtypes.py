@@ -5,22 +5,14 @@ from __future__ import annotations
 import torch
 
 from outrider.errors import ParameterError
-
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+from outrider.models.choices import check_dtype
 
 
 def parse_dtype(dtype: str) -> torch.dtype | None:
     """A `torch.dtype`, None for "auto"."""
-    if dtype == "auto":
-        return None
-    if dtype not in DTYPES:
-        raise ParameterError(f"dtype must be one of auto, {', '.join(DTYPES)}, int8, int4, got {dtype!r}")
-    return DTYPES[dtype]
+    check_dtype(dtype)
+    found: torch.dtype | None = None if dtype == "auto" else getattr(torch, dtype)
+    return found
 
 
 def native_dtype(device: torch.device) -> torch.dtype:

@@ -14,10 +14,12 @@ from outrider.kernels.models import kernels
 from outrider.kernels.sampling import sampling_kernels
 from outrider.models.attention.shared_keys import use_shared_keys
 from outrider.models.base import TextModel
+from outrider.models.choices import QUANTIZED, check_choices
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_device, parse_dtype
+from outrider.models.names import resolve
 from outrider.models.pretrained import read_feature_extractor, read_pretrained, read_tokenizer
-from outrider.models.sources import folder_of, identity, resolve
+from outrider.models.sources import folder_of, identity
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.gguf import check_gguf, gguf_tokenizer
 from outrider.models.weights.k_quants import KQuants
@@ -31,9 +33,6 @@ from outrider.support.optional import require
 
 if TYPE_CHECKING:
     from outrider.models.openvino.saved import Weights
-
-ENGINES = ("auto", "transformers", "openvino", "llama.cpp")
-QUANTIZED = {"int8": 8, "int4": 4}  # bits of a weight
 
 
 def load(
@@ -80,13 +79,7 @@ def load(
     if tokenizer is not None:
         raise ParameterError("tokenizer is for a model that is loaded already, others bring theirs: leave it out")
     _check_values(pack, compile, num_tokens)
-    if engine not in ENGINES:
-        raise ParameterError(f"engine must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, got {engine!r}")
-    if compile and not compiles(dtype, engine):
-        raise ParameterError(
-            f"compile is for the transformers engine with float weights, got engine {engine!r} and dtype {dtype!r}: leave "
-            "compile out, or use dtype bfloat16 or float32"
-        )
+    check_choices(dtype, engine, compile)
     made = _load_by(engine, model, dtype, device, pack, num_tokens)
     # Read or compiled now, not in the first round; a cache that can't be written has been told of by now if it is needed.
     sampling_kernels()
@@ -152,11 +145,6 @@ def around(module: Any, tokenizer: Any = None, **options: Any) -> TransformersMo
 def _needs_openvino(dtype: str) -> bool:
     """Whether the transformers engine has no kernels for such weights here."""
     return dtype in QUANTIZED and not can_quantize(QUANTIZED[dtype])
-
-
-def compiles(dtype: str, engine: str) -> bool:
-    """Whether models that are loaded so can be compiled. Drafts that can not stay as they are beside a target that can."""
-    return dtype not in QUANTIZED and engine in ("auto", "transformers")
 
 
 def opens(engine: str, dtype: str) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from outrider.errors import ParameterError
 from outrider.report import trace_figures, trace_header, trace_timeline, trace_tokens
+from outrider.report.trace_file import check_path, unwritable
 from outrider.request.prompts import Prompt, prepare
 from outrider.results import Result
 from outrider.support.whole_files import replace_whole
@@ -56,23 +55,7 @@ def write_trace(path: Path | str, result: Result, target: TextModel, prompt: Pro
     try:
         replace_whole(place, page.encode("utf-8", "replace"))
     except OSError as error:
-        raise _unwritable(path, error.strerror) from None
-
-
-def check_path(path: Path | str) -> Path:
-    """The file that a path means, links followed. Raises `ParameterError` if no page can be written there."""
-    try:
-        place = Path(os.path.realpath(path))
-        if place.exists() and not place.is_file():
-            raise _unwritable(path, "it is a folder" if place.is_dir() else "it is a device or a pipe")
-        with tempfile.TemporaryFile(dir=place.parent):
-            return place
-    except OSError as error:
-        raise _unwritable(path, error.strerror) from None
-
-
-def _unwritable(path: Path | str, why: str | None) -> ParameterError:
-    return ParameterError(f"trace {path} can't be written ({why}): name a file in a folder that can be written")
+        raise unwritable(path, error.strerror) from None
 
 
 def render_trace(result: Result, target: TextModel, prompt: Prompt, **about: Unpack[About]) -> str:

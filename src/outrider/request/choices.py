@@ -10,7 +10,8 @@ from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.drafters.base import bind_alone
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
-from outrider.request.draft_specs import AUTO, NAMED, is_named, make_model_drafter, make_named, meant_by
+from outrider.request.draft_specs import AUTO, NAMED, is_named, meant_by
+from outrider.request.from_specs import make_model_drafter, make_named
 from outrider.support.alone import Alone
 
 Draft = str | LanguageModel | Drafter | Many["str | LanguageModel | Drafter"] | None

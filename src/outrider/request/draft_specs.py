@@ -13,57 +13,26 @@ head's path may be a published one's, or its name on the hub (`heads.published`)
 `outrider.load`.
 auto is prompt-lookup, and beside it the draft head that comes with the package for the target, if there is one. python is a
 drafter of the user's: the module is looked for in the working folder, too, and what it has by that name is called.
+
+Here is what such a text says, read without torch; `from_specs` makes the drafter.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import outrider
-from outrider.draft_length import FixedLength
-from outrider.drafters import (
-    ChoiceDrafter,
-    Drafter,
-    EarlyExitDrafter,
-    HeadDrafter,
-    IntersectionDrafter,
-    ModelDrafter,
-    NgramDrafter,
-    PromptLookupDrafter,
-    RandomDrafter,
-    SelfDrafter,
-    SpeculativeDrafter,
-    SuffixDrafter,
-    TextDrafter,
-)
-from outrider.drafters.head import check_compiled as check_head_compiled
-from outrider.drafters.head import comes_with_head
-from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import is_head
-from outrider.models.base import LanguageModel, TextModel
-from outrider.models.compatibility import same_tokens
-from outrider.models.loading import compiles, opens
-from outrider.sampling import SamplingSettings
+from outrider.models.names import resolve
 
-LoadModel = Callable[[str, dict[str, Any]], LanguageModel]
-"""Loads a model by its name, with options of `outrider.load`."""
+Options = dict[str, Callable[[str], Any]]
+"""Names of options, and what makes a value of the text of each."""
 _FIRST_OPTION = re.compile(r":[a-z_]+=")
-_LAW: dict[str, Callable[[str], Any]] = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
-
-
-@dataclass(frozen=True)
-class Named:
-    """A drafter that needs no model: what makes it, its options and their types."""
-
-    make: Callable[..., Drafter]
-    options: dict[str, Callable[[str], Any]]
 
 
 def _yes_or_no(text: str) -> bool:
@@ -72,73 +41,28 @@ def _yes_or_no(text: str) -> bool:
     return text == "yes"
 
 
-def _ngram(table: str | None = None, order: int | None = None) -> NgramDrafter:
-    if table is None:
-        raise ParameterError("draft ngram needs a table: ngram:table=FILE, made by outrider train-ngram")
-    return NgramDrafter(table, order)
-
-
-def _own(make: str | None = None) -> Drafter:
-    module, _, name = (make or "").rpartition(".")
-    if not module:
-        raise ParameterError("draft python needs a drafter of yours: python:make=MODULE.NAME (docs/writing-a-drafter.md)")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        made = getattr(importlib.import_module(module), name)()
-    except Exception as error:  # whatever a user's program may raise
-        reason = f"{type(error).__name__}: {in_one_line(error, 160)}"
-        raise ParameterError(f"draft python:make={make} can't be made ({reason}): mend it, or name another") from error
-    if not isinstance(made, Drafter):
-        raise ParameterError(f"draft python:make={make} must be a subclass of outrider.drafters.Drafter, got {made!r}")
-    return made
-
-
+LAW: Options = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
 AUTO = "auto"
 _NOTHING = ("none", "no", "off", "false")
-NAMED = {
-    "prompt-lookup": Named(PromptLookupDrafter, {"max_ngram": int, "min_ngram": int}),
-    "suffix": Named(SuffixDrafter, {"memory": _yes_or_no, "store": str, "min_match": int}),
-    "ngram": Named(_ngram, {"table": str, "order": int}),
-    "early-exit": Named(EarlyExitDrafter, {"layers": int}),
-    "head": Named(HeadDrafter, {"path": str, "dtype": str}),
-    "random": Named(RandomDrafter, {}),
-    "self": Named(SelfDrafter, _LAW),
-    "python": Named(_own, {"make": str}),
+NAMED: dict[str, Options] = {
+    "prompt-lookup": {"max_ngram": int, "min_ngram": int},
+    "suffix": {"memory": _yes_or_no, "store": str, "min_match": int},
+    "ngram": {"table": str, "order": int},
+    "early-exit": {"layers": int},
+    "head": {"path": str, "dtype": str},
+    "random": {},
+    "self": LAW,
+    "python": {"make": str},
 }
-_LOADING: dict[str, Callable[[str], Any]] = {"dtype": str, "engine": str, "num_tokens": int}
-_MODEL_OPTIONS: dict[str, Callable[[str], Any]] = {
-    **_LAW,
+"""The drafters that need no model, and their options."""
+LOADING: Options = {"dtype": str, "engine": str, "num_tokens": int}
+_MODEL_OPTIONS: Options = {
+    **LAW,
     "vocabulary": str,
-    **_LOADING,
+    **LOADING,
     "num_draft_tokens": int,
     "draft": str,
 }
-
-
-def loading_options(own: dict[str, Any], dtype: str, engine: str) -> dict[str, Any]:
-    """For `outrider.load`: a draft's own options before the target's.
-
-    An own dtype is opened by the engine that suits it; an own engine that can't open the target's dtype chooses one itself.
-    """
-    if "engine" in own and not opens(own["engine"], dtype):
-        dtype = "auto"
-    return {"dtype": dtype, "engine": "auto" if "dtype" in own else engine, **own}
-
-
-def load_draft_model(
-    name: str,
-    own: dict[str, Any],
-    dtype: str,
-    device: str,
-    engine: str,
-    compile: bool = False,  # noqa: A002
-    pack: bool = True,
-) -> TextModel:
-    """A draft's model as its target is loaded, but for options of its own; compiled where such models can be."""
-    options = loading_options(own, dtype, engine)
-    quick = compile and compiles(options["dtype"], options["engine"])
-    return outrider.load(name, device=device, pack=pack, **options, compile=quick)
 
 
 def split_choice(spec: str) -> list[str]:
@@ -164,47 +88,40 @@ def check_spec(spec: str) -> None:
             check_spec(part)
     elif is_named(spec):
         name, _, text = spec.partition(":")
-        _parse(name, text, {} if name == AUTO else NAMED[name].options)
-    elif (inner := _of_model(spec)[1].get("draft")) is not None:
+        named_options(name, text)
+    elif (inner := of_model(spec)[1].get("draft")) is not None:
         check_spec(inner)
 
 
-def check_compiled(spec: str, target: str) -> None:
-    """Raise `ParameterError` for drafts that can't draft for a compiled target of that name, before it is compiled."""
+def check_models(spec: str) -> None:
+    """Raise `ModelError` for a model that there is not, before any other is loaded."""
     for part in split_choice(spec):
-        name, _, text = part.partition(":")
-        if name == "head":
-            check_head_compiled(_parse(name, text, NAMED[name].options).get("path"), target)
+        if is_named(part):
+            continue
+        name, options = of_model(part)
+        with told_as_draft(name):
+            resolve(name)
+        if "draft" in options:
+            check_models(options["draft"])
 
 
-def make_named(spec: str, target: LanguageModel) -> Drafter:
-    """The drafter for `target` that such a name and its options mean."""
-    if len(parts := split_choice(spec)) > 1:
-        return ChoiceDrafter([make_named(part, target) for part in parts])
-    if spec == AUTO:
-        return ChoiceDrafter([PromptLookupDrafter(), HeadDrafter()]) if comes_with_head(target) else PromptLookupDrafter()
-    name, _, text = spec.partition(":")
-    named = NAMED[name]
-    return named.make(**_parse(name, text, named.options))
-
-
-def make_from_spec(spec: str, load: LoadModel, target: LanguageModel) -> Drafter:
-    """The drafter for `target` that a name, or a model and its options, mean; several with " + " between are a choice."""
-    if len(parts := split_choice(spec)) > 1:
-        return ChoiceDrafter([make_from_spec(part, load, target) for part in parts])
-    if is_named(spec):
-        return make_named(spec, target)
-    name, options = _of_model(spec)
+@contextmanager
+def told_as_draft(name: str) -> Iterator[None]:
+    """Where a model is looked for that might have been meant as a drafter: what goes wrong says so."""
     try:
-        model = load(name, {key: options.pop(key) for key in _LOADING if key in options})
+        yield
     except ModelError as error:
         if "/" in name or Path(name).suffix or Path(name).exists():
             raise
         raise ModelError(f"draft {name!r} is none of {', '.join((AUTO, *NAMED))}, and as a model: {error}") from error
-    return make_model_drafter(model, target, options, lambda inner, model: make_from_spec(inner, load, model))
 
 
-def _of_model(spec: str) -> tuple[str, dict[str, Any]]:
+def named_options(name: str, text: str) -> dict[str, Any]:
+    """The options in the text after the name of a drafter that needs no model."""
+    return _parse(name, text, {} if name == AUTO else NAMED[name])
+
+
+def of_model(spec: str) -> tuple[str, dict[str, Any]]:
     """A model's name and its options. Raises `ParameterError` for what was meant to be something else."""
     name, text = split_model(spec)
     if name.lower() in _NOTHING and not Path(name).exists():
@@ -219,42 +136,6 @@ def _of_model(spec: str) -> tuple[str, dict[str, Any]]:
     if Path(name).expanduser().is_dir() and is_head(Path(name).expanduser()):
         raise ParameterError(f"draft {name!r} is a draft head's folder: name it head:path={name}")
     return name, _parse(name, text, _MODEL_OPTIONS)
-
-
-def make_model_drafter(
-    model: LanguageModel,
-    target: LanguageModel,
-    options: dict[str, Any] | None = None,
-    make_inner: Callable[[str, LanguageModel], Drafter] | None = None,
-) -> Drafter:
-    """A drafter around a model: across vocabularies if need be, and speculative if it has a draft of its own."""
-    options = dict(options or {})
-    law = {key: options.pop(key) for key in _LAW if key in options}
-    sampling = SamplingSettings(**{"temperature": 1.0, **law}) if law else None
-    inner, length = options.get("draft"), options.get("num_draft_tokens")
-    vocabulary = options.get("vocabulary")
-    if vocabulary not in (None, "intersection", "text"):
-        raise ParameterError(f"vocabulary must be intersection or text, got {vocabulary!r}")
-    foreign = vocabulary is not None or (getattr(target, "tokenizer", None) and not same_tokens(target, model))
-    if inner is not None and vocabulary is not None:
-        raise ParameterError(
-            "vocabulary and draft exclude each other: a draft with a draft of its own needs the target's tokens"
-        )
-    if inner is not None and make_inner is not None:
-        policy = FixedLength(length) if length is not None else None
-        return SpeculativeDrafter(model, make_inner(inner, model), policy, sampling)
-    if length is not None:
-        raise ParameterError("num_draft_tokens belongs to a draft with a draft of its own: give it without the colon")
-    if foreign and vocabulary != "intersection":
-        if law:
-            raise ParameterError(
-                f"{next(iter(law))} belongs to a draft that samples, and one with another tokenizer drafts text greedily: "
-                "leave it out, or give vocabulary=intersection, too"
-            )
-        return TextDrafter(model)
-    if foreign:
-        return IntersectionDrafter(model, sampling)
-    return ModelDrafter(model, sampling)
 
 
 def split_model(spec: str) -> tuple[str, str]:

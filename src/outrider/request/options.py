@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from outrider.acceptance.lenience import check_lenience
-from outrider.drafters.base import MOST_ALTERNATIVES
 from outrider.errors import ParameterError
-from outrider.randomness import check_seed
-from outrider.request.choices import Draft, Length
-from outrider.round import Extras
-from outrider.sampling import LogitsProcessor, SamplingSettings
-from outrider.sampling.stateful import Constraint, StatefulProcessor
-from outrider.support.checks import check_count, check_switch, unknown_option
+from outrider.settings.drafting import check_count_of_alternatives, check_lenience
+from outrider.settings.extras import Extras
+from outrider.settings.sampling import LogitsProcessor, SamplingSettings
+from outrider.settings.seed import check_seed
+from outrider.support.checks import check_switch, unknown_option
 from outrider.support.text import check_stop
+
+if TYPE_CHECKING:
+    from outrider.request.choices import Draft, Length
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -67,7 +67,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     seed: int | Sequence[int] | None = options.pop("seed", None)
     stop = _several("stop", options.pop("stop", None), "a string or several")
     processors = _several("processors", options.pop("processors", None), "functions of (tokens, logits) or constraints")
-    if not all(callable(one) or isinstance(one, Constraint | StatefulProcessor) for one in processors):
+    if not all(callable(one) or _keeps_state(one) for one in processors):
         raise ParameterError("processors must be functions of (tokens, logits) or constraints: one of them is neither")
     if options.get("cancelled") is None:
         options.pop("cancelled", None)
@@ -80,7 +80,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         raise ParameterError(f"lenience must be 1 without a draft, got {lenience:g}: it is about accepting drafted tokens")
     alternatives = options.pop("alternatives", None)
     if alternatives is not None:
-        check_count("alternatives", alternatives, 0, MOST_ALTERNATIVES)
+        check_count_of_alternatives(alternatives)
     invariant = check_switch("drafter_invariant", options.pop("drafter_invariant", False))
     if invariant and lenience < 1.0:
         raise ParameterError(f"lenience must be 1 with drafter_invariant, got {lenience:g}: drafts have no say in it")
@@ -106,6 +106,13 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         drafter_invariant=invariant,
         **rest,
     )
+
+
+def _keeps_state(processor: object) -> bool:
+    """Whether it is one of those that `sampling.stateful` knows."""
+    from outrider.sampling.stateful import Constraint, StatefulProcessor  # which need torch, unlike all other options
+
+    return isinstance(processor, Constraint | StatefulProcessor)
 
 
 def _several(name: str, given: Any, what: str) -> tuple[Any, ...]:

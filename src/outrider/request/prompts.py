@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.audio import Audio, features
 from outrider.errors import ParameterError, in_one_line
 from outrider.models.base import Source, TextModel, has_encoder
+from outrider.support.text import check_characters
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | Audio
@@ -109,15 +110,3 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in items):
         raise ParameterError("prompt must be text, token ids or chat messages")
     return [int(token) for token in items if isinstance(token, Integral)]
-
-
-def check_characters(what: str, text: str) -> None:
-    """Raise unless the text is Unicode: strings can hold halves of characters, and bytes that are none, which no tokenizer
-    takes.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ParameterError(
-            f"{what} must be Unicode characters (UTF-8), got {text[error.start]!r} at {error.start}, which is none: mend it"
-        ) from None

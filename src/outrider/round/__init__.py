@@ -3,7 +3,8 @@
 The decoder's rounds and those inside a drafter that is itself a speculative decoder are the same computation.
 """
 
-from outrider.round.contract import Extras, Outcome, Scorer
+from outrider.round.contract import Outcome, Scorer
 from outrider.round.run import verify_round
+from outrider.settings.extras import Extras
 
 __all__ = ["Extras", "Outcome", "Scorer", "verify_round"]

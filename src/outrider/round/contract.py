@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
 
 from outrider.models.base import LanguageModel
 from outrider.sampling import SamplingSettings
+from outrider.settings.extras import Extras
 from outrider.support.clock import PhaseClock
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What a round reports beyond the tokens. logprobs and betas cost a pass over the vocabulary each, drafts nothing: the
-    offered tokens are in the round's one transfer anyway. laws: what the tokens follow, which need not be written out else.
-    """
-
-    logprobs: bool = False
-    betas: bool = False
-    drafts: bool = False
-    laws: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,7 @@ class Scorer:
     model: LanguageModel
     sampling: SamplingSettings
     clock: PhaseClock
-    extras: Extras = Extras()
+    extras: Extras = field(default_factory=Extras)
     vocab_size: int | None = None
     phase: str = "verify"
     lenience: float = 1.0

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ParameterError
-from outrider.sampling.settings import SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
+from outrider.settings.sampling import SamplingSettings
 from outrider.support.device_data import index
 
 State = Literal["certain", "drafted", "unused"]

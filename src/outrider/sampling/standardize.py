@@ -17,7 +17,7 @@ from outrider.errors import ParameterError
 from outrider.kernels.sampling import reading
 from outrider.sampling import truncate_device, truncate_host
 from outrider.sampling.penalties import Context, apply_penalties, apply_processors
-from outrider.sampling.settings import SamplingSettings
+from outrider.settings.sampling import SamplingSettings
 from outrider.support.device_data import index, row_by_row, to_device
 
 

@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 
 from outrider.errors import ParameterError
-from outrider.randomness import check_seed
+from outrider.settings.seed import check_seed
 from outrider.speculation.laws import Decision, Law, as_law, decide
 from outrider.speculation.workers import Job, Workers, generator, wait_for_any
 from outrider.support.checks import check_count

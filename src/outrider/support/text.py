@@ -23,6 +23,18 @@ def check_stop(stop: Sequence[object]) -> None:
         raise ParameterError(f"stop must hold strings of at least one character, got {list(stop)!r}")
 
 
+def check_characters(what: str, text: str) -> None:
+    """Raise unless the text is Unicode: strings can hold halves of characters, and bytes that are none, which no tokenizer
+    takes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(
+            f"{what} must be Unicode characters (UTF-8), got {text[error.start]!r} at {error.start}, which is none: mend it"
+        ) from None
+
+
 class Detokenizer:
     """Text added by each token, held back while it ends inside a character.
 

@@ -12,7 +12,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.batch import ContinuousBatch, Job, Ready, Setup
+from outrider.batch.continuous import ContinuousBatch
+from outrider.batch.jobs import Job
+from outrider.batch.setup import Ready, Setup
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel, end_tokens
 from outrider.request.prompts import as_said, encode, has_template

@@ -10,8 +10,9 @@ from collections.abc import Sequence as Many
 from contextlib import closing
 from dataclasses import replace
 
-from outrider.batch import Job, Setup
+from outrider.batch.jobs import Job
 from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
+from outrider.batch.setup import Setup
 from outrider.errors import ModelError
 from outrider.generation import generate
 from outrider.models.base import TextModel, has_encoder

@@ -15,8 +15,8 @@ from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.bench.acceptance import Row
-    from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
+    from outrider.bench.settings import Setting
 
 
 @click.command()
@@ -32,14 +32,15 @@ def alpha(
     higher. Give --draft several times; unigrams and bigrams are ngram:table=FILE,order=1 and order=2. "By position" is what
     --drafter-invariant accepts.
     """
-    from outrider.bench.acceptance import measure, summarise, texts_of
     from outrider.bench.examples import load_examples
-    from outrider.bench.machine import machine
 
     check_count("max_new_tokens", max_new_tokens)
     kind, examples = source.kind, load_examples(source)
     models.refuse_compile("reading texts")
     target = models.load_target()
+    from outrider.bench.acceptance import measure, summarise, texts_of
+    from outrider.bench.machine import machine
+
     about = about_runs("alpha", target, source, max_new_tokens)
     kept = open_log(log, about)
     drafts = {spec: models.load_one_draft(spec, target) for spec in dict.fromkeys(models.draft)}

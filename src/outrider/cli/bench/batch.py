@@ -49,12 +49,12 @@ def batch(
     as_json: bool,
 ) -> None:
     """Tokens a second against the size of the batch, by draft length: where the best one falls to 0, and where it should."""
-    from outrider.bench.batches import Bench, best_length, jobs_from, measure, ragged_prompts, summarise
-    from outrider.bench.machine import machine
-
     for name, value in (("prompts", prompts), ("block", block), ("max_new_tokens", max_new_tokens)):
         check_count(name, value)
     sizes, asked = _numbers("batch_sizes", batch_sizes, 1, 4096), sorted({0, *_lengths(lengths)})
+    from outrider.bench.batches import Bench, best_length, jobs_from, measure, ragged_prompts, summarise
+    from outrider.bench.machine import machine
+
     lines = ragged_prompts(prompts, max_new_tokens)
     if write_prompts is not None:
         write(write_prompts, "".join(json.dumps(line) + "\n" for line in lines))
@@ -100,7 +100,7 @@ def _print(cells: list[Cell], best: dict[int, dict[str, int]]) -> None:
 
 
 def _lengths(text: str) -> list[int]:
-    from outrider.bench.batches import AUTO
+    from outrider.bench.settings import AUTO
 
     parts = text.split(",")
     return [AUTO] * ("auto" in parts) + _numbers("lengths", ",".join(part for part in parts if part != "auto"), 0, 64)

@@ -48,16 +48,17 @@ def beams(
 
     The texts of both must agree; scores tell how near a tie they are where they do not.
     """
-    from outrider.beam.draft import draft_model
-    from outrider.bench.beams import measure, summarise
     from outrider.bench.examples import load_examples
-    from outrider.bench.machine import machine
 
     check_count("max_new_tokens", max_new_tokens)
     widths, lengths = _widths(num_beams), _lengths(num_draft_tokens)
     kind, examples = source.kind, load_examples(source)
     models.refuse_compile("beam search")
     target = models.load_target()
+    from outrider.beam.draft import draft_model
+    from outrider.bench.beams import measure, summarise
+    from outrider.bench.machine import machine
+
     drafter = models.load_draft(target)
     drafter.bind(target)
     draft_model(drafter)
@@ -74,7 +75,7 @@ def beams(
 
 
 def _widths(given: tuple[int, ...]) -> list[int]:
-    from outrider.beam.settings import BeamSettings
+    from outrider.settings.beams import BeamSettings
 
     return sorted({BeamSettings(count).num_beams for count in given})
 

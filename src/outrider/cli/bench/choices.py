@@ -13,8 +13,8 @@ import click
 from outrider.cli.shared_options import Command, add_options, json_option, log_option
 
 if TYPE_CHECKING:
-    from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
+    from outrider.bench.settings import Setting
     from outrider.models.base import TextModel
     from outrider.support.run_log import RunLog
 
@@ -87,8 +87,8 @@ def _with_settings(command: Command) -> Command:
 
 def make_settings(temperatures: tuple[float, ...], top_p: float) -> list[Setting]:
     """A setting per temperature. Raises `ParameterError` for what can't be sampled with."""
-    from outrider.bench.contest import Setting
-    from outrider.sampling import SamplingSettings
+    from outrider.bench.settings import Setting
+    from outrider.settings.sampling import SamplingSettings
 
     for temperature in temperatures:
         SamplingSettings(temperature=temperature, top_p=top_p)

@@ -87,7 +87,8 @@ def _problems(given: dict[str, Any]) -> tuple[int, int]:
 
 def _asked(target: TextModel, texts: str, given: dict[str, Any]) -> list[tuple[Task, Asked]]:
     """The texts and how this model is asked them."""
-    from outrider.bench.examples import asked_of, load_examples
+    from outrider.bench.asking import asked_of
+    from outrider.bench.examples import load_examples
     from outrider.bench.tasks import human_eval
     from outrider.bench.texts import kinds_for
     from outrider.request.prompts import encode
@@ -133,7 +134,6 @@ def peers(
 
     Everything answers the same prompts in one run, in turn. Ours: on the weights that generate has, and every --setup.
     """
-    from outrider.bench import peers as transformers_peers
     from outrider.bench.servers import parse_server, served
     from outrider.endpoint import check_reachable
 
@@ -148,6 +148,8 @@ def peers(
     _check_names([*dict.fromkeys(setup), *(name for name, _ in named)])
     for url in servers.values():
         check_reachable(url)
+    from outrider.bench import peers as transformers_peers
+
     field = _Field({}, {}, set())
     if generate:
         ours, theirs = (_load_pair(models, pack) for pack in (True, False))

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 @json_option
 def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any) -> None:
     """Each --draft on several kinds of text: adaptive beside plain decoding, fixed lengths and the oracle."""
+    for name in ("repetitions", "seeds", "max_new_tokens"):
+        check_count(name, given[name])
+    model = models.load_target()
     from outrider.bench.drafters import Matrix, count_runs, measure, noise_of, of_one_text, over_all_texts, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds_for
     from outrider.report.names import where_apart
 
-    for name in ("repetitions", "seeds", "max_new_tokens"):
-        check_count(name, given[name])
-    model = models.load_target()
     made = {spec: models.load_one_draft(spec, model) for spec in dict.fromkeys(models.draft)}
     names = where_apart({spec: drafter.name for spec, drafter in made.items()})
     named = {names[spec]: drafter for spec, drafter in made.items()}

@@ -41,15 +41,8 @@ def lengths(
     as_json: bool,
 ) -> None:
     """Adaptive drafting beside the best fixed length in hindsight, on recorded texts, by the cost tables."""
-    from outrider.bench.lengths import check_replayed, replay
-    from outrider.bench.machine import machine
-    from outrider.bench.recorded import cells_of, number_of_texts, record
-    from outrider.bench.tasks import human_eval
-    from outrider.bench.texts import kinds_for
-    from outrider.costs import measured_costs
     from outrider.errors import ParameterError
-    from outrider.models.base import has_encoder
-    from outrider.sampling import SamplingSettings
+    from outrider.settings.sampling import SamplingSettings
 
     if not 0 <= (problems or 0) <= 82 or max_new_tokens < 1:
         raise ParameterError(f"humaneval must be in 0 … 82 and max_new_tokens 1 or more, got {problems}, {max_new_tokens}")
@@ -58,6 +51,14 @@ def lengths(
     for value in temperature:
         SamplingSettings(temperature=value)
     model = models.load_target()
+    from outrider.bench.lengths import check_replayed, replay
+    from outrider.bench.machine import machine
+    from outrider.bench.recorded import cells_of, number_of_texts, record
+    from outrider.bench.tasks import human_eval
+    from outrider.bench.texts import kinds_for
+    from outrider.costs import measured_costs
+    from outrider.models.base import has_encoder
+
     if problems is None:
         problems = 0 if has_encoder(model) else 12
     drafters = [models.load_one_draft(spec, model) for spec in models.draft]

@@ -15,9 +15,9 @@ from outrider.errors import ParameterError
 from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
-    from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
     from outrider.bench.lenience import Row
+    from outrider.bench.settings import Setting
 
 
 @click.command()
@@ -44,14 +44,15 @@ def lenience(
     the law (KL, total variation; at temperature 0 the share of tokens that are not the target's best); the audit's verdict.
     """
     from outrider.bench.examples import load_examples
-    from outrider.bench.lenience import measure, summarise
-    from outrider.bench.machine import machine
-    from outrider.forced import check_forgets
 
     check_count("max_new_tokens", max_new_tokens)
     leniences, length = _leniences(lenience), _length(num_draft_tokens)
     kind, examples = source.kind, load_examples(source)
     target = models.load_target()
+    from outrider.bench.lenience import measure, summarise
+    from outrider.bench.machine import machine
+    from outrider.forced import check_forgets
+
     draft = models.load_draft(target)
     draft.bind(target)
     check_forgets(draft)
@@ -70,7 +71,7 @@ def lenience(
 
 
 def _leniences(given: tuple[float, ...]) -> list[float]:
-    from outrider.acceptance.lenience import check_lenience
+    from outrider.settings.drafting import check_lenience
 
     return sorted({check_lenience(value) for value in given}, reverse=True)
 

@@ -40,12 +40,12 @@ def sampling(as_json: bool) -> None:
 @json_option
 def copying(context: int, table: Path | None, as_json: bool) -> None:
     """The cost of drafting without a model: copies and tables, microseconds a token."""
+    if context < 1:
+        raise ParameterError(f"context must be 1 or more, got {context}")
     from outrider.bench.drafting_cost import measure
     from outrider.bench.machine import machine
     from outrider.bench.statistics import Spread
 
-    if context < 1:
-        raise ParameterError(f"context must be 1 or more, got {context}")
     found = measure(context, table)
     if as_json:
         out = {n: {k: asdict(v) if isinstance(v, Spread) else v for k, v in cells.items()} for n, cells in found.items()}
@@ -68,12 +68,12 @@ def precision(
     target: str | None, reference: str, dtype: tuple[str, ...], text: Path | None, max_tokens: int, as_json: bool
 ) -> None:
     """What quantizing the weights does to the model: perplexity, greedy agreement, divergence."""
+    if max_tokens < 2:
+        raise ParameterError(f"max_tokens must be 2 or more, got {max_tokens}")
     from outrider.bench.machine import machine
     from outrider.bench.precision import compare_laws, default_text
     from outrider.models.base import refuse_encoder
 
-    if max_tokens < 2:
-        raise ParameterError(f"max_tokens must be 2 or more, got {max_tokens}")
     words = default_text() if text is None else read_prompt(None, text)
     base = ModelChoice(target, dtype=reference).load_target()
     refuse_encoder(base, "bench precision")

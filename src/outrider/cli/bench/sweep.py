@@ -15,8 +15,8 @@ from outrider.errors import ParameterError
 from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
-    from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
+    from outrider.bench.settings import Setting
     from outrider.bench.sweep_summary import LengthRow, Sweep
 
 
@@ -38,15 +38,17 @@ def sweep(
 
     Chen Figure 1, Leviathan Table 4. At temperature 0 the texts of all K must agree; where they differ it is said why.
     """
-    from outrider.bench.examples import asked_of, load_examples
+    from outrider.bench.examples import load_examples
+
+    check_count("max_new_tokens", max_new_tokens)
+    asked, kind, examples = _lengths(lengths), source.kind, load_examples(source)
+    target = models.load_target()
+    from outrider.bench.asking import asked_of
     from outrider.bench.machine import machine
     from outrider.bench.sweep import measure
     from outrider.bench.sweep_summary import Tables, summarise, tables_of
     from outrider.costs import measured_costs
 
-    check_count("max_new_tokens", max_new_tokens)
-    asked, kind, examples = _lengths(lengths), source.kind, load_examples(source)
-    target = models.load_target()
     draft = models.load_draft(target)
     about = about_runs("sweep", target, source, max_new_tokens, models.draft)
     kept = open_log(log, about)

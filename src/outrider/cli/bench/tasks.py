@@ -19,9 +19,9 @@ from outrider.support.checks import check_count
 if TYPE_CHECKING:
     from outrider.batch.ray_pool import Cluster
     from outrider.bench.answers import AnswerRun, Drafting, Plan, Row
-    from outrider.bench.contest import Setting
     from outrider.bench.examples import Source
     from outrider.bench.quality import Metric
+    from outrider.bench.settings import Setting
     from outrider.models.base import TextModel
     from outrider.support.run_log import RunLog
 
@@ -51,10 +51,7 @@ def tasks(
     Leviathan Table 2, Chen Table 1. Quality has 95 % intervals, its difference to plain decoding a paired one. Chen's
     settings are --temperature 0.8 --top-p 0.95 --num-draft-tokens 4 for humaneval, --temperature 1 --top-p 0.8 for xsum.
     """
-    from outrider.bench.answers import Plan, measure, summarise
     from outrider.bench.examples import load_examples
-    from outrider.bench.machine import machine
-    from outrider.bench.quality import make_metric
 
     if max_new_tokens is not None:
         check_count("max_new_tokens", max_new_tokens)
@@ -62,8 +59,13 @@ def tasks(
     kind, examples = source.kind, load_examples(source)
     if source.scored_by == "pass@1" and source.name != "humaneval":
         raise ParameterError(f"metric pass@1 is for task humaneval, got task {source.name}")
+    from outrider.bench.quality import make_metric
+
     if source.scored_by == "pass@1":
         make_metric("pass@1", None, execute_generated_code)  # refused before any model is loaded
+    from outrider.bench.answers import Plan, measure, summarise
+    from outrider.bench.machine import machine
+
     plan = Plan(kind, examples, settings, max_new_tokens or kind.max_new_tokens, samples)
     target = models.load_target()
     metric = make_metric(source.scored_by, target, execute_generated_code)
@@ -88,7 +90,7 @@ def tasks(
 def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...]) -> list[tuple[Drafting, str | None]]:
     """Plain decoding, and each draft at each length, with what the command line says of it."""
     from outrider.bench.answers import PLAIN, Drafting
-    from outrider.draft_length import MAX_DRAFT
+    from outrider.settings.drafting import MAX_DRAFT
 
     for one in lengths:
         check_count("num_draft_tokens", one, 1, MAX_DRAFT)

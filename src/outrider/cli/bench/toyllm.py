@@ -40,15 +40,16 @@ def toyllm(
     as_json: bool,
 ) -> None:
     """The toyllm article's experiment (GPT-2 XL with GPT-2, one prompt, greedy), its 2.12× beside ours."""
-    from outrider.bench.machine import machine
-    from outrider.bench.toyllm import Article, measure, new_tokens, reproduce
-    from outrider.draft_length import MAX_DRAFT
-    from outrider.models.base import refuse_encoder
+    from outrider.settings.drafting import MAX_DRAFT
 
     check_count("num_draft_tokens", lookahead, 1, MAX_DRAFT)
     check_count("repetitions", repetitions)
     models = ModelChoice(target, (draft,), dtype, device)
     model = models.load_target()
+    from outrider.bench.machine import machine
+    from outrider.bench.toyllm import Article, measure, new_tokens, reproduce
+    from outrider.models.base import refuse_encoder
+
     refuse_encoder(model, "bench toyllm")
     new_tokens(model, total_tokens)
     drafter = models.load_draft(model)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from outrider.errors import ParameterError
-from outrider.sampling.stateful import Constraint, StatefulProcessor
 from outrider.support.checks import check_count, check_number
 
-LogitsProcessor = Callable[[Tensor, Tensor], Tensor] | Constraint | StatefulProcessor
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from outrider.sampling.stateful import Constraint, StatefulProcessor
+
+LogitsProcessor: TypeAlias = "Callable[[Tensor, Tensor], Tensor] | Constraint | StatefulProcessor"
 """Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V], a function of its arguments only; or one that
 keeps a state, wrapped so that it rolls back with the sequence (`sampling.stateful`)."""
 
