@@ -13,7 +13,7 @@ import click
 
 from outrider.errors import ParameterError
 from outrider.models.choices import check_choices
-from outrider.models.names import name_of, resolve
+from outrider.models.names import check_at_hand, name_of, resolve
 from outrider.request.draft_specs import check_models, check_spec
 from outrider.support.checks import check_count
 from outrider.support.garbage import collector
@@ -51,7 +51,7 @@ class ModelChoice:
         self.check_drafts()
         if self.team is None:  # which has engines and dtypes of its own
             check_choices(self.dtype, self.engine, self.compile)
-        resolve(self.target)
+        check_at_hand(resolve(self.target))
         for spec in self.draft:
             check_models(spec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, in_one_line
 
 CONFIG = "config.json"
 _LONGEST = 255  # bytes of a file's name
@@ -54,3 +54,27 @@ def name_of(model: str | Path | None) -> str:
     """What a model is called in messages once it is loaded whole, without loading it."""
     source = resolve(model)
     return source.name if isinstance(source, Path) and source.is_file() else str(model)
+
+
+def check_at_hand(source: str | Path) -> None:
+    """Raise `ModelError` for a model of the hub that is not here and can't be fetched, because no hub can be reached.
+
+    Reading it would say so, too, but only after huggingface_hub has tried for half a minute. What a hub that answers says
+    of a model is left to those who read it, and tries again where it is slow.
+    """
+    if isinstance(source, Path):
+        return
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    try:
+        if try_to_load_from_cache(source, CONFIG) is None:
+            get_hf_file_metadata(hf_hub_url(source, CONFIG))
+    except Exception as error:  # httpx's or httpx2's, by the version of huggingface_hub, if it is no connection
+        if type(error).__name__ != "ConnectError":
+            return
+        from transformers.utils.hub import cached_file
+
+        try:
+            cached_file(source, CONFIG, local_files_only=True)
+        except OSError as told:
+            raise ModelError(f"model {source} can't be loaded: {in_one_line(told)}") from told

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.models.names import name_of, resolve
+from outrider.models.names import check_at_hand, name_of, resolve
 from outrider.models.pretrained import model_errors
 from outrider.models.weights.gguf import convert_gguf
 
@@ -16,6 +16,7 @@ def folder_of(model: str | Path | None, gguf_dtype: torch.dtype) -> tuple[str | 
     source = resolve(model)
     if isinstance(source, Path) and source.is_file():
         return convert_gguf(source, gguf_dtype), name_of(model)
+    check_at_hand(source)
     return source, name_of(model)
 
 

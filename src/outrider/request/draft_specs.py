@@ -28,7 +28,7 @@ from typing import Any
 
 from outrider.errors import ModelError, ParameterError
 from outrider.heads.config import is_head
-from outrider.models.names import resolve
+from outrider.models.names import check_at_hand, resolve
 
 Options = dict[str, Callable[[str], Any]]
 """Names of options, and what makes a value of the text of each."""
@@ -100,7 +100,7 @@ def check_models(spec: str) -> None:
             continue
         name, options = of_model(part)
         with told_as_draft(name):
-            resolve(name)
+            check_at_hand(resolve(name))
         if "draft" in options:
             check_models(options["draft"])
 
