@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from outrider.costs import DraftSeconds
 from outrider.drafters import DraftContext, Drafter, DraftRow, Plan, Proposal, Prospect, padded_proposal
 from outrider.models.base import LanguageModel
 from outrider.sampling import draw
@@ -60,9 +61,15 @@ class FollowerDrafter(Drafter):
 
     name = "followers"
 
+    @property
+    def seconds(self) -> DraftSeconds:
+        """A token costs a law as long as the vocabulary: so much here. It would be taken for nothing if it were not said."""
+        return DraftSeconds(token=2e-4)
+
     def prospects(self, row: DraftRow) -> list[Prospect]:
         """There is something to draw from if the last token was there before."""
-        return [Prospect(self.name, longest=64 if row.tokens[-1] in row.tokens[:-1] else 0)]
+        longest = 64 if row.tokens[-1] in row.tokens[:-1] else 0
+        return [Prospect(self.name, step_seconds=self.seconds.token, longest=longest)]
 
     def propose(self, rows: Sequence[DraftRow], plans: Sequence[Plan], context: DraftContext) -> Proposal:
         """Each token by a number of the row's own stream, beside the law that it was drawn from."""

@@ -113,6 +113,9 @@ def test_texts_that_run_over_their_end_are_told(target_folder: Path, tmp_path: P
         ('{"prompt": "a", "tokens": [99999999]}', "another tokenizer?"),
         ('{"prompt": "a", "tokens": []}', "has no tokens, so it tells nothing"),
         (json.dumps({"prompt": "a", "tokens": [5] * 300}), "has 256 positions: leave it out"),
+        ('{"prompt": "a", "tokens": [5], "temprature": 0.9}', "did you mean 'temperature'?"),
+        ('{"prompt": "a", "tokens": [5], "repetition_penalty": 1.3}', "repetition_penalty is 1.3, and only temperature"),
+        ('{"prompt": "a", "tokens": [5], "temperature": "hot"}', "could not convert string to float"),
     ],
 )
 def test_a_bad_line_is_named(line: str, said: str, target_folder: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from outrider.models.base import CopiesPrefixes, LanguageModel
 from outrider.models.base import Sequence as ModelSequence
 from outrider.models.loading import load_transformers
 from outrider.models.table import TableModel, TableSequence
+from outrider.models.transformers_model import TransformersModel
 from outrider.sampling import SamplingSettings
 from outrider.settings.beams import EarlyStopping
 from tests.helpers.marks import thinned
@@ -199,6 +200,31 @@ def test_drafts_cost_passes_only_and_the_records_add_up() -> None:
         assert one.scored == one.hypotheses + one.again
         assert one.rows <= one.hypotheses
     assert all(one.again == 0 for one in plain)  # an engine that copies scores nothing twice
+
+
+def test_rows_that_are_scored_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after drafted rounds, which open more of them: others would be gathered from the whole cache in every layer."""
+    target, draft = tiny("Llama", 3), tiny("Llama", 4)
+    seen: list[tuple[str, list[int]]] = []
+    whole = TransformersModel.score
+
+    def spy(model: TransformersModel, sequences: Sequence[Any], *arguments: Any) -> torch.Tensor | None:
+        seen.append((model.name, sorted(sequence.slot for sequence in sequences)))
+        return whole(model, sequences, *arguments)
+
+    monkeypatch.setattr(TransformersModel, "score", spy)
+
+    class Alternating(BeamLength):
+        def plan(self) -> int:
+            self.turn = (getattr(self, "turn", 0) + 1) % 3
+            return 2 * (self.turn == 1)
+
+    decoder = BeamDecoder(target, [1, 5, 9], BeamSettings(4), 14, frozenset(), draft, Alternating())
+    list(decoder.rounds())
+    wanted = search(target, BeamSettings(4), new_tokens=14, eos=frozenset(), prompt=[1, 5, 9])[0]
+    assert decoder.state.finished == wanted
+    assert max(len(slots) for name, slots in seen if name == target.name) > 4
+    assert all(slots == list(range(len(slots))) for _, slots in seen)
 
 
 def test_contexts_end_the_search_or_the_drafting() -> None:

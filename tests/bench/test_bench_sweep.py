@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -99,7 +100,18 @@ def test_the_slope_is_what_a_further_drafted_token_adds() -> None:
     runs = [made(k, [[1, k, 0, 1.0 + 0.3 * k, "d"]] * 4) for k in (1, 2, 5)]
     (found,) = summarise([made(0, [[1, 0, 0, 9.0, None]] * 4), *runs], [SAMPLED], TABLES, {}, None)  # type: ignore[arg-type]
     assert found.slope_ms == pytest.approx(300.0)
+    assert found.slope_error_ms == pytest.approx(0.0, abs=1e-3)
     assert found.step_ms == 250.0
+
+
+def test_the_slopes_error_tells_noise_from_a_figure() -> None:
+    rng = random.Random(5)
+    runs = [made(k, [[1, k, 0, 1.0 + rng.gauss(0.0, 0.2), "d"] for _ in range(20)]) for k in (1, 2, 5)]
+    (found,) = summarise([made(0, [[1, 0, 0, 9.0, None]] * 20), *runs], [SAMPLED], TABLES, {}, None)  # type: ignore[arg-type]
+    assert found.slope_ms is not None
+    assert found.slope_error_ms is not None
+    assert abs(found.slope_ms) < 4 * found.slope_error_ms
+    assert found.slope_error_ms == pytest.approx(200 / (60 * 26 / 9) ** 0.5, rel=0.3)  # sigma / sqrt(n var of K)
 
 
 def test_a_text_that_differs_is_reported_with_its_verdict(target_folder: Path) -> None:

@@ -23,6 +23,7 @@ from outrider.drafters import (
     PromptLookupDrafter,
     SpeculativeDrafter,
 )
+from outrider.drafters.head import comes_with_head, find_shipped_head
 from outrider.errors import ModelError, ParameterError
 from outrider.forced import betas_along
 from outrider.heads.config import load_head
@@ -277,6 +278,29 @@ def test_a_shipped_head_is_found_by_its_targets_name(tmp_path: Path, monkeypatch
     assert drafter.model.config.target == "three"
     with pytest.raises(ModelError, match="no draft head comes with Outrider for tiny-Llama-0"):
         HeadDrafter().bind(tiny("Llama"))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", True),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", True),
+        ("/models/SmolLM2-135M-Instruct/", True),
+        ("bartowski/SmolLM2-135M-Instruct-GGUF", True),
+        ("smollm2-135m-instruct-q8_0.gguf", True),
+        ("SmolLM2-135M-Instruct-bf16", True),
+        ("HuggingFaceTB/SmolLM2-135M", False),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", False),
+        ("SmolLM2-135M-Instruct-finetuned", False),
+    ],
+)
+def test_the_shipped_head_goes_with_its_model_whoever_published_it(name: str, found: bool) -> None:
+    assert (find_shipped_head(name) is not None) is found
+
+
+def test_a_model_of_that_name_and_another_shape_has_no_head() -> None:
+    model = TransformersModel(module("Llama", 1), name="SmolLM2-135M-Instruct")
+    assert not comes_with_head(model)
 
 
 def test_states_that_are_not_there_yet_are_not_made_up(tmp_path: Path) -> None:

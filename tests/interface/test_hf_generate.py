@@ -104,6 +104,18 @@ def test_draft_and_length_can_be_named_in_the_call(model: Any) -> None:
     assert torch.equal(got, wanted)
 
 
+def test_statistics_of_each_row_are_appended_to_the_callers_list(model: Any) -> None:
+    found: list[Any] = []
+    options = {"attention_mask": MASK, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    ours(model, PADDED, draft="self", num_draft_tokens=3, stats=found, **options)
+    assert [(one.tokens, one.rounds, one.drafted, one.acceptance_rate) for one in found] == [(12, 3, 9, 1.0)] * 2
+    assert all(one.seconds["verify"] > 0.0 and one.seconds["prefill"] > 0.0 for one in found)
+    ours(model, IDS, max_new_tokens=8, do_sample=False, pad_token_id=0, num_beams=2, stats=found)
+    assert (len(found), found[2].steps) == (3, 8)
+    with pytest.raises(ParameterError, match="stats must be a list, to which those of each row are appended, got dict"):
+        ours(model, IDS, max_new_tokens=4, pad_token_id=0, stats={})
+
+
 def test_stopping_criteria_and_output_objects(model: Any) -> None:
     def at_ten(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((len(ids),), ids.shape[1] >= 10)

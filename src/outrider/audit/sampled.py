@@ -20,6 +20,7 @@ from outrider.audit.support import engine_rounding, processed_only, rounding_nee
 from outrider.audit.temperature import TemperatureFit
 from outrider.audit.text import Text
 from outrider.audit.transform import keys, likelihood_key, transform
+from outrider.audit.truncation import TruncationFit
 from outrider.audit.uniformity import Array, Battery, Marks, run_battery
 from outrider.drafters import Drafter
 from outrider.errors import ParameterError
@@ -91,6 +92,7 @@ class TextAudit:
         self.planted: dict[str, Planted] = {}
         self.rounding = rounding or 0.0
         self.temperature = TemperatureFit()
+        self.truncation = TruncationFit()
         self.count = 0
         self.texts = 0
         self.run_over = 0  # texts that go on behind an end token, each by the target's law or not
@@ -159,6 +161,7 @@ class TextAudit:
         self.count += len(tokens)
         inside = _mass(target, tokens) > 0
         self._fit(text, done, logits, target, tokens)
+        self._fit_truncation(target, tokens)
         for i in torch.nonzero(~inside).flatten().tolist():
             self._look(text, done + i, logits[i])
         if self.sampling.greedy:
@@ -192,6 +195,15 @@ class TextAudit:
             (law,) = standardized_along(iter([logits[:wanted]]), text.tokens, start, text.prompt_length, warm)
         possible = _mass(law, tokens) > 0
         self.temperature.add(law[possible], tokens[possible])
+
+    def _fit_truncation(self, target: Tensor, tokens: Tensor) -> None:
+        """Which limit nobody declared the tokens tell of, where none is declared."""
+        own, wanted = self.sampling, self.truncation.wanted
+        if not wanted or own.greedy or own.top_k or own.top_p < 1.0 or own.min_p:
+            return
+        law, tokens = target[:wanted], tokens[:wanted]
+        possible = _mass(law, tokens) > 0
+        self.truncation.add(law[possible], tokens[possible])
 
     def _plant(
         self,

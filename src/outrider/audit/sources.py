@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,15 @@ def text_of(target: TextModel, prompt: Asked, new: Sequence[int], rounds: tuple[
 
 
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
+_NOT_AUDITED: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({}, []),
+    "typical_p": (1,),
+    "no_repeat_ngram_size": (0,),
+}
+"""What changes a law, by the name that engines have for it, and when it does not."""
 
 
 def text_seed(seed: int, number: int) -> int:
@@ -166,6 +176,7 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
             raise ParameterError(f"{where}: has no tokens, so it tells nothing: remove it")
         read = asked(target, prompt) if isinstance(prompt, str | Audio) else token_ids(prompt)
         rounds = read_rounds(entry.get("rounds") or (), new)
+        _refuse_other_laws(entry, where)
         other = next((name for name in wanted if _differs(entry, wanted, name)), None)
     except ParameterError:
         raise
@@ -188,6 +199,20 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
             f"{where}: has {len(ids) + len(new)} tokens with its prompt, {target.name} has {context} positions: leave it out"
         )
     return text_of(target, read, new, rounds)
+
+
+def _refuse_other_laws(entry: dict[str, Any], where: str) -> None:
+    """Raise for settings that an audit does not know; whatever else a line holds says nothing about its law."""
+    for name, off in _NOT_AUDITED.items():
+        if entry.get(name) is not None and entry[name] not in off:
+            raise ParameterError(
+                f"{where}: {name} is {entry[name]!r}, and only temperature, top-k, top-p and min-p are audited: give texts "
+                "that were drawn without it"
+            )
+    for name in sorted(entry.keys() - set(_SETTINGS)):
+        meant = get_close_matches(name, _SETTINGS, 1, 0.75)
+        if meant:
+            raise ParameterError(f"{where}: {name!r} is no setting: did you mean {meant[0]!r}?")
 
 
 def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:

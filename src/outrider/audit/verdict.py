@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from outrider.audit.sampled import DRAWS, Outside, Planted, TextAudit
-from outrider.audit.temperature import Likeliest, told
+from outrider.audit.temperature import Likeliest
+from outrider.audit.temperature import told as told_temperature
 from outrider.audit.transform import ORDERS
+from outrider.audit.truncation import Undeclared
+from outrider.audit.truncation import told as told_truncation
 from outrider.audit.uniformity import BINS, DOUBT, REJECT, Array, Battery, Check, ks_p, tokens_to_see
 
 EXACT, NOT_EXACT, UNCLEAR = "exact", "not exact", "could not tell"
@@ -46,7 +49,7 @@ class Report:
     audits, too, if they share one verdict. outside: tokens outside their law that rounding explains. impossible: (text,
     position, token, gap of its logit to the best) of those that it does not. run_over: texts that go on behind an end
     token. alpha: mean sum min(target, draft). likeliest: the temperature that the tokens fit best, where that can be told.
-    histograms: counts of the transform by order.
+    undeclared: a limit that no token passed, of texts that are not exact. histograms: counts of the transform by order.
     """
 
     setting: str
@@ -64,6 +67,7 @@ class Report:
     run_over: int
     alpha: float | None
     likeliest: Likeliest | None
+    undeclared: Undeclared | None
     histograms: dict[str, list[int]]
 
     @property
@@ -97,8 +101,11 @@ def judge(audit: TextAudit, setting: str, fault_known: bool = False, audits: int
     verdict, reason = _verdict(audit, battery, sights, impossible, explained)
     declared = audit.sampling.temperature
     likeliest = audit.temperature.likeliest(declared or 1.0)
+    undeclared = audit.truncation.undeclared() if verdict == NOT_EXACT else None
     if verdict == NOT_EXACT and not fault_known:
-        reason += told(likeliest, declared)
+        # A truncated law looks like a cooler one, too; and one as cold as can be told of like the best token alone.
+        coldest = likeliest is not None and likeliest.beyond == "less"
+        reason += (not coldest and told_truncation(undeclared)) or told_temperature(likeliest, declared)
     return Report(
         setting=setting,
         tokens=audit.count,
@@ -115,6 +122,7 @@ def judge(audit: TextAudit, setting: str, fault_known: bool = False, audits: int
         run_over=audit.run_over,
         alpha=audit.alpha,
         likeliest=likeliest,
+        undeclared=undeclared,
         histograms={order: _histogram(u) for order, u in audit.numbers().items() if order in ORDERS},
     )
 

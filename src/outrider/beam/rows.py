@@ -125,20 +125,26 @@ class BeamRows:
         return min(row.sequence.length, len(self._prompt) + common_length(row.new, path))
 
     def _assign(self, paths: list[Path]) -> list[_Row]:
-        """A row for each path, holding as much of it as any row does, or (without copying) as itself does."""
+        """A row for each path, holding as much of it as any row does, or (without copying) as itself does.
+
+        Where an engine copies, only the first rows are given out: rows that lie side by side in a cache are scored where
+        they are, others would be gathered from all of it in every layer.
+        """
+        copies = isinstance(self.model, CopiesPrefixes)
+        first = len(paths) if copies else len(self._rows)
         pairs = [(self._shared(row, path), -i, -j) for i, path in enumerate(paths) for j, row in enumerate(self._rows)]
         chosen: dict[int, int] = {}
         sources: dict[int, tuple[int, int]] = {}
         for shared, i, j in sorted(pairs, reverse=True):
             sources.setdefault(-i, (shared, -j))  # the row that has most of the path, before it is changed
-            if -i not in chosen and -j not in chosen.values():
+            if -j < first and -i not in chosen and -j not in chosen.values():
                 chosen[-i] = -j
         rows = [self._rows[chosen[i]] for i in range(len(paths))]
         for row, path in zip(rows, paths, strict=True):
             row.sequence.truncate(self._shared(row, path))
         if isinstance(self.model, CopiesPrefixes):
-            # No copy reads what another one writes: a row was given away because it shares at least as much with the path
-            # that it went to, and only what lies beyond that is written.
+            # No copy reads what another one writes: a row was given to nobody, or was given away because it shares at least
+            # as much with the path that it went to, and only what lies beyond that is written.
             for i, row in enumerate(rows):
                 shared, source = sources[i]
                 if shared > row.sequence.length:

@@ -27,6 +27,8 @@ from outrider.models.base import TextModel
 from outrider.request.prompts import Asked, prepare
 from outrider.theory import measured_speedup, walltime_factor
 
+FEWEST_ROUNDS = 8  # through which a line is drawn
+
 
 @dataclass(frozen=True)
 class Percentiles:
@@ -91,14 +93,15 @@ class Sweep:
     """One setting. alpha: over all K, for the closed form. c: a drafted token's seconds over a plain pass, by the tables.
 
     slope_ms: what a further drafted token adds to a round, the least-squares line through the rounds that were drafted in
-    full; step_ms: what the tables say that drafting one costs. Chen: "the gradient is slightly higher than the sampling
-    speed of the draft model".
+    full, with its standard error; step_ms: what the tables say that drafting one costs. Chen: "the gradient is slightly
+    higher than the sampling speed of the draft model".
     """
 
     setting: str
     alpha: float | None
     c: float
     slope_ms: float | None
+    slope_error_ms: float | None
     step_ms: float
     rows: list[LengthRow]
 
@@ -156,7 +159,7 @@ def _sweep(
         parted = _divergences(chosen, by_length[0], prompts, target) if setting.temperature == 0 and length else {}
         formula, closed_form = _from_alpha(alpha or 0.0, length, tables), walltime_factor(alpha or 0.0, length, c)
         rows.append(_row(setting, length, chosen, by_length[0], tables, (formula, closed_form), parted))
-    return Sweep(setting.name, alpha, c, _slope(runs), 1000 * tables.own.token, rows)
+    return Sweep(setting.name, alpha, c, *_slope(runs), 1000 * tables.own.token, rows)
 
 
 def _row(
@@ -231,13 +234,14 @@ def _alpha(runs: Sequence[SweepRun]) -> float | None:
     return accepted / (accepted + failed) if rounds else None
 
 
-def _slope(runs: Sequence[SweepRun]) -> float | None:
-    """Milliseconds that a further drafted token adds to a round, over rounds with K ≥ 1 tokens drafted."""
+def _slope(runs: Sequence[SweepRun]) -> tuple[float | None, float | None]:
+    """Milliseconds that a further drafted token adds to a round, over rounds with K ≥ 1 tokens drafted, and their error."""
     full = [(run.length, 1000 * r[3]) for run in runs for r in run.rounds if run.length and r[1] == run.length]
-    if len({length for length, _ in full}) < 2:
-        return None
+    if len({length for length, _ in full}) < 2 or len(full) < FEWEST_ROUNDS:
+        return None, None
     lengths, loops = np.asarray(full).T
-    return float(np.polyfit(lengths, loops, 1)[0])
+    line, covariance = np.polyfit(lengths, loops, 1, cov=True)
+    return float(line[0]), float(covariance[0, 0] ** 0.5)
 
 
 def _divergences(

@@ -50,6 +50,12 @@ def show(report: Report) -> None:
         mark = "" if sight.seen else "  not seen"
         table.add_row(sight.fault, f"{100 * sight.changed:.1f} %", f"{sight.p:.1e}{mark}", needed)
     console.print(table)
+    if not all(sight.seen for sight in report.sights):
+        from outrider.audit.uniformity import REJECT
+
+        console.print(
+            f'"not seen": p is not below {REJECT / 100:.0e}, a hundredth of what rejects: another sample might miss it'
+        )
 
 
 def _show_tests(console: Any, report: Report) -> None:

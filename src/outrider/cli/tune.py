@@ -17,6 +17,7 @@ from outrider.cli.ray import ray_options, told_of_ray
 from outrider.cli.sampling import told_if_greedy, truncation_options
 from outrider.cli.shared_options import json_option
 from outrider.errors import ParameterError
+from outrider.models.names import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from outrider.batch.ray_pool import Cluster
@@ -139,7 +140,7 @@ def _tune(
     chosen = max(setups, key=lambda name: overall(runs, name, "plain"))
     draft, length = named[chosen]
     how = (models.dtype, models.engine, models.device, models.compile)
-    configuration = Configuration(models.target, draft, length, *how)
+    configuration = Configuration(models.target or DEFAULT_MODEL, draft, length, *how)
     return _Found(candidates, runs, named, configuration, chosen, has_encoder(model))
 
 

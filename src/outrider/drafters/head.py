@@ -7,6 +7,7 @@ any other; it depends on certain positions and on drafted tokens only, so the ra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from importlib import resources
@@ -31,6 +32,7 @@ from outrider.prefill import prefill
 from outrider.proposal import DraftRow
 
 SHIPPED = "heads/shipped"  # in the package: a folder a target
+_WRITTEN_AS = re.compile(r"([.-](gguf|q[2-8]\w*|iq[1-4]\w*|(f|fp|bf|float|bfloat)(16|32)))+$", re.IGNORECASE)
 
 
 class HeadDrafter(ModelDrafter):
@@ -127,8 +129,11 @@ def _hands_out_states(target: LanguageModel) -> TypeGuard[HandsOutStates]:
 
 def comes_with_head(target: LanguageModel) -> bool:
     """Whether a draft head for this target comes with the package, and can read its states as it was loaded."""
-    found = find_shipped_head(target.name)
+    found = _head_for(target)
     if found is None or not _hands_out_states(target):
+        return False
+    shape = load_config(found)
+    if (target.state_size, target.vocab_size) != (shape.target_width, shape.vocab_size):  # another model of that name
         return False
     compiled = getattr(target, "compiled", None) is not None  # its passes hand out the last states alone
     return not (compiled and load_config(found).layers)
@@ -148,15 +153,30 @@ def check_compiled(path: str | Path | None, target: str) -> None:
 
 
 def find_shipped_head(target: str) -> Path | None:
-    """The folder of the head that comes with this package for a target of that name, None if there is none."""
+    """The folder of the head that comes with this package for a target of that name, None if there is none.
+
+    Names that differ in who published the model and in what its weights were written as are of one model: a head goes with
+    all of these, if better with those that it was trained on.
+    """
     folder = Path(str(resources.files("outrider"))) / SHIPPED
     every = (config.parent for config in sorted(folder.glob(f"*/{CONFIG}")))
-    return next((one for one in every if load_config(one).target == target), None)
+    return next((one for one in every if _model_of(load_config(one).target) == _model_of(target)), None)
+
+
+def _model_of(name: str) -> str:
+    """A model's name without its publisher, its folder and the type of its weights."""
+    return _WRITTEN_AS.sub("", name.rstrip("/").rsplit("/", 1)[-1]).lower()
+
+
+def _head_for(target: LanguageModel) -> Path | None:
+    """By the target's name, or by where a module that was loaded by transformers came from."""
+    came_from = getattr(getattr(target, "module", None), "name_or_path", "")
+    return find_shipped_head(target.name) or (find_shipped_head(came_from) if came_from else None)
 
 
 def shipped_head(target: LanguageModel) -> Path:
     """The same; raises `ModelError` if there is none."""
-    found = find_shipped_head(target.name)
+    found = _head_for(target)
     if found is not None:
         return found
     raise ModelError(

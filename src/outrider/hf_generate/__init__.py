@@ -29,6 +29,7 @@ from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import stream_after
+from outrider.records import Round, Stats, summarise
 from outrider.request.choices import make_length
 from outrider.request.invariance import tell_of_rounding
 from outrider.sampling import SamplingSettings
@@ -47,6 +48,7 @@ def transformers_generate(
     draft: Any = None,
     num_draft_tokens: int | None = None,
     drafter_invariant: bool = False,
+    stats: list[Any] | None = None,
     inputs_tensor: Tensor | None = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -55,6 +57,8 @@ def transformers_generate(
     assistant_model: a transformers model as the draft; without one, draft="auto": the context, or the source, is copied.
     draft, num_draft_tokens, drafter_invariant: as in `outrider.generate`, or a transformers model; give them to
     `model.generate`.
+    stats: a list to which the statistics of each row are appended, an `outrider.results.Stats` (of each prompt that is
+    searched for, a `BeamStats`): what was drafted and accepted, seconds by phase.
     inputs_tensor: what an encoder reads; `generate` gives it.
     """
     assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
@@ -64,6 +68,9 @@ def transformers_generate(
     refuse_inputs(model, input_ids, model_kwargs)
     beams = (generation_config.num_beams or 1) > 1
     drafter_invariant = check_switch("drafter_invariant", drafter_invariant)
+    if stats is not None and not isinstance(stats, list):
+        raise ParameterError(f"stats must be a list, to which those of each row are appended, got {type(stats).__name__}")
+    found: list[Any] = [] if stats is None else stats
     if beams and drafter_invariant:
         raise ParameterError("drafter_invariant is about what is sampled, and beams are searched for: leave it out")
     with OPENING.lock:
@@ -78,9 +85,9 @@ def transformers_generate(
         given = tuple(logits_processor or ())
         with target.encoded(inputs.states) if isinstance(target, EncoderDecoderModel) else nullcontext():
             if beams:
-                return search(target, inputs, input_ids, given, limits, generation_config, of_beams, num_draft_tokens)
+                return search(target, inputs, input_ids, given, limits, generation_config, of_beams, num_draft_tokens, found)
             drafted = _Drafted(drafter, num_draft_tokens, drafter_invariant)
-            return _sampled(target, inputs, input_ids, given, limits, generation_config, drafted, streamer)
+            return _sampled(target, inputs, input_ids, given, limits, generation_config, drafted, streamer, found)
 
     return held_alone(target, drafter, of_beams, decode)
 
@@ -103,13 +110,14 @@ def _sampled(
     config: Any,
     drafted: _Drafted,
     streamer: Any,
+    stats: list[Any],
 ) -> Any:
     """Greedy or drawn: one text a row."""
     limits.refuse_rows(len(inputs.prompts))
     check_processors(given, len(inputs.prompts))
     processors = loop_processors(given, inputs)
     decoder = _decoder(target, inputs, limits, processors, config, drafted)
-    _run(decoder, streamer)
+    stats += _run(decoder, streamer)
     if any(row.finish_reason == "context" for row in decoder.rows):
         warn_of_context(target)
     new = [row.tokens[row.draft.prompt_length :] for row in decoder.rows]
@@ -144,13 +152,17 @@ def _decoder(
     return Decoder(target, requests, sampling, drafter, make_length(drafted.num_draft_tokens, target, drafter))
 
 
-def _run(decoder: Decoder, streamer: Any) -> None:
+def _run(decoder: Decoder, streamer: Any) -> list[Stats]:
+    """→ each row's"""
+    rounds: dict[int, list[Round]] = {}
     for batch in decoder.rounds():
-        for _, record in batch:
+        for number, record in batch:
+            rounds.setdefault(number, []).append(record)
             if streamer is not None:
                 streamer.put(torch.tensor(record.tokens))
     if streamer is not None:
         streamer.end()
+    return [summarise(rounds.get(i, ()), row.prefill_seconds) for i, row in enumerate(decoder.rows)]
 
 
 def _from_caller(name: str) -> Any:

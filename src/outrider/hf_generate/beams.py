@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider.beam.laws import BeamLaw
 from outrider.beam.length import BeamLength
+from outrider.beam.records import BeamStats, summarise
 from outrider.beam.search import BeamDecoder
 from outrider.beam.state import Finished, Path
 from outrider.beam.task import BeamTask
@@ -32,10 +33,11 @@ def search(
     config: Any,
     draft: LanguageModel | None,
     num_draft_tokens: int | None,
+    stats: list[Any],
 ) -> Any:
     """The best texts of each prompt. → int64 [B · num_return_sequences, T], or the output object
 
-    inputs: each prompt num_beams times, as `generate` has laid them out.
+    inputs: each prompt num_beams times, as `generate` has laid them out. stats: those of each prompt are appended.
     """
     if limits.further:
         got = type(limits.further[0]).__name__
@@ -54,8 +56,9 @@ def search(
     for i in range(0, len(inputs.prompts), beams):
         law = BeamLaw(tuple(inputs.whole[i]), {}, row_processors(processors, i))
         task = BeamTask(inputs.prompts[i], inputs.sources[i], law)
-        best, history = _best(target, task, limits, settings, draft, num_draft_tokens, keep_history=bool(wanted))
+        best, history, figures = _best(target, task, limits, settings, draft, num_draft_tokens, keep_history=bool(wanted))
         found += best
+        stats.append(figures)
         steps.append(_scores(target, task, history, beams, wanted))
     begins = input_ids[::beams].repeat_interleave(settings.num_return_sequences, dim=0)
     sequences = padded_sequences([one.tokens for one in found], begins, padding(config, beams=True))
@@ -139,8 +142,8 @@ def _best(
     draft: LanguageModel | None,
     num_draft_tokens: int | None,
     keep_history: bool,
-) -> tuple[tuple[Finished, ...], list[tuple[Path, ...]]]:
-    """The best texts, and the hypotheses that ran before each step if they are to be kept."""
+) -> tuple[tuple[Finished, ...], list[tuple[Path, ...]], BeamStats]:
+    """The best texts, the hypotheses that ran before each step if they are to be kept, and what it took."""
     decoder = BeamDecoder(
         target,
         task,
@@ -151,12 +154,11 @@ def _best(
         BeamLength(num_draft_tokens),
         keep_history=keep_history,
     )
-    for _ in decoder.rounds():
-        pass
+    rounds = list(decoder.rounds())
     found = decoder.state.finished[: settings.num_return_sequences]
     if len(found) < settings.num_return_sequences:
         most = len(found)
         raise ParameterError(f"num_return_sequences must be {most} at most here: the call's rules allow no further text")
     if decoder.cut_by_context and any(one.reason == "length" for one in found):
         warn_of_context(target)
-    return found, decoder.history
+    return found, decoder.history, summarise(rounds, decoder.prefill_seconds)

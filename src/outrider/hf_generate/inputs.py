@@ -49,7 +49,9 @@ def refuse_settings(config: Any, input_ids: Tensor, streamer: Any, synced_gpus: 
     if synced_gpus:
         raise ParameterError(f"synced_gpus is not available {_HERE}")
     if streamer is not None and len(input_ids) > 1:
-        raise ParameterError(f"streamer must go with one prompt, got {len(input_ids)}: leave it out")
+        raise ParameterError(
+            f"streamer must go with one row, got {len(input_ids)} (of prompts, beams, sequences to return): leave it out"
+        )
 
 
 def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:

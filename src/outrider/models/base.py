@@ -140,6 +140,12 @@ def refuse_encoder(target: LanguageModel, what: str) -> None:
         )
 
 
+def represented(model: LanguageModel) -> str:
+    """What `repr` says of a model."""
+    dtype = getattr(model, "dtype_name", None)  # drafts alone may have none
+    return f"<{type(model).__name__} {model.name}, {f'{dtype}, ' if dtype else ''}{model.device}>"
+
+
 def refuse_draft_only(target: LanguageModel) -> None:
     """Raise if the model's head has rows for some tokens alone: as a target it would say no others."""
     if has_few_tokens(target):

@@ -39,7 +39,7 @@ def load(
     model: str | Path | nn.Module | None = None,
     *,
     tokenizer: Any = None,
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     device: str = "auto",
     engine: str = "auto",
     pack: bool = True,
@@ -54,9 +54,9 @@ def load(
     transformers model that is loaded already: its weights stay as they are, so that the other options don't apply; it is
     put into evaluation mode.
     tokenizer: of a loaded model; for one that hears, its processor.
-    dtype: "float32", "bfloat16", "float16", "float64", or "auto": what the checkpoint was saved in; for a GGUF file
-    bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and activations quantized),
-    and "int4" (weights; activations in 8 bits).
+    dtype: "float32", "bfloat16", "float16", "float64", or torch's own of these, or "auto": what the checkpoint was saved
+    in; for a GGUF file bfloat16 where the device computes in it and float32 elsewhere. On a CPU also "int8" (weights and
+    activations quantized), and "int4" (weights; activations in 8 bits).
     device: "cpu", "cuda", "cuda:1", …, or "auto": a CUDA device if there is one.
     engine: "transformers", "openvino" (CPU; int8, int4 or float32; converted once and cached), "llama.cpp" (CPU; `.gguf`
     files with their own quantized weights), or "auto": transformers, but openvino for int8 and int4 where there are no
@@ -74,6 +74,8 @@ def load(
     """
     if unknown:
         raise unknown_option(next(iter(unknown)), signature(load).parameters.keys() - {"unknown"}, "load")
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
     if not isinstance(model, str | Path | None):
         return around(model, tokenizer, dtype=dtype, device=device, engine=engine, num_tokens=num_tokens, compile=compile)
     if tokenizer is not None:

@@ -122,9 +122,12 @@ def _sweep_section(name: str, label: str, found: dict[str, Any], sweep: dict[str
         f"{REMARKS}. “Acceptance rate” in Chen's middle panel is tokens per round / (K + 1); α is accepted / tested.",
     ]
     if sweep["slope_ms"] is not None:
+        error = sweep.get("slope_error_ms")  # older files have none
+        within = "" if error is None else f" ± {error:.2f}"
         text.append(
-            f"A further drafted token adds {sweep['slope_ms']:.2f} ms to a round; drafting it costs {sweep['step_ms']:.2f} "
-            "ms by the tables. Chen: the gradient is slightly higher than the sampling speed of the draft (1.8 ms)."
+            f"A further drafted token adds {sweep['slope_ms']:.2f}{within} ms to a round; drafting it costs "
+            f"{sweep['step_ms']:.2f} ms by the tables. Chen: the gradient is slightly higher than the sampling speed of the "
+            "draft (1.8 ms)."
         )
     svg = to_svg(name, f"Against K: {label}", f"{label}, {sweep['setting']}. {words}.", (10.4, 4.4), _drawing(rows))
     heading = f"Time, acceptance and round against K: {sweep['setting']}"

@@ -142,9 +142,8 @@ def _print_remarks(found: Sweep, tokens: int) -> None:
     measured = f"K = {best.length} ({best.ms_per_token * tokens:.0f} ms for {tokens} tokens)"
     click.echo(f"\nquickest: {measured}; by the costs K = {expected.length}")
     if found.slope_ms is not None:
-        click.echo(
-            f"a further drafted token adds {found.slope_ms:.2f} ms to a round; drafting it costs {found.step_ms:.2f} ms"
-        )
+        added = f"{found.slope_ms:.2f} ± {found.slope_error_ms:.2f} ms"
+        click.echo(f"a further drafted token adds {added} to a round; drafting it costs {found.step_ms:.2f} ms")
     click.echo(REMARKS)
     if any(row.identical is not None for row in found.rows):
         differ = {f"K = {row.length}, {name}": str(one) for row in found.rows for name, one in row.divergences.items()}

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 from torch import Tensor
 
 from outrider.errors import ParameterError
-from outrider.models.base import Sequence, WhichLogits
+from outrider.models.base import Sequence, WhichLogits, represented
 from outrider.models.cache.slot_cache import SlotCache
 from outrider.models.engine_checks import check_score, check_truncate
 from outrider.support.device_data import index
@@ -51,6 +51,9 @@ class SlotModel(ABC, Generic[S]):
     def __init__(self, num_layers: int) -> None:
         self._cache = SlotCache(num_layers)
         self._open: list[S] = []
+
+    def __repr__(self) -> str:
+        return represented(self)  # type: ignore[arg-type]
 
     @property
     @abstractmethod

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.base import Sequence, WhichLogits
+from outrider.models.base import Sequence, WhichLogits, represented
 from outrider.models.engine_checks import check_truncate, new_tokens, owned_sequences
 from outrider.models.llama_cpp.library import BATCH, OUTPUTS, Context, Weights
 from outrider.models.weights.gguf import fingerprint
@@ -67,6 +67,9 @@ class LlamaCppModel:
         self.threads = torch.get_num_threads()
         self._spare: list[Context] = [Context(self._weights, min(FIRST_CELLS, self.max_length), self.threads)]
         self._width: Callable[[int, int], int] = lambda tokens, context: tokens  # noqa: ARG005
+
+    def __repr__(self) -> str:
+        return represented(self)
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError, ParameterError
-from outrider.models.base import LAST, Sequence, WhichLogits, check_layers, fit_vocabulary
+from outrider.models.base import LAST, Sequence, WhichLogits, check_layers, fit_vocabulary, represented
 from outrider.models.cut_head import check_num_tokens, cut_name
 from outrider.models.dtypes import native_dtype
 from outrider.models.engine_checks import check_truncate, new_tokens, owned_sequences
@@ -124,6 +124,9 @@ class OpenVinoModel:
             "KV_CACHE_PRECISION": "f32",
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if self._about.weights == "float32" else self._about.group,
         }
+
+    def __repr__(self) -> str:
+        return represented(self)
 
     @property
     def name(self) -> str:
