@@ -202,10 +202,10 @@ def test_what_is_wrong_with_options_is_told_before_torch_is_loaded(line: str) ->
 
 
 def test_without_a_hub_an_unknown_name_is_told_at_once(tmp_path: Path) -> None:
-    """Of targets and of drafts; huggingface_hub by itself tries again for 23 seconds."""
+    """Of targets and of drafts, and in Python; huggingface_hub by itself tries again for 23 seconds."""
     nobody = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    for options in (["--target", "nobody/nothing"], ["--draft", "nothing"]):
-        arguments = command("generate", "x", *options)
+    lines = [command("generate", "x", *options) for options in (["--target", "nobody/nothing"], ["--draft", "nothing"])]
+    for arguments in [*lines, [sys.executable, "-c", "import outrider; outrider.load('nobody/nothing')"]]:
         told = subprocess.run(arguments, env=nobody, capture_output=True, text=True, check=False, timeout=20)
         assert told.returncode == 1
         assert "can't be loaded: We couldn't connect to 'http://127.0.0.1:9'" in told.stderr

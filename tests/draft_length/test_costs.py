@@ -292,6 +292,8 @@ def test_a_busy_machine_measures_once_more_in_each_run_until_it_is_quiet_or_enou
     found = iter([(Costs({1: seconds}), noise) for seconds, noise in attempts])
     monkeypatch.setattr("outrider.costs.measure._measure", lambda model: next(found))
 
+    monkeypatch.setattr(kept, "_busy", [])
+
     def next_run() -> float:
         kept._measured.clear()
         return measured_costs(model).verify(1)
@@ -300,6 +302,8 @@ def test_a_busy_machine_measures_once_more_in_each_run_until_it_is_quiet_or_enou
     assert "the machine is busy" in caplog.text
     assert measured_costs(model).verify(1) == 7.0  # the same seed, the same tokens
     assert [next_run(), next_run()] == [7.0, 6.0]
+    assert caplog.text.count("where a seed may give another text") == 1
+    assert caplog.text.count("are measured again, too") == 2
     assert [next_run() for _ in range(further)][-1] == kept_seconds
     caplog.clear()
     assert next(found, None) is None

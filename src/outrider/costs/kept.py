@@ -36,6 +36,7 @@ MOST_REFUTED = 3  # tables of a model: where three did not last, the machine cha
 _log = logging.getLogger(__name__)
 _measured: dict[str, Costs] = {}
 _refuted: set[str] = set()  # tables that only this process keeps: one warning each
+_busy: list[str] = []  # models whose costs found no quiet moment: what that means is told with the first
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,24 @@ def _measure(model: LanguageModel, rows: int, path: Path | None, before: _Kept) 
     attempts = before.attempts + (0 if settled else made)
     again = not settled and attempts < GIVE_UP
     if again:
-        hint = "" if torch.get_num_threads() == 1 else "; beside other work one thread (--threads 1) may be quicker"
-        warning = (
-            "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text unless "
-            "num_draft_tokens is fixed or drafter_invariant asked for%s"
-        )
-        _log.warning(warning, model.name, hint)
+        _busy.append(model.name)
+        _tell_of_a_busy_machine(model.name, first=len(_busy) == 1)
     if path:
         _keep(path, model, _Kept(measured, attempts, before.refuted, again))
     return measured
+
+
+def _tell_of_a_busy_machine(name: str, first: bool) -> None:
+    if not first:
+        _log.warning("the machine is busy: costs of %s are measured again, too", name)
+        return
+    hint = "" if torch.get_num_threads() == 1 else "; beside other work one thread (--threads 1) may be quicker"
+    _log.warning(
+        "the machine is busy: costs of %s are measured again in the next run, where a seed may give another text unless "
+        "num_draft_tokens is fixed or drafter_invariant asked for%s",
+        name,
+        hint,
+    )
 
 
 def kept_costs(model: LanguageModel) -> Costs | None:

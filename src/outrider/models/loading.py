@@ -17,7 +17,7 @@ from outrider.models.base import TextModel
 from outrider.models.choices import QUANTIZED, check_choices
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_device, parse_dtype
-from outrider.models.names import resolve
+from outrider.models.names import check_at_hand, resolve
 from outrider.models.pretrained import read_feature_extractor, read_pretrained, read_tokenizer
 from outrider.models.sources import folder_of, identity
 from outrider.models.transformers_model import TransformersModel
@@ -82,6 +82,7 @@ def load(
         raise ParameterError("tokenizer is for a model that is loaded already, others bring theirs: leave it out")
     _check_values(pack, compile, num_tokens)
     check_choices(dtype, engine, compile)
+    check_at_hand(resolve(model))
     made = _load_by(engine, model, dtype, device, pack, num_tokens)
     # Read or compiled now, not in the first round; a cache that can't be written has been told of by now if it is needed.
     sampling_kernels()
