@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
+from outrider.audit.temperature import TemperatureFit
 from outrider.audit.truncation import ENOUGH, TruncationFit, told
 from outrider.sampling import SamplingSettings, standardize
 
@@ -15,11 +18,16 @@ def laws(count: int, vocabulary: int) -> Tensor:
     return 2.0 * torch.randn(count, vocabulary, generator=generator)
 
 
-def fitted(settings: SamplingSettings, count: int = 900, vocabulary: int = 1200) -> TruncationFit:
+def sampled(settings: SamplingSettings, count: int = 900, vocabulary: int = 1200) -> tuple[Tensor, Tensor]:
+    """Laws at temperature 1, and tokens by other settings."""
     logits = laws(count, vocabulary)
     drawn = torch.multinomial(standardize(logits, settings), 1, generator=torch.Generator().manual_seed(3)).squeeze(-1)
+    return standardize(logits, SamplingSettings(temperature=1.0)), drawn
+
+
+def fitted(settings: SamplingSettings, count: int = 900, vocabulary: int = 1200) -> TruncationFit:
+    law, drawn = sampled(settings, count, vocabulary)
     fit = TruncationFit()
-    law = standardize(logits, SamplingSettings(temperature=1.0))
     for part in (slice(0, 500), slice(500, None)):
         fit.add(law[part], drawn[part])
     return fit
@@ -49,6 +57,30 @@ def test_nothing_is_named_where_nothing_is_cut(temperature: float) -> None:
     assert told(None) == ""
 
 
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        (SamplingSettings(temperature=1.0, top_k=50), True),
+        (SamplingSettings(temperature=1.0, top_p=0.9), True),
+        (SamplingSettings(temperature=0.4), False),
+        (SamplingSettings(temperature=0.25), False),
+    ],
+)
+def test_of_a_cut_and_a_cooler_law_the_likelier_explains_the_tokens(settings: SamplingSettings, cut: bool) -> None:
+    """Cold enough, no token passes some limit, either; and cut text fits a lower temperature better than its own."""
+    law, drawn = sampled(settings)
+    temperature, truncation = TemperatureFit(), fitted(settings).undeclared()
+    temperature.add(law, drawn)
+    likeliest = temperature.likeliest(1.0)
+    assert truncation is not None
+    assert likeliest is not None
+    gain = temperature.gain(1.0, likeliest.temperature)
+    exact = law.gather(-1, drawn.unsqueeze(-1)).log().sum()
+    cooler = (law.log() / likeliest.temperature).log_softmax(-1).gather(-1, drawn.unsqueeze(-1)).sum()
+    assert gain == pytest.approx(float(cooler - exact), rel=0.15)
+    assert (truncation.gain > gain) is cut
+
+
 def test_few_tokens_tell_nothing() -> None:
     assert fitted(SamplingSettings(temperature=1.0, top_p=0.98), count=int(ENOUGH / 0.02) - 50).undeclared() is None
 
@@ -60,9 +92,10 @@ def test_small_vocabularies_and_what_is_expected() -> None:
     fit.add(law, torch.tensor([1, 3]))
     expected = dict(zip(fit._limits, fit._expected.tolist(), strict=True))
     came = dict(zip(fit._limits, fit._came.tolist(), strict=True))
-    assert expected["top-k", 1.0] == pytest.approx(0.6 + 0.75)
+    assert expected["top-k", 2.0] == pytest.approx(0.3 + 0.5)
     assert expected["top-k", 50.0] == pytest.approx(0.0)
     assert expected["top-p", 0.7] == pytest.approx(0.3 + 0.25)
     assert expected["min-p", 0.5] == 0.0
-    assert came["top-k", 1.0] == 1  # the second law's are all the likeliest
+    assert came["top-k", 2.0] == 0  # the second law's are all the likeliest
+    assert fit._gain[fit._limits.index(("top-k", 2.0))] == pytest.approx(-math.log(0.7) - math.log(0.5))
     assert fit.wanted == 998

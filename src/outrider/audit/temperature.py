@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, log
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +62,18 @@ class TemperatureFit:
             self._scores[i] += float((taken - mean).double().sum())
             self._slopes[i] -= step * float(spread.double().sum())  # by the logarithm of b
 
+    def gain(self, declared: float, other: float) -> float:
+        """By how much another temperature makes the tokens likelier than the declared one: the integral of S from 1 to b."""
+        at = np.geomspace(1.0, declared / other, 200)
+        return float(np.trapezoid([self._score(float(b)) for b in at], at))
+
+    def _score(self, b: float) -> float:
+        """S, by the cubic through the values and slopes on both sides."""
+        right = next((i for i, step in enumerate(STEPS) if step >= b and i), len(STEPS) - 1)
+        width = log(STEPS[right] / STEPS[right - 1])
+        values, slopes = self._scores[right - 1 : right + 1].tolist(), self._slopes[right - 1 : right + 1].tolist()
+        return _cubic(log(b / STEPS[right - 1]) / width, values, [width * slope for slope in slopes])
+
     def likeliest(self, declared: float) -> Likeliest | None:
         """None if nothing tells, as where every law has one token."""
         scores, slopes = self._scores.tolist(), self._slopes.tolist()
@@ -74,7 +87,7 @@ class TemperatureFit:
         low, high = 0.0, 1.0
         for _ in range(50):  # the cubic is above 0 on the left and below on the right
             middle = (low + high) / 2
-            above = _cubic(middle, scores[right - 1 : right + 1], [width * slope for slope in slopes[right - 1 : right + 1]])
+            above = self._score(STEPS[right - 1] * exp(middle * width))
             low, high = (middle, high) if above > 0.0 else (low, middle)
         slope = slopes[right - 1] + low * (slopes[right] - slopes[right - 1])
         temperature = declared / (STEPS[right - 1] * exp(low * width))

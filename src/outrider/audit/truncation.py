@@ -3,7 +3,8 @@
 Under the declared law the tokens beyond the k likeliest have a known share, and so have those outside a nucleus and those
 less likely than a share of the likeliest. Where many of them are to be expected and none came, with each token drawn by
 itself the chance of that is at most exp(-expected). So this is a remark about what went wrong, where a test has already
-said that something did; p-values do not come from here.
+said that something did; p-values do not come from here. A cooler law avoids unlikely tokens, too: of both explanations
+the one that makes the tokens likelier is told (`TemperatureFit.gain`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RANKS = (1, 2, 3, 4, 5, 8, 10, 15, 16, 20, 25, 30, 32, 40, 50, 60, 64, 80, 100, 128, 150, 200, 250, 256, 300, 400, 500, 1000)
+RANKS = (2, 3, 4, 5, 8, 10, 15, 16, 20, 25, 30, 32, 40, 50, 60, 64, 80, 100, 128, 150, 200, 250, 256, 300, 400, 500, 1000)
+"""Not 1: that is the best token alone, which a temperature of 0 gives, too."""
 MASSES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99)
 SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01)
 POSITIONS = 1000  # that are read
@@ -22,12 +24,16 @@ ENOUGH = 12.0  # expected where none came: a chance of 6e-6 for each of the limi
 
 @dataclass(frozen=True)
 class Undeclared:
-    """A limit that no token passed. setting: top-k, top-p or min-p. expected: how many of so many positions should have."""
+    """A limit that no token passed. setting: top-k, top-p or min-p. expected: how many of so many positions should have.
+
+    gain: by how much the law that it leaves makes the tokens likelier, a log-likelihood.
+    """
 
     setting: str
     value: float
     expected: float
     positions: int
+    gain: float
 
 
 class TruncationFit:
@@ -37,6 +43,7 @@ class TruncationFit:
         self._limits = [("top-k", float(k)) for k in RANKS] + [("top-p", p) for p in MASSES] + [("min-p", m) for m in SHARES]
         self._expected = torch.zeros(len(self._limits), dtype=torch.float64)
         self._came = torch.zeros(len(self._limits), dtype=torch.float64)
+        self._gain = torch.zeros(len(self._limits), dtype=torch.float64)
         self._read = 0
 
     @property
@@ -66,6 +73,7 @@ class TruncationFit:
         came = torch.cat([rank >= ks, before >= ps, own < floor], -1)
         self._expected += expected.sum(0).cpu()
         self._came += came.double().sum(0).cpu()
+        self._gain -= torch.log1p(-expected.clamp(max=1.0 - 1e-9)).sum(0).cpu()
 
     def undeclared(self) -> Undeclared | None:
         """The limit that leaves out most of what was to be expected, among those that no token passed."""
@@ -73,7 +81,7 @@ class TruncationFit:
         most = int(silent.argmax())
         if float(silent[most]) < ENOUGH:
             return None
-        return Undeclared(*self._limits[most], float(silent[most]), self._read)
+        return Undeclared(*self._limits[most], float(silent[most]), self._read, float(self._gain[most]))
 
 
 def told(found: Undeclared | None) -> str:

@@ -103,9 +103,11 @@ def judge(audit: TextAudit, setting: str, fault_known: bool = False, audits: int
     likeliest = audit.temperature.likeliest(declared or 1.0)
     undeclared = audit.truncation.undeclared() if verdict == NOT_EXACT else None
     if verdict == NOT_EXACT and not fault_known:
-        # A truncated law looks like a cooler one, too; and one as cold as can be told of like the best token alone.
-        coldest = likeliest is not None and likeliest.beyond == "less"
-        reason += (not coldest and told_truncation(undeclared)) or told_temperature(likeliest, declared)
+        warmer = told_temperature(likeliest, declared)
+        cut = undeclared is not None and (
+            likeliest is None or undeclared.gain > audit.temperature.gain(declared or 1.0, likeliest.temperature)
+        )
+        reason += told_truncation(undeclared) if cut else warmer  # a truncated law looks like a cooler one, and the reverse
     return Report(
         setting=setting,
         tokens=audit.count,

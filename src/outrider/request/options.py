@@ -86,8 +86,6 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         raise ParameterError(f"lenience must be 1 with drafter_invariant, got {lenience:g}: drafts have no say in it")
     if invariant and alternatives and options.get("temperature"):
         raise ParameterError(f"alternatives must be 0 with drafter_invariant, got {alternatives}: rounding could show")
-    if options.get("logit_bias", {}) is None:
-        del options["logit_bias"]
     rest = {key: options.pop(key) for key in ("max_new_tokens", "ignore_eos", "cancelled") if key in options}
     known = SamplingSettings.__dataclass_fields__
     unknown = [key for key in options if key not in known]
