@@ -210,6 +210,26 @@ def test_in_padded_batches_a_row_that_seldom_drafts_pays_for_its_company() -> No
     assert [state.plan([sure], 64, 0).limit for state in (seldom, always, alone)] == [0, 1, 1]
 
 
+def test_a_row_that_has_just_joined_a_batch_does_not_widen_the_passes_of_all() -> None:
+    """Of a good copy alone, of one in a batch whose rows seldom have any, and of a probe that all the others wait for."""
+    costs = {1: 1.0, 2: 1.3, 3: 1.6, 5: 2.2, 9: 3.4}
+    copy = Prospect("copies", first=0.9, later=0.9, longest=8, deterministic=True)
+    model = Prospect("model", first=0.3, later=0.3, longest=8)
+    for company, drafts in ((1, True), (64, False)):
+        state = AdaptiveLength(Costs(costs, company=company)).start()
+        assert (state.plan([copy], 100, 10).limit > 0) is drafts
+    probed = {}
+    for company in (1, 64):
+        state = AdaptiveLength(Costs(costs, company=company)).start()
+        probed[company] = 0
+        for _ in range(60):
+            plan = state.plan([model], 100, 10)
+            probed[company] += plan.limit > 0
+            state.update(Trial(model if plan.limit else None, plan.limit, min(plan.limit, 1), 0))
+    assert probed[1] >= 2
+    assert probed[64] == 0
+
+
 def test_the_company_of_a_table_outlives_json() -> None:
     for company in (1, 4):
         costs = Costs({1: 1.0, 2: 1.5}, company=company)

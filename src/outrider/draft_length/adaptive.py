@@ -43,6 +43,9 @@ from outrider.draft_length.rates import Rate
 from outrider.draft_length.tries import Tries
 from outrider.draft_steps.signals import PRIORS
 
+OFFERED = 0.1  # share of a row's rounds with something to offer, before it is known: if it were 1, each row of a batch would
+# begin as if all of them drafted when it does
+
 
 @dataclass(frozen=True)
 class AdaptiveLength(DraftLength):
@@ -129,7 +132,7 @@ class _AdaptiveState(LengthState):
         self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
         self._widths = KeptWidths(policy.costs)
-        self._offered = Rate(1.0, TESTS, policy.memory)
+        self._offered = Rate(OFFERED, TESTS, policy.memory)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         self._context = context
@@ -184,7 +187,7 @@ class _AdaptiveState(LengthState):
         i = min(others, key=lambda i: self._tries.count((prospects[i].drafter, prospects[i].kind)))
         prospect, verify = prospects[i], self._verify
         wider = max(0.0, verify(2) - verify(1) + self._beyond(1, prospect) - self._beyond(0))
-        extra = self._shared(prospect.start_seconds + prospect.step_seconds + wider)
+        extra = self._alone(prospect.start_seconds + prospect.step_seconds + wider)
         if best.length:
             extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
         return i if self._afford(extra) else None
@@ -195,7 +198,7 @@ class _AdaptiveState(LengthState):
             return 0
         wider = self._verify(length + 2) - self._verify(length + 1)
         wider += self._beyond(length + 1, about) - self._beyond(length, about)
-        return int(self._afford(self._shared(about.step_seconds + max(0.0, wider))))
+        return int(self._afford(self._alone(about.step_seconds + max(0.0, wider))))
 
     def _affordable(self, about: Prospect, longest: int) -> int:
         """The longest draft whose loss could be borne, should nothing of it be accepted; 0: drafts are suspended.
@@ -340,6 +343,10 @@ class _AdaptiveState(LengthState):
             return extra
         share = max(self._offered.value, 1e-6)
         return extra * (1.0 - (1.0 - share) ** company) / share
+
+    def _alone(self, extra: float) -> float:
+        """The same of a probe: rows probe now and then, each at another time, so that all wait for one."""
+        return extra * self._policy.costs.company
 
     def _of(self, prospect: Prospect) -> tuple[Rate, Rate]:
         key = (prospect.drafter, prospect.kind)
