@@ -64,10 +64,9 @@ def profile(rounds: Iterable[Round], target: LanguageModel, drafter: Drafter | N
     for part in [] if drafter is None else drafter.parts():
         if isinstance(part, ModelDrafter):
             mine = [r for r in rounds if r.drafter == part.name and r.drafted]
-            spent = sum(r.seconds.get("draft", 0.0) for r in mine)
-            readings += [Reading(part.model.name, sum(r.drafted for r in mine), spent, _weight_bytes(part.model))] * bool(
-                mine
-            )
+            if mine:
+                passes, spent = sum(r.drafted for r in mine), sum(r.seconds.get("draft", 0.0) for r in mine)
+                readings.append(Reading(part.model.name, passes, spent, _weight_bytes(part.model)))
     return Profile(len(rounds), sum(len(r.tokens) for r in rounds), seconds, readings, memory_bandwidth(target.device))
 
 
