@@ -155,9 +155,9 @@ def chains_called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     call, run = ChainPlan.run, Recording.run
 
-    def counted(self: ChainPlan, tokens: int, *others: Any) -> None:
-        seen.append(tokens)
-        call(self, tokens, *others)
+    def counted(self: ChainPlan, spans: list[tuple[int, int, int]], *others: Any) -> None:
+        seen.append(sum(count for _, count, _ in spans))
+        call(self, spans, *others)
 
     def interpreted(self: Recording, *given: Any) -> list[torch.Tensor]:
         seen.append(-1)

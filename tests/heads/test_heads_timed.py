@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.costs.pass_timer import PassTimer
 from outrider.drafters import HeadDrafter
@@ -48,10 +47,11 @@ def test_a_heads_passes_are_timed_as_it_reads_in_a_round(
     read: list[tuple[int, int]] = []
     newest = type(drafter.model).newest  # type: ignore[attr-defined]
 
-    def noted(self: Any, row: HeadSequence, tokens: torch.Tensor, states: list[torch.Tensor], *others: Any) -> Any:
+    def noted(self: Any, rows: list[HeadSequence], counts: list[int], *others: Any) -> Any:
+        ((row,), (count,)) = rows, counts
         assert row.base is not None
-        read.append((row.length, tokens.shape[1] if row.length + tokens.shape[1] - 1 <= row.base.length else -1))
-        return newest(self, row, tokens, states, *others)
+        read.append((row.length, count if row.length + count - 1 <= row.base.length else -1))
+        return newest(self, rows, counts, *others)
 
     monkeypatch.setattr(type(drafter.model), "newest", noted)
     with PassTimer(drafter.model, (1, 3), 8) as timer:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from outrider.kernels.models import Kernels, kernels
+from outrider.kernels.chain_calls import ChainPlan
+from outrider.kernels.models import LIBRARY, Kernels, chain_calls, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 
 WIDTH = 24
@@ -38,6 +39,12 @@ def kept_of(built: Kernels) -> list[Tensor]:
     layer = Int8Kernel(torch.randn(WIDTH, WIDTH), None, built)
     weights = [torch.ones(WIDTH), torch.ones(WIDTH + 1), layer._packed, layer.get_buffer("scales")]
     return [*weights, torch.randn(2, 1, 3, 8), torch.randn(2, 1, 4, 8), torch.randn(5, WIDTH)]
+
+
+def norm_plan(built: Kernels, kept: list[Tensor]) -> ChainPlan:
+    """A norm of what is given, and of its last token. kept: has to outlive it."""
+    plan = built.ops.chain_plan(kept, [2, -2, 0, 0, 7, -3, -2], [1e-5, 0.0], [WIDTH, 0], 2, 2)
+    return ChainPlan(chain_calls[LIBRARY.within(built.level)], plan)
 
 
 ONE_CALL = ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi3")

@@ -17,7 +17,7 @@ from outrider.kernels.models import LIBRARY, Kernels, chain_calls, kernels
 from outrider.models.base import LAST
 from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
-from tests.helpers.chains import ONE_CALL, WIDTH, kept_of
+from tests.helpers.chains import ONE_CALL, WIDTH, kept_of, norm_plan
 from tests.helpers.heads import write_head
 from tests.helpers.marks import slow
 from tests.helpers.ragged import score, some_tokens
@@ -45,12 +45,6 @@ def test_others_are_not(cache: Path, chains_called: list[int]) -> None:
         chains_called.clear()
         scored(quick, some_tokens(30, 1), 20, (1, 2))
         assert chains_called == [-1] * 4
-    _, quick = pair("Llama", "int8")
-    rows = [quick.open() for _ in range(2)]
-    score(quick, rows, [[5], [6]])  # the first one is compared
-    chains_called.clear()
-    score(quick, rows, [[7], [8]])
-    assert chains_called == [-1]
 
 
 def states_of(model: TransformersModel, layers: tuple[int, ...]) -> list[Tensor]:
@@ -149,8 +143,8 @@ def test_keys_that_are_moved_are_read_where_they_are(cache: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_what_it_is_not_for_goes_the_ordinary_way(cache: Path, chains_called: list[int]) -> None:
-    """Tokens without memory or of more rows than there are, which it refuses, and strided ones."""
+def test_what_can_not_be_is_refused_and_strided_tokens_are_read(cache: Path, chains_called: list[int]) -> None:
+    """Tokens without memory or of more rows than there are, which it refuses; strided ones are copied."""
     _, quick = pair("Llama", "int8")
     sequence = quick.open()
     for wrong in (torch.zeros(1, 2, dtype=torch.long, device="meta"), torch.zeros(3, 2, dtype=torch.long)):
@@ -162,7 +156,7 @@ def test_what_it_is_not_for_goes_the_ordinary_way(cache: Path, chains_called: li
     chains_called.clear()
     with torch.device("meta"):  # what new tensors lie on, where nothing else is said
         got = quick.score([sequence], torch.tensor([[5, 6, 7]], device="cpu")[:, ::2], [2])
-    assert chains_called == [-1]
+    assert chains_called == [2]
     assert want is not None
     assert got is not None
     assert torch.equal(want, got)
@@ -179,19 +173,13 @@ def test_results_do_not_lie_on_the_default_device(cache: Path, chains_called: li
     assert got.is_cpu
 
 
-def norm_plan(built: Kernels, kept: list[Tensor]) -> ChainPlan:
-    """A norm of what is given, and of its last token. kept: has to outlive it."""
-    plan = built.ops.chain_plan(kept, [2, -2, 0, 0, 7, -3, -2], [1e-5, 0.0], [WIDTH, 0], 2, 2)
-    return ChainPlan(chain_calls[LIBRARY.within(built.level)], plan)
-
-
 def test_results_are_written_to_where_they_should_be(built: Kernels) -> None:
     kept = kept_of(built)
     plan, x, columns = norm_plan(built, kept), torch.randn(1, 5, WIDTH), array("q", [0] * 5)
     assert (plan.widths, plan.single) == ((WIDTH, WIDTH), (False, True))
     for given in (x, x.bfloat16()):
         all_of_it, last = torch.zeros(7, WIDTH), torch.zeros(3, WIDTH)
-        plan.run(5, [piece_of(given), numbers(columns)], [], [all_of_it[1].data_ptr(), last[1].data_ptr()])
+        plan.run([(0, 5, 0)], [piece_of(given), numbers(columns)], [], [all_of_it[1].data_ptr(), last[1].data_ptr()])
         want = built.ops.rms_norm(given.float(), torch.ones(WIDTH), 1e-5, 0.0)[0]
         assert torch.equal(all_of_it[1:6], want)
         assert torch.equal(last[1], want[-1])
@@ -203,7 +191,7 @@ def test_a_result_that_is_not_wanted_is_left_out(built: Kernels) -> None:
     kept = kept_of(built)
     plan, x, columns = norm_plan(built, kept), torch.randn(1, 5, WIDTH), array("q", [0] * 5)
     out = torch.zeros(5, WIDTH)
-    plan.run(5, [piece_of(x), numbers(columns)], [], [out.data_ptr(), 0])
+    plan.run([(0, 5, 0)], [piece_of(x), numbers(columns)], [], [out.data_ptr(), 0])
     assert torch.equal(out, built.ops.rms_norm(x, torch.ones(WIDTH), 1e-5, 0.0)[0])
 
 
@@ -230,7 +218,7 @@ def test_what_does_not_fit_is_refused(built: Kernels, change: str, said: str) ->
     results = [0 if change == "no memory for what is read" else out[0].data_ptr(), out[1].data_ptr()]
     with pytest.raises(RuntimeError, match=said):
         plan.run(
-            0 if change == "no tokens" else 5,
+            [] if change == "no tokens" else [(0, 5, 0)],
             given[:1] if change == "fewer" else given,
             [],
             results[:1] if change == "one result" else results,
@@ -253,4 +241,4 @@ def test_cosines_and_masks_are_given_as_tensors_alone(built: Kernels) -> None:
     plan = ChainPlan(chain_calls[LIBRARY.within(built.level)], made)
     x, out, column = torch.randn(1, 1, WIDTH), torch.zeros(1, 8), array("q", [0])
     with pytest.raises(RuntimeError, match="as tensors alone"):
-        plan.run(1, [piece_of(x), numbers(column), numbers(column)], [3], [out.data_ptr()])
+        plan.run([(0, 1, 3)], [piece_of(x), numbers(column), numbers(column)], [3], [out.data_ptr()])

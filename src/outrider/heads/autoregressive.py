@@ -13,12 +13,13 @@ from outrider.heads.config import HeadConfig
 from outrider.heads.engine import HeadModel, HeadSequence
 from outrider.heads.layers import HeadNetwork
 from outrider.heads.parts import HeadParts
-from outrider.heads.recorded import CapturedHead, Kind, NewestToken, RecordedHead, record_head
+from outrider.heads.recorded import CapturedHead, Kind, NewestToken, RecordedHead, kind_of, record_head
 from outrider.kernels.chain_calls import is_piece, numbers, piece_of
 from outrider.models.attention.shared_keys import WIDEST, together
 from outrider.models.base import HandsOutStates, WhichLogits
 from outrider.models.cache.masks import AttentionPattern, make_mask
 from outrider.models.cache.slot_cache import Placement
+from outrider.models.flat import in_parts
 from outrider.models.kernels import attention as kernel_attention
 from outrider.models.passes.recording import Recording
 from outrider.models.states_model import StatesModel
@@ -82,36 +83,66 @@ class AutoregressiveModel(HeadModel):
         if had:
             self.recorded = record_head(self)
 
+    @property
+    def _flat(self) -> bool:
+        """Whether tokens of several rows are read one after the other, in a call."""
+        return isinstance(self.recorded, RecordedHead) and self.recorded.flat
+
+    def _takes_any_order(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> bool:
+        del rows, tokens, lengths
+        return self._flat and logits != "all"
+
     def _score(self, rows: list[HeadSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
-        if logits == "none" and len(rows) == 1 and isinstance(self.recorded, RecordedHead):
-            for start in range(0, lengths[0], WIDEST):  # a prompt: the logits of a lone token are the smaller price
-                part = tokens[:, start : min(start + WIDEST, lengths[0])]
-                self._score(rows, part, [part.shape[1]], "last")
+        kept = self.recorded if isinstance(self.recorded, RecordedHead) else None
+        side_by_side = len(rows) == 1 or self._flat
+        if logits == "none" and kept is not None and side_by_side:
+            for parts in in_parts(lengths, WIDEST):  # of prompts
+                some = [tokens[i, start : start + count] for i, start, count in parts]
+                self._score_newest([rows[i] for i, _, _ in parts], some, wanted=False)
             return None
+        if logits == "last" and side_by_side:
+            return self._score_newest(rows, [row[:count] for row, count in zip(tokens, lengths, strict=True)])
         width = tokens.shape[1]
-        own: Tensor | None = None
-        if logits == "last" and len(rows) == 1 and lengths[0] == width:
-            states = self._each_before(rows[0], width)
-            recording = None if self.recorded is None else self.recorded.of(states)
-            own, last = self.newest(rows[0], tokens, states, recording)
-        else:
-            starts = tuple(row.length for row in rows)
-            positions = places_from(starts, width, self.device)
-            self._place(rows, starts, positions)
-            embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
-            predicted = self.network(embedded, before, positions, self._attend)
-            at = torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)
-            last = predicted[at].unsqueeze(1)
-        for i, (row, count) in enumerate(zip(rows, lengths, strict=True)):
-            sure = row.base is None or row.length + count - 1 <= row.base.length
-            row.advance(count)
-            row.sure = row.length if sure else row.sure
-            row.last = last[i]
+        starts = tuple(row.length for row in rows)
+        positions = places_from(starts, width, self.device)
+        self._place(rows, starts, positions)
+        embedded, before = self._embed(tokens), self._states_before(rows, lengths, width)
+        predicted = self.network(embedded, before, positions, self._attend)
+        at = torch.arange(len(rows), device=self.device), index([n - 1 for n in lengths], self.device)
+        last = predicted[at].unsqueeze(1)
+        for row, count, state in zip(rows, lengths, last, strict=True):
+            _append(row, count, state)
         if logits == "none":
             return None
-        if own is not None:
-            return own
         return self._logits(predicted if logits == "all" else last)
+
+    def _score_newest(self, rows: list[HeadSequence], parts: Many[Tensor], wanted: bool = True) -> Tensor | None:
+        """Append to each row the tokens of its part, int64 [N]. → what follows the last of them, [R, 1, T], if wanted"""
+        read = [self._each_before(row, len(part)) for row, part in zip(rows, parts, strict=True)]
+        kinds: dict[Kind, list[int]] = {}
+        for i, states in enumerate(read):
+            kinds.setdefault(kind_of(states), []).append(i)
+        out: list[Tensor | None] = [None] * len(rows)
+        for alike in kinds.values():
+            joined = [
+                torch.cat(each, dim=1) if len(alike) > 1 else each[0] for each in zip(*(read[i] for i in alike), strict=True)
+            ]
+            recording = None if self.recorded is None else self.recorded.of(joined)
+            if len(alike) > 1 and not (isinstance(recording, Recording) and recording.in_one_call):
+                groups = [([i], read[i]) for i in alike]
+            else:
+                groups = [(alike, joined)]
+            for some, states in groups:
+                counts = [len(parts[i]) for i in some]
+                tokens = (parts[some[0]] if len(some) == 1 else torch.cat([parts[i] for i in some])).unsqueeze(0)
+                logits, last = self.newest([rows[i] for i in some], counts, tokens, states, recording, wanted)
+                for place, i in enumerate(some):
+                    out[i] = None if logits is None else logits[:, place]
+                    _append(rows[i], len(parts[i]), last[0, place : place + 1])
+                if logits is not None and len(some) == len(rows):
+                    return logits.transpose(0, 1)
+        found = [each for each in out if each is not None]
+        return torch.stack(found) if found else None
 
     def _each_before(self, row: HeadSequence, count: int) -> list[Tensor]:
         """The states before the next tokens of a row, [1, count, ·] each, to be read beside each other (`states_kind`)."""
@@ -127,22 +158,38 @@ class AutoregressiveModel(HeadModel):
         return list(torch.split(before, self.target.state_size, dim=-1))
 
     def newest(
-        self, row: HeadSequence, tokens: Tensor, states: Many[Tensor], recording: Recording | CapturedHead | None
-    ) -> Many[Tensor]:
-        """What follows the last of one row's new tokens, by a recording or the network: see `NewestToken`."""
+        self,
+        rows: Many[HeadSequence],
+        counts: Many[int],
+        tokens: Tensor,
+        states: Many[Tensor],
+        recording: Recording | CapturedHead | None,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, Tensor]:
+        """What follows the last of each row's new tokens (`NewestToken`), by a recording or, of one row, the network.
+
+        tokens: int64 [1, sum of counts], one row's after the other's; states alike. → logits [1, R, T], if wanted, and the
+        states predicted there [1, R, W]
+        """
         given = self._embed(tokens) if self.module.table is None else tokens
-        at, count = row.length, tokens.shape[1]
+        starts = [row.length for row in rows]
         held = [each.contiguous() for each in (given, *states)]
         if isinstance(recording, Recording) and recording.in_one_call and all(map(is_piece, held)):
-            self._cache.reserve(len(self._open), at + count)
-            self._cache.reach(row.slot, at + count)
-            columns = array("q", range(at, at + count))
-            return recording.call(row.slot, at + count, count, (*map(piece_of, held), numbers(columns)))
+            spans = [(row.slot, count, at + count) for row, at, count in zip(rows, starts, counts, strict=True)]
+            self._cache.reserve(len(self._open), max(end for _, _, end in spans))
+            for slot, _, end in spans:
+                self._cache.reach(slot, end)
+            columns = array("q", [i for _, count, end in spans for i in range(end - count, end)])
+            about = (*map(piece_of, held), numbers(columns))
+            *logits, last = recording.call(spans, about, without=int(not wanted))
+            return (logits[0] if wanted else None), last
+        ((row,), (at,), (count,)) = rows, starts, counts
         positions = places_from((at,), count, self.device)
         self._place([row], (at,), positions)
         if recording is None:
             return self.module(given, states, positions, self._attend)  # type: ignore[no-any-return]
-        return recording.run(slice(row.slot, row.slot + 1), at + count, given, *states, positions)
+        out, last = recording.run(slice(row.slot, row.slot + 1), at + count, given, *states, positions)
+        return out, last
 
     def _place(self, rows: list[HeadSequence], starts: tuple[int, ...], positions: Tensor) -> None:
         longest = max(starts) + positions.shape[1]
@@ -174,3 +221,11 @@ class AutoregressiveModel(HeadModel):
             times = self.config.num_heads // self.config.num_kv_heads
             return together(queries, keys, values, None if mask is None else mask.repeat(1, 1, times, 1), None)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
+
+
+def _append(row: HeadSequence, count: int, last: Tensor) -> None:
+    """Note that a row's next tokens have been read. last: the state predicted at the last of them, [1, W]"""
+    sure = row.base is None or row.length + count - 1 <= row.base.length
+    row.advance(count)
+    row.sure = row.length if sure else row.sure
+    row.last = last

@@ -81,7 +81,13 @@ class RecordedHead:
 
     def of(self, states: Sequence[Tensor]) -> Recording | None:
         """That of a pass that reads these states, [1, N, ·] each."""
-        return self._recordings.get(kind_of(states)) if states[0].shape[1] <= WIDEST else None
+        found = self._recordings.get(kind_of(states))
+        return found if found is not None and (found.in_one_call or states[0].shape[1] <= WIDEST) else None
+
+    @property
+    def flat(self) -> bool:
+        """Whether a pass may be of several sequences' tokens, one after the other."""
+        return all(recording.in_one_call for recording in self._recordings.values())
 
 
 class CapturedHead(Captured["AutoregressiveModel"]):
@@ -195,7 +201,9 @@ def _pass(
         for width in widths:
             ids = torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
             states = [torch.randn((1, width, wide), generator=generator).to(model.device, dtype) for wide, dtype in kind]
-            out += model.newest(sequence, ids, states, recording)
+            logits, last = model.newest([sequence], [width], ids, states, recording)
+            assert logits is not None
+            out += [logits, last]
             sequence.advance(width)
     finally:
         sequence.close()

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include <torch/csrc/stable/library.h>
 
@@ -58,13 +59,13 @@ void add_seen_values(const float* weights, const bool* seen, const Cell* values,
 }
 
 template <int M, class Cell>
-void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
+void attend_rows(const Pass& pass, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
   const float* queries[M];
   const bool* seen[M];
   for (int m = 0; m < M; m++) {
     const int64_t n = (first + m) % pass.tokens;
-    queries[m] = pass.queries.of(b, g * pass.times + (first + m) / pass.tokens, n);
-    seen[m] = pass.seen == nullptr ? nullptr : pass.seen + b * pass.seen_batch + n * pass.seen_token + begin;
+    queries[m] = pass.queries.of(g * pass.times + (first + m) / pass.tokens, n);
+    seen[m] = pass.seen == nullptr ? nullptr : pass.seen + n * pass.seen_token + begin;
   }
   float scores[M][CHUNK];
   bool some = false;
@@ -78,7 +79,7 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
     }
     return;
   }
-  score<M>(pass, queries, pass.keys.of<Cell>(b, g, begin), seen, count, scores);
+  score<M>(pass, queries, pass.keys.of<Cell>(pass.row, g, begin), seen, count, scores);
   for (int m = 0; m < M; m++) {
     if (!weigh(scores[m], count, found.largest + first + m, found.weight + first + m)) {
       std::fill(scores[m], scores[m] + count, 0.0f);
@@ -86,7 +87,7 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
       if (seen[m] == nullptr || std::find(seen[m], seen[m] + count, true) != seen[m] + count) found.weight[first + m] = NAN;
     }
   }
-  const Cell* values = pass.values.of<Cell>(b, g, begin);
+  const Cell* values = pass.values.of<Cell>(pass.row, g, begin);
   add_all_values<M>(scores, values, pass.values.column, count, pass.size, found.values + first * pass.size);
   float* out = found.values + first * pass.size;
   if (pass.seen == nullptr || all_finite(out, M * pass.size)) return;
@@ -97,12 +98,12 @@ void attend_rows(const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t 
 
 // The same for a number of rows that is known when it runs, M at the most.
 template <int M, class Cell>
-void attend_some(int64_t rows, const Pass& pass, int64_t b, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
+void attend_some(int64_t rows, const Pass& pass, int64_t g, int64_t first, int64_t begin, int64_t count, const Found& found) {
   if constexpr (M > 0) {
     if (rows == M) {
-      attend_rows<M, Cell>(pass, b, g, first, begin, count, found);
+      attend_rows<M, Cell>(pass, g, first, begin, count, found);
     } else {
-      attend_some<M - 1, Cell>(rows, pass, b, g, first, begin, count, found);
+      attend_some<M - 1, Cell>(rows, pass, g, first, begin, count, found);
     }
   }
 }
@@ -124,67 +125,93 @@ struct Seen {
   }
 };
 
-// Writes [batch, tokens, heads, size].
-void attend_all(const Pass& pass, int64_t batch, float* to) {
-  const int64_t tokens = pass.tokens, columns = pass.columns, size = pass.size, groups = pass.groups, heads = groups * pass.times;
-  const int64_t rows = pass.rows(), chunks = (columns + CHUNK - 1) / CHUNK, tasks = batch * groups * chunks;
+// Which sequence a task is of, and its number among that one's: `begins` has the first task of each, and how many there are.
+struct Place {
+  int64_t pass, task;
+
+  Place(const std::vector<int64_t>& begins, int64_t all)
+      : pass(std::upper_bound(begins.begin(), begins.end(), all) - begins.begin() - 1), task(all - begins[pass]) {}
+};
+
+// Puts the chunks of a query together: where chunk c was found, for a row of a group.
+template <class FoundOf>
+void put_together(const Pass& pass, int64_t g, int64_t row, const FoundOf& found_of) {
+  const int64_t size = pass.size, chunks = pass.chunks();
+  float largest = NOTHING, total = 0.0f;
+  for (int64_t c = 0; c < chunks; c++) {
+    const float here = found_of(c).largest[row];
+    if (here > largest || std::isnan(here)) largest = here;  // once NaN, it stays
+  }
+  float* result = pass.to + (row % pass.tokens * pass.groups * pass.times + g * pass.times + row / pass.tokens) * size;
+  bool lost = false;
+  for (int64_t c = 0; c < chunks; c++) lost = lost || std::isnan(found_of(c).weight[row]);
+  std::fill(result, result + size, largest == NOTHING && lost ? NAN : 0.0f);
+  for (int64_t c = 0; c < chunks; c++) {
+    const Found found = found_of(c);
+    if (found.largest[row] == NOTHING) continue;
+    const float factor = exponential(found.largest[row] - largest);
+    const float* values = found.values + row * size;
+    total += found.weight[row] * factor;
+    for (int64_t d = 0; d < size; d++) result[d] += values[d] * factor;
+  }
+  if (total == 0.0f) return;  // it sees nothing
+  const float inverse = 1.0f / total;
+  for (int64_t d = 0; d < size; d++) result[d] *= inverse;
+}
+
+// All sequences' together, so that threads share them whatever their lengths.
+void attend_all(const std::vector<Pass>& passes) {
+  std::vector<int64_t> tasks{0}, rows{0}, rooms{0};  // where each sequence's begin
+  int64_t work = 0, results = 0;
+  for (const Pass& pass : passes) {
+    tasks.push_back(tasks.back() + pass.tasks());
+    rows.push_back(rows.back() + pass.groups * pass.rows());
+    rooms.push_back(rooms.back() + pass.tasks() * pass.rows() * (pass.size + 2));
+    work += pass.groups * pass.rows() * pass.columns * pass.size;
+    results += pass.groups * pass.rows() * pass.size * pass.chunks();
+  }
   static thread_local Room kept;
-  float* room = kept.of(tasks * rows * (size + 2));
-  auto found_of = [=](int64_t task) {
-    float* at = room + task * rows * (size + 2);
-    return Found{at, at + rows, at + 2 * rows};
+  float* room = kept.of(rooms.back());
+  auto found_of = [&](int64_t p, int64_t task) {
+    const int64_t count = passes[p].rows();
+    float* at = room + rooms[p] + task * count * (passes[p].size + 2);
+    return Found{at, at + count, at + 2 * count};
   };
   auto some_chunks = [&](int64_t from, int64_t until) {
-    for (int64_t task = from; task < until; task++) {
-      const int64_t begin = task % chunks * CHUNK, g = task / chunks % groups, b = task / chunks / groups;
-      const int64_t count = std::min(CHUNK, columns - begin);
-      const Found found = found_of(task);
-      for (int64_t first = 0; first < rows; first += MOST_ROWS) {
-        const int64_t some = std::min(rows - first, MOST_ROWS);
+    for (int64_t all = from; all < until; all++) {
+      const Place at(tasks, all);
+      const Pass& pass = passes[at.pass];
+      const int64_t begin = at.task % pass.chunks() * CHUNK, g = at.task / pass.chunks();
+      const int64_t count = std::min(CHUNK, pass.columns - begin);
+      const Found found = found_of(at.pass, at.task);
+      for (int64_t first = 0; first < pass.rows(); first += MOST_ROWS) {
+        const int64_t some = std::min(pass.rows() - first, MOST_ROWS);
         if (pass.keys.half) {
-          attend_some<MOST_ROWS, Half>(some, pass, b, g, first, begin, count, found);
+          attend_some<MOST_ROWS, Half>(some, pass, g, first, begin, count, found);
         } else {
-          attend_some<MOST_ROWS, float>(some, pass, b, g, first, begin, count, found);
+          attend_some<MOST_ROWS, float>(some, pass, g, first, begin, count, found);
         }
       }
     }
   };
-  auto put_together = [&](int64_t from, int64_t until) {
-    for (int64_t at = from; at < until; at++) {
-      const int64_t row = at % rows, g = at / rows % groups, b = at / rows / groups;
-      const int64_t first = (b * groups + g) * chunks;
-      float largest = NOTHING, total = 0.0f;
-      for (int64_t c = 0; c < chunks; c++) {
-        const float here = found_of(first + c).largest[row];
-        if (here > largest || std::isnan(here)) largest = here;  // once NaN, it stays
-      }
-      float* result = to + ((b * tokens + row % tokens) * heads + g * pass.times + row / tokens) * size;
-      bool lost = false;
-      for (int64_t c = 0; c < chunks; c++) lost = lost || std::isnan(found_of(first + c).weight[row]);
-      std::fill(result, result + size, largest == NOTHING && lost ? NAN : 0.0f);
-      for (int64_t c = 0; c < chunks; c++) {
-        const Found found = found_of(first + c);
-        if (found.largest[row] == NOTHING) continue;
-        const float factor = exponential(found.largest[row] - largest);
-        const float* values = found.values + row * size;
-        total += found.weight[row] * factor;
-        for (int64_t d = 0; d < size; d++) result[d] += values[d] * factor;
-      }
-      if (total == 0.0f) continue;  // it sees nothing
-      const float inverse = 1.0f / total;
-      for (int64_t d = 0; d < size; d++) result[d] *= inverse;
+  auto some_rows = [&](int64_t from, int64_t until) {
+    for (int64_t all = from; all < until; all++) {
+      const Place at(rows, all);
+      const Pass& pass = passes[at.pass];
+      const int64_t g = at.task / pass.rows();
+      put_together(pass, g, at.task % pass.rows(), [&](int64_t c) { return found_of(at.pass, g * pass.chunks() + c); });
     }
   };
-  if (tasks > 1 && batch * heads * tokens * columns * size >= PARALLEL) {
-    torch::stable::parallel_for(0, tasks, 1, some_chunks);
-    if (batch * heads * tokens * size * chunks >= PARALLEL) {
-      torch::stable::parallel_for(0, batch * groups * rows, 16, put_together);
+  if (tasks.back() > 1 && work >= PARALLEL) {
+    torch::stable::parallel_for(0, tasks.back(), 1, some_chunks);
+    if (results >= PARALLEL) {
+      torch::stable::parallel_for(0, rows.back(), 16, some_rows);
       return;
     }
   } else {
-    some_chunks(0, tasks);
+    some_chunks(0, tasks.back());
   }
-  put_together(0, batch * groups * rows);
+  some_rows(0, rows.back());
 }
 
 // query [B, heads, N, size], key and value [B, groups, L, size] in float32 or both in float16, seen bool [B or 1, 1, N, L] or none
@@ -202,11 +229,15 @@ Tensor attend(Tensor query, Tensor key, Tensor value, std::optional<Tensor> seen
   STD_TORCH_CHECK(is_half(key) == is_half(value), "keys and values are of two types");
   const std::optional<Tensor> mask = mask_in_one_piece(seen);
   const Seen sees(mask, batch, tokens, columns);
-  const Pass pass{Part(query), Kept(key), Kept(value), sees.at, sees.row, sees.token, groups, heads / groups, tokens, columns, size,
-                  static_cast<float>(scale)};
   const int64_t shape[] = {batch, tokens, heads, size};
   Tensor out = torch::stable::new_empty(query, {shape, 4});
-  attend_all(pass, batch, static_cast<float*>(out.data_ptr()));
+  std::vector<Pass> passes;
+  for (int64_t b = 0; b < batch; b++) {
+    passes.push_back({Part(query, b), Kept(key), Kept(value), b, sees.at == nullptr ? nullptr : sees.at + b * sees.row, sees.token, groups,
+                      heads / groups, tokens, columns, size, static_cast<float>(scale),
+                      static_cast<float*>(out.data_ptr()) + b * tokens * heads * size});
+  }
+  attend_all(passes);
   return out;
 }
 
@@ -251,6 +282,12 @@ KeptAttention OUTRIDER_NAMESPACE::kept_attention(int64_t heads, const std::optio
 }
 
 NewTokens OUTRIDER_NAMESPACE::new_tokens(const Numbers& at, int64_t columns) {
+  std::vector<Span> spans;
+  for (int64_t b = 0; b < at.batch; b++) spans.push_back({b, b, 0, at.tokens, columns});
+  return new_tokens_of(at, columns, spans);
+}
+
+NewTokens OUTRIDER_NAMESPACE::new_tokens_of(const Numbers& at, int64_t columns, const std::vector<Span>& spans) {
   int64_t last = -1;
   for (int64_t b = 0; b < at.batch; b++) {
     for (int64_t n = 0; n < at.tokens; n++) {
@@ -258,7 +295,7 @@ NewTokens OUTRIDER_NAMESPACE::new_tokens(const Numbers& at, int64_t columns) {
       last = std::max(last, at.of(b, n));
     }
   }
-  return {at, last, columns};
+  return {at, last, columns, spans};
 }
 
 void OUTRIDER_NAMESPACE::turn_by(NewTokens& tokens, const Tensor& cos, const Tensor& sin) {
@@ -277,35 +314,42 @@ void OUTRIDER_NAMESPACE::see(NewTokens& tokens, const Tensor& seen) {
 }
 
 void OUTRIDER_NAMESPACE::check_fit(const KeptAttention& kept, const NewTokens& tokens) {
-  STD_TORCH_CHECK(kept.batch == tokens.at.batch && 0 <= tokens.columns && tokens.columns <= kept.capacity,
-                  "keys and values are kept in other sizes");
+  STD_TORCH_CHECK(0 <= tokens.columns && tokens.columns <= kept.capacity, "keys and values are kept in other sizes");
+  STD_TORCH_CHECK(tokens.at.batch == 1 || tokens.at.batch == kept.batch, "keys and values are kept in other sizes");
+  for (const Span& span : tokens.spans) {
+    STD_TORCH_CHECK(0 <= span.kept && span.kept < kept.batch && 0 <= span.columns && span.columns <= tokens.columns,
+                    "keys and values are kept in other sizes");
+  }
   STD_TORCH_CHECK(tokens.last < kept.capacity, "a column lies outside of what is kept");
   STD_TORCH_CHECK(tokens.turned <= kept.size, "more is rotated than there is");
 }
 
 void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& tokens, const float* packed, float* out) {
   static thread_local Room for_queries, for_one, for_keys;
-  const int64_t size = kept.size, batch = tokens.at.batch, length = tokens.at.tokens;
+  const int64_t size = kept.size, length = tokens.at.tokens, wide = kept.heads * size;
   const Turn query{kept.of_queries, size, tokens.turned}, key{kept.of_keys, size, tokens.turned};
-  float *queries = for_queries.of(batch * kept.heads * length * size), *room = for_one.of(size), *turned = for_keys.of(size);
-  for (int64_t b = 0; b < batch; b++) {
-    for (int64_t n = 0; n < length; n++) {
-      const float* row = packed + (b * length + n) * kept.given();
+  float *queries = for_queries.of(tokens.at.batch * length * wide), *room = for_one.of(size), *turned = for_keys.of(size);
+  std::vector<Pass> passes;
+  for (const Span& span : tokens.spans) {
+    const int64_t before = span.batch * length + span.first;  // tokens
+    float* own = queries + before * wide;
+    for (int64_t i = 0; i < span.count; i++) {
+      const int64_t b = span.batch, n = span.first + i;
+      const float* row = packed + (before + i) * kept.given();
       const float *c = tokens.cosines.of(b, n), *s = tokens.sines.of(b, n);
       const int64_t to = tokens.at.of(b, n);
-      for (int64_t h = 0; h < kept.heads; h++, row += size) {
-        query(row, c, s, room, queries + ((b * kept.heads + h) * length + n) * size);
-      }
+      for (int64_t h = 0; h < kept.heads; h++, row += size) query(row, c, s, room, own + (h * span.count + i) * size);
       for (int64_t g = 0; g < kept.groups; g++, row += size) {
         key(row, c, s, room, turned);
-        kept.keys.put(turned, size, b, g, to);
+        kept.keys.put(turned, size, span.kept, g, to);
       }
-      for (int64_t g = 0; g < kept.groups; g++, row += size) kept.values.put(row, size, b, g, to);
+      for (int64_t g = 0; g < kept.groups; g++, row += size) kept.values.put(row, size, span.kept, g, to);
     }
+    const bool* seen = tokens.seen == nullptr ? nullptr : tokens.seen + span.batch * tokens.seen_row + span.first * tokens.seen_token;
+    passes.push_back({Part(own, span.count, size), kept.keys, kept.values, span.kept, seen, tokens.seen_token, kept.groups,
+                      kept.heads / kept.groups, span.count, span.columns, size, kept.scale, out + before * wide});
   }
-  const Pass all{Part(queries, kept.heads, length, size), kept.keys, kept.values, tokens.seen, tokens.seen_row,
-                 tokens.seen_token, kept.groups, kept.heads / kept.groups, length, tokens.columns, size, kept.scale};
-  attend_all(all, batch, out);
+  attend_all(passes);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "rows.h"
 #include "tokens.h"
@@ -59,11 +60,17 @@ struct KeptAttention {
   int64_t given() const { return (heads + 2 * groups) * size; }  // numbers of a token
 };
 
+// Tokens of one sequence: `count` of a pass's, from [batch, first] on. They see up to `columns` columns of what row `kept` keeps.
+struct Span {
+  int64_t kept, batch, first, count, columns;
+};
+
 // What all layers are told of the tokens of a pass; the same holds for its tensors.
 struct NewTokens {
   Numbers at;  // their columns
   int64_t last;  // the largest of these
-  int64_t columns;  // that are read
+  int64_t columns;  // that are read of a sequence, the most
+  std::vector<Span> spans{};  // all of the tokens, one after the other
   Angles cosines{}, sines{};
   int64_t turned = 0;
   const bool* seen = nullptr;  // or none for all
@@ -79,8 +86,12 @@ inline std::optional<Tensor> mask_in_one_piece(const std::optional<Tensor>& mask
 KeptAttention kept_attention(int64_t heads, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,
                              double more, const Tensor& keys, const Tensor& values, double scale);
 
-// at: in which columns the tokens are kept; columns: how many are read. They are not turned, and see all of these.
+// at: in which columns the tokens are kept; columns: how many are read. They are not turned, and see all of these. Each row of
+// the pass is a sequence's.
 NewTokens new_tokens(const Numbers& at, int64_t columns);
+
+// The same of a pass of one row, whose tokens are those of several sequences, one after the other.
+NewTokens new_tokens_of(const Numbers& at, int64_t columns, const std::vector<Span>& spans);
 
 // cos and sin [B or 1, 1, N, up to size]
 void turn_by(NewTokens& tokens, const Tensor& cos, const Tensor& sin);

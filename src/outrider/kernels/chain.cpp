@@ -71,11 +71,12 @@ Piece piece_of(const Tensor& x, bool activations, std::deque<Tensor>& copies) {
 // What differs, as the steps read it.
 class Given {
  public:
-  // results: where those are written that are returned; nullptr: in new tensors. tensors: what is given, where cosines, sines and
-  // masks are among it.
+  // spans: of the tokens of one row, if these are several sequences'; of each row's otherwise. results: where those are written that
+  // are returned; nullptr: in new tensors. tensors: what is given, where cosines, sines and masks are among it.
   Given(const Plan& plan, int64_t batch, int64_t tokens, const std::vector<Piece>& pieces, const std::vector<int64_t>& counts,
-        float* const* results, const std::vector<Tensor>* tensors = nullptr)
-      : batch_(batch), tokens_(tokens), parts_(plan.parts), ids_(plan.head->given), tensors_(tensors) {
+        const std::vector<Span>& spans, float* const* results, const std::vector<Tensor>* tensors = nullptr)
+      : batch_(batch), tokens_(tokens), spans_(spans), parts_(plan.parts), ids_(plan.head->given), tensors_(tensors) {
+    check_spans();
     STD_TORCH_CHECK(static_cast<int64_t>(pieces.size()) == plan.head->given, "a chain is given other tensors than was planned");
     static thread_local Rooms for_given, for_angles, for_seen, for_results;
     for_given.make(plan.head->given);
@@ -99,16 +100,19 @@ class Given {
       } else if (results != nullptr) {
         results_.push_back(results[i]);
       } else {
-        const int64_t shape[] = {batch_, plan.single[i] != 0 ? 1 : tokens_, plan.widths[i]};
+        const int64_t shape[] = {batch_, plan.single[i] != 0 ? 1 : tokens_, plan.widths[i]};  // of rows that are a sequence each
         returned_.push_back(torch::stable::empty({shape, 3}, torch::headeronly::ScalarType::Float));
         results_.push_back(static_cast<float*>(returned_.back().data_ptr()));
       }
     }
   }
 
-  int64_t batch() const { return batch_; }
-  int64_t tokens() const { return tokens_; }
-  int64_t rows(const Activations& x) const { return x.single ? batch_ : batch_ * tokens_; }
+  int64_t sequences() const { return spans_.empty() ? batch_ : static_cast<int64_t>(spans_.size()); }
+  int64_t rows(const Activations& x) const { return x.single ? sequences() : batch_ * tokens_; }
+  // Behind the last token of a sequence.
+  int64_t end(int64_t sequence) const {
+    return spans_.empty() ? (sequence + 1) * tokens_ : spans_[sequence].first + spans_[sequence].count;
+  }
   const float* read(const Activations& x) const { return x.is_result() ? results_[x.place()] : at_[x.which]; }
   float* write(const Activations& x) const { return results_[x.place()]; }
   const NewTokens& told(int64_t which) const { return told_[which]; }
@@ -118,6 +122,7 @@ class Given {
 
  private:
   const int64_t batch_, tokens_;
+  const std::vector<Span>& spans_;
   const Joined* parts_;
   std::vector<Numbers> ids_;  // of each tensor that is given, if it is looked up
   const std::vector<Tensor>* tensors_;
@@ -126,6 +131,15 @@ class Given {
   std::vector<NewTokens> told_;
   std::vector<Tensor> returned_;
   std::deque<Tensor> copies_;  // of masks
+
+  void check_spans() const {
+    int64_t next = 0;
+    for (const Span& span : spans_) {
+      STD_TORCH_CHECK(span.batch == 0 && span.first == next && span.count > 0, "sequences are of tokens one after the other");
+      next += span.count;
+    }
+    STD_TORCH_CHECK(spans_.empty() || (batch_ == 1 && next == tokens_), "sequences are of all tokens of one row");
+  }
 
   void look_up(const Step& step, const std::vector<Piece>& pieces) {
     if (!step.lookup.has_value()) return;
@@ -155,7 +169,8 @@ class Given {
 
   // room: for angles, and for what is seen.
   NewTokens told(const Told& which, const std::vector<Piece>& pieces, const std::vector<int64_t>& counts, Room& angles, Room& seen) {
-    NewTokens found = new_tokens(pieces[which.at].numbers(), counts[which.count]);
+    const Numbers at = pieces[which.at].numbers();
+    NewTokens found = spans_.empty() ? new_tokens(at, counts[which.count]) : new_tokens_of(at, counts[which.count], spans_);
     STD_TORCH_CHECK(found.at.batch == batch_ && found.at.tokens == tokens_, "these are other tokens");
     if (which.places.has_value()) {
       place(found, *which.places, pieces[which.places->positions].numbers(), angles, seen);
@@ -210,9 +225,8 @@ void run(const Step& step, const Given& given) {
   if (step.join.has_value()) return join(given.parts(*step.join), step.join->count, given, step.out.width, out);
   const float* x = given.read(step.x);
   if (step.last) {
-    const int64_t each = step.x.single ? 1 : given.tokens();
-    for (int64_t b = 0; b < given.batch(); b++) {
-      const float* row = x + ((b + 1) * each - 1) * width;
+    for (int64_t b = 0; b < given.sequences(); b++) {
+      const float* row = x + (step.x.single ? b : given.end(b) - 1) * width;
       std::copy(row, row + width, out + b * width);
     }
   } else if (step.layer.has_value()) {
@@ -239,7 +253,8 @@ std::vector<Tensor> chain(Tensor like, Tensor plan, std::vector<Tensor> given, s
   std::vector<Piece> pieces;
   STD_TORCH_CHECK(static_cast<int64_t>(given.size()) == planned.head->given, "a chain is given other tensors than was planned");
   for (size_t i = 0; i < given.size(); i++) pieces.push_back(piece_of(given[i], planned.given[i] != 0, copies));
-  const Given now(planned, like.size(0), like.size(1), pieces, counts, nullptr, &given);
+  const std::vector<Span> rows;  // each is a sequence
+  const Given now(planned, like.size(0), like.size(1), pieces, counts, rows, nullptr, &given);
   for (int64_t i = 0; i < planned.head->steps; i++) run(planned.steps[i], now);
   return now.returned();
 }
@@ -267,15 +282,23 @@ std::vector<bool> unwanted(const Plan& plan, float* const* results) {
   return found;
 }
 
-// The same of one row, from and to plain memory (`chain_calls.py`). given: of each an address, a type as `Piece` has them, and its
+// The same of the tokens of some sequences, one after the other, from and to plain memory (`chain_calls.py`). sequences: of each the
+// row of keys and values, its tokens and the columns that it reads. given: of each an address, a type as `Piece` has them, and its
 // width, 0 of tokens and positions; all in one piece. results: addresses of float32, of as many as are returned; nullptr for one
 // that is not wanted, whose step is left out.
 // -> nullptr, or what is wrong with it
-extern "C" const char* outrider_chain(const char* plan, int64_t size, int64_t tokens, int64_t count, const int64_t* given,
-                                      int64_t numbers, const int64_t* counts, int64_t returned, float* const* results) {
+extern "C" const char* outrider_chain(const char* plan, int64_t size, int64_t of, const int64_t* sequences, int64_t count,
+                                      const int64_t* given, int64_t numbers, const int64_t* counts, int64_t returned,
+                                      float* const* results) {
   static thread_local std::string wrong;
   try {
     const Plan planned(plan, size);
+    std::vector<Span> spans;
+    int64_t tokens = 0;
+    for (const int64_t* one = sequences; one < sequences + 3 * of; tokens += one[1], one += 3) {
+      STD_TORCH_CHECK(one[1] > 0, "a sequence has tokens");
+      spans.push_back({one[0], 0, tokens, one[1], one[2]});
+    }
     STD_TORCH_CHECK(tokens > 0 && returned == planned.head->returned, "a chain returns other results than are asked for");
     std::vector<Piece> pieces;
     for (const int64_t* one = given; one < given + 3 * count; one += 3) {
@@ -284,7 +307,7 @@ extern "C" const char* outrider_chain(const char* plan, int64_t size, int64_t to
       pieces.push_back({reinterpret_cast<const void*>(one[0]), static_cast<Piece::Type>(one[1]), 1, tokens, width, tokens * stride, stride});
     }
     const std::vector<bool> left_out = unwanted(planned, results);
-    const Given now(planned, 1, tokens, pieces, std::vector<int64_t>(counts, counts + numbers), results);
+    const Given now(planned, 1, tokens, pieces, std::vector<int64_t>(counts, counts + numbers), spans, results);
     for (int64_t i = 0; i < planned.head->steps; i++) {
       const int64_t place = planned.steps[i].out.place();
       if (place >= returned || !left_out[place]) run(planned.steps[i], now);

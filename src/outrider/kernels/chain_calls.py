@@ -20,10 +20,12 @@ Piece = tuple[int, int, int]
 """What a chain is given: an address, a type, the width of activations, 0 of whole numbers."""
 Place = tuple[int, int]
 """Where a result is written: an address of float32, and the width of what is kept there."""
+Span = tuple[int, int, int]
+"""A sequence's part of a pass: the row of its keys and values, how many tokens, and how many columns they read."""
 
 
 def is_piece(x: Tensor) -> bool:
-    """Whether it is what `piece_of` is for: of one row, on a CPU, in one piece."""
+    """Whether it is what `piece_of` is for: of one row (of several sequences' tokens, maybe), on a CPU, in one piece."""
     return x.is_cpu and x.dim() >= 2 and x.shape[0] == 1 and x.is_contiguous()
 
 
@@ -38,7 +40,7 @@ def numbers(values: array[int]) -> Piece:
 
 
 class ChainPlan:
-    """A plan, as such calls take it. widths: of each result. single: which are of the last token alone."""
+    """A plan, as such calls take it. widths: of each result. single: which are of each sequence's last token alone."""
 
     def __init__(self, calls: ChainCalls, plan: Tensor) -> None:
         self._run = calls.run
@@ -46,17 +48,20 @@ class ChainPlan:
         self._at, self._size = plan.data_ptr(), plan.numel()
         self.widths, self.single = calls.results_of(self._at, self._size)
 
-    def run(self, tokens: int, given: Sequence[Piece], counts: Sequence[int], results: Sequence[int]) -> None:
-        """results: addresses of float32, [N, width] each, or [1, width]; 0 for one that is not wanted.
+    def run(self, spans: Sequence[Span], given: Sequence[Piece], counts: Sequence[int], results: Sequence[int]) -> None:
+        """given: of N tokens, the spans' one after the other. results: addresses of float32, [N, width] each, or [R, width]
+        of R spans; 0 for one that is not wanted.
 
         Raises `RuntimeError` for what it does not fit.
         """
+        sequences = array("q", [number for span in spans for number in span])
         pieces = array("q", [number for piece in given for number in piece])
         found, at = array("q", counts), array("q", results)
         wrong = self._run(
             self._at,
             self._size,
-            tokens,
+            len(spans),
+            sequences.buffer_info()[0],
             len(given),
             pieces.buffer_info()[0],
             len(found),
@@ -75,7 +80,7 @@ class ChainCalls:
         opened = ctypes.CDLL(str(library))
         self.run = opened.outrider_chain
         self.run.restype = ctypes.c_char_p
-        self.run.argtypes = [_WHERE, *[_WHOLE] * 3, _WHERE, _WHOLE, _WHERE, _WHOLE, _WHERE]
+        self.run.argtypes = [_WHERE, _WHOLE, _WHOLE, _WHERE, _WHOLE, _WHERE, _WHOLE, _WHERE, _WHOLE, _WHERE]
         self._results = opened.outrider_chain_results
         self._results.restype = _WHOLE
         self._results.argtypes = [_WHERE, _WHOLE, _WHOLE, _WHERE]

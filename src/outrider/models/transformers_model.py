@@ -24,12 +24,14 @@ from outrider.models.cache.slot_cache import Placement
 from outrider.models.cache.slots import SlotSequence
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.engine_checks import check_copy
+from outrider.models.flat import flattened, in_rows, last_of
 from outrider.models.hidden_states import caught
 from outrider.models.kernels.attention import KERNEL, LARGE, keys_dtype
 from outrider.models.limits import context_limit, end_tokens_of
 from outrider.models.passes.captured import CapturedPasses, capture_passes
 from outrider.models.passes.compiled import CompiledPasses, compile_passes
 from outrider.models.passes.recorded import RecordedPasses, record_passes
+from outrider.models.passes.recording import Recording
 from outrider.models.probe import probe, reads_alternatives
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.states_model import StatesModel, no_further_states
@@ -203,10 +205,17 @@ class TransformersModel(StatesModel):
         self.compiled = compile_passes(self)
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
-        left = self._unread(rows, tokens, lengths) if logits == "none" else list(range(len(rows)))
-        if len(left) < len(rows):
-            rows, tokens, lengths = [rows[i] for i in left], tokens[left], [lengths[i] for i in left]
-        return self._in_one_pass(rows, tokens, lengths, logits) if rows else None
+        # What an ordinary pass refuses must not be written in part.
+        if logits == "none" and self._are_tokens(tokens, len(rows)) and self._read_in_calls(rows, tokens, lengths):
+            return None
+        return self._in_one_pass(rows, tokens, lengths, logits)
+
+    def _takes_any_order(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> bool:
+        in_calls = self.flat and len(tokens) == len(rows) and tokens.is_cpu
+        if in_calls and logits == "none":
+            return self._are_tokens(tokens, len(rows))
+        width = tokens.shape[1]
+        return in_calls and _kept(lengths, width, logits) is None and self._recording(rows, width) is not None
 
     def _in_one_pass(
         self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits
@@ -223,18 +232,16 @@ class TransformersModel(StatesModel):
         if width > wanted:
             tokens = torch.nn.functional.pad(tokens, (0, width - wanted))
         longest = self._reserve(rows, width)
-        alone = rows[0] if recording is not None and len(rows) == 1 else None
-        found = None if alone is None else self._forward_in_one_call(recording, alone, tokens, longest)
-        if found is not None:
-            (out,) = found
+        flat = self._flat(recording, rows, tokens, lengths)
+        if flat is not None:
+            return None if logits == "none" else in_rows(flat, lengths) if logits == "all" else last_of(flat, lengths)
+        positions = self._place(rows, width, longest)
+        if quick is not None and compiled_width is not None:
+            out = self._forward_compiled(quick, tokens, positions, longest)
+        elif recording is not None:
+            out = self._forward_recorded(recording, tokens, positions, longest, positions)
         else:
-            positions = self._place(rows, width, longest)
-            if quick is not None and compiled_width is not None:
-                out = self._forward_compiled(quick, tokens, positions, longest)
-            elif recording is not None:
-                out = self._forward_recorded(recording, tokens, positions, longest, positions)
-            else:
-                out = self._forward(tokens, positions, longest, kept)
+            out = self._forward(tokens, positions, longest, kept)
         for row, count in zip(rows, lengths, strict=True):
             row.advance(count)
         if logits == "none":
@@ -247,6 +254,20 @@ class TransformersModel(StatesModel):
         kept = kept or list(range(width))
         pick = index_of([kept.index(count - 1) for count in lengths], out.device)
         return out[torch.arange(len(rows), device=out.device), pick].unsqueeze(1)
+
+    def _flat(
+        self, recording: Recording | CapturedPasses | None, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int]
+    ) -> Tensor | None:
+        """The logits of all rows' tokens, one row's after the other's, [sum of lengths, V], if that is one call."""
+        if recording is None or not self.flat or len(tokens) != len(rows):  # which an ordinary pass refuses
+            return None
+        counts = [tokens.shape[1]] if len(rows) == 1 else lengths  # a row alone may be filled up
+        out = self._forward_in_one_call(recording, rows, counts, flattened(tokens, counts))
+        if out is None:
+            return None
+        for row, count in zip(rows, lengths, strict=True):
+            row.advance(count)
+        return out[: lengths[0]] if len(rows) == 1 else out
 
     def _reserve(self, rows: list[SlotSequence], width: int) -> int:
         """Get the cache ready for so many columns more of these rows. → how many are read"""

@@ -63,7 +63,7 @@ def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | N
     """Accept the draft as far as it says what the target would. logits: [R, K+1, V]"""
     width = proposal.tokens.shape[1]
     if logits.device.type == "cpu" and not scorer.extras.logprobs:
-        best = greedy_on_host(logits, scorer.sampling, contexts)
+        best = _best_on_host(scorer, logits, contexts, proposal)
         offers = proposal.tokens.tolist() if width else [[]] * len(logits)
         packed = [best[i * (width + 1) : (i + 1) * (width + 1)] + offered for i, offered in enumerate(offers)]
     else:
@@ -76,6 +76,17 @@ def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | N
         drafts = offered if scorer.extras.drafts else None
         outcomes.append(Outcome(chosen[: accepted + 1], accepted, logprobs, None, drafts, None))
     return outcomes
+
+
+def _best_on_host(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[int]:
+    """Of each position [R, K+1, V], row by row, the best token; of those behind a row's own draft anything."""
+    width = logits.shape[1]
+    if not scorer.sampling.as_they_are or min(proposal.lengths) + 1 == width:
+        return greedy_on_host(logits, scorer.sampling, contexts)
+    best: list[int] = []
+    for row, count in zip(logits, proposal.lengths, strict=True):
+        best += [*greedy_on_host(row[: count + 1], scorer.sampling), *[0] * (width - 1 - count)]
+    return best
 
 
 def _read_greedy(scorer: Scorer, logits: Tensor, contexts: list[Context] | None, proposal: Proposal) -> list[list[float]]:

@@ -9,6 +9,7 @@ Rows are returned as views wherever they are contiguous, since a gather would co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -117,11 +118,22 @@ class StateLayer(SlotLayer):
 
     def put(self, states: Tensor) -> None:
         """Store the [R, N, width] states of the pass at the placement."""
+        _write(self._made_for(states), states.unsqueeze(1), self._owner.placement)
+
+    def put_flat(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], states: Tensor) -> None:
+        """Store the [sum of counts, width] states of some slots' positions, from each one's start on."""
+        kept = self._made_for(states)
+        at = 0
+        for slot, start, count in zip(slots, starts, counts, strict=True):
+            kept[slot, 0, start : start + count] = states[at : at + count]
+            at += count
+
+    def _made_for(self, states: Tensor) -> Tensor:
         if not self.is_initialized:
             self.keys = states.new_zeros(self._owner.num_slots, 1, self._owner.capacity, states.shape[-1])
             self.is_initialized = True
         assert self.keys is not None
-        _write(self.keys, states.unsqueeze(1), self._owner.placement)
+        return self.keys
 
     def place(self, slot: int, position: int, count: int) -> Place | None:
         """Where the states of so many positions from that one on lie; None while there is no place, or none in float32."""

@@ -65,7 +65,12 @@ class SlotModel(ABC, Generic[S]):
 
     @abstractmethod
     def _score(self, rows: list[S], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
-        """`score_few`, rows in the order of their slots."""
+        """`score_few`, rows in the order of their slots, unless `_takes_any_order`."""
+
+    def _takes_any_order(self, rows: list[S], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> bool:
+        """Whether `_score` takes these rows as they come: putting logits in order afterwards would copy them all."""
+        del rows, tokens, lengths, logits
+        return False
 
     def _enter(self, sequence: S, reserve: int) -> S:
         """Open a sequence that was made for the next free slot."""
@@ -129,7 +134,7 @@ class SlotModel(ABC, Generic[S]):
         rows = [self._own(sequence) for sequence in sequences]
         check_score(self.name, self.max_length, rows, lengths, tokens.shape[1])
         order = order_by_slot(rows)
-        if order is None:
+        if order is None or self._takes_any_order(rows, tokens, lengths, logits):
             return self._score(rows, tokens, lengths, logits)
         at = index(order, tokens.device)
         out = self._score([rows[i] for i in order], tokens[at], [lengths[i] for i in order], logits)

@@ -20,9 +20,10 @@ from outrider.models.base import LAST, Sequence, WhichLogits, check_layers, fit_
 from outrider.models.cut_head import check_num_tokens, cut_name
 from outrider.models.dtypes import native_dtype
 from outrider.models.engine_checks import check_truncate, new_tokens, owned_sequences
+from outrider.models.flat import begins, in_rows
 from outrider.models.openvino.blocks import Blocks
 from outrider.models.openvino.cut_head import cut_head
-from outrider.models.openvino.flat import begins, in_rows, kept, places
+from outrider.models.openvino.flat import kept, places
 from outrider.models.openvino.paged import INDICES, LONGEST, insert_paged_attention
 from outrider.models.openvino.parts import Embeddings, Head, leave_outputs
 from outrider.models.openvino.saved import Saved, read_bytes

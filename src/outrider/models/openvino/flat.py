@@ -1,16 +1,14 @@
-"""Rows of tokens laid end to end in one pass: where each begins, what is kept of it, and where it lies in the cache."""
+"""Rows of tokens laid end to end in one pass: what is kept of it, and where it lies in the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from outrider.models.base import WhichLogits
+from outrider.models.flat import begins
 
 
 def places(blocks: Many[list[int]], size: int, starts: Many[int], counts: Many[int]) -> NDArray[np.int64]:
@@ -20,14 +18,6 @@ def places(blocks: Many[list[int]], size: int, starts: Many[int], counts: Many[i
         at = np.arange(start, start + count)
         rows.append(np.array(own, np.int64)[at // size] * size + at % size if count else at)
     return np.concatenate(rows)
-
-
-def begins(lengths: Iterable[int]) -> list[int]:
-    """Where each of some parts begins that follow one another, and where the last one ends."""
-    ends = [0]
-    for length in lengths:
-        ends.append(ends[-1] + length)
-    return ends
 
 
 def kept(counts: Many[int], widths: Many[int], logits: WhichLogits) -> list[int]:
@@ -41,13 +31,3 @@ def kept(counts: Many[int], widths: Many[int], logits: WhichLogits) -> list[int]
     if logits == "last":
         return [begin + count - 1 for begin, count in zip(starts, counts, strict=False)]
     return [begin + i for begin, count in zip(starts, counts, strict=False) for i in range(count)]
-
-
-def in_rows(flat: Tensor, counts: Many[int]) -> Tensor:
-    """[sum of counts, V] → [R, longest, V]; a shorter row's last entry is repeated."""
-    longest = max(counts)
-    if min(counts) < longest:
-        starts = begins(counts)
-        rows = zip(starts, counts, strict=False)
-        flat = flat[torch.tensor([begin + min(i, count - 1) for begin, count in rows for i in range(longest)])]
-    return flat.view(len(counts), longest, flat.shape[-1])

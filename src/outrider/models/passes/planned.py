@@ -3,7 +3,7 @@
 A model has hundreds of weights, and handing them to the interpreter, which hands them on, takes a tenth of the time of a
 small model's pass. Where operations of ours read them, they read them when a plan is made (`kernels/chain.cpp`), for the
 memory where keys and values lie, and a pass is given that plan. A graph that is one such operation, of one row, needs no
-interpreter at all (`PlannedGraph.call`).
+interpreter at all, and its row may be the tokens of several sequences (`PlannedGraph.call`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.kernels.chain_calls import ChainPlan, Piece, Place
+from outrider.kernels.chain_calls import ChainPlan, Piece, Place, Span
 from outrider.kernels.models import chain_calls
 
 _CHAIN, _PLAN = "::chain", "::chain_plan"
@@ -119,14 +119,15 @@ class PlannedGraph:
         bound: Bound,
         columns: int,
         capacity: int,
-        tokens: int,
+        spans: Sequence[Span],
         about: Sequence[Piece],
         into: Sequence[Place] = (),
-        wanted: bool = True,
+        without: int = 0,
     ) -> list[Tensor]:
-        """The same of one row without the interpreter, if it is `in_one_call`.
+        """The same of N tokens of some sequences without the interpreter, if it is `in_one_call`.
 
-        into: where the last of the results are kept. wanted: whether the others are. → these, float32 [1, N or 1, width]
+        into: where the last of the results are kept. without: how many of the first are not wanted. → those between, float32
+        [1, N, width], or [1, len(spans), width] of last tokens alone
         """
         whole, plan = self._whole, bound.whole
         assert whole is not None
@@ -135,18 +136,19 @@ class PlannedGraph:
         out: dict[int, Tensor] = {}
         results = []
         for output, width, single in zip(whole.outputs, plan.widths, plan.single, strict=True):
-            if output < made and not wanted:
+            if output < without:
                 results.append(0)
             elif output < made:
-                out[output] = torch.empty(1, 1 if single else tokens, width, dtype=torch.float32, device="cpu")
+                rows = len(spans) if single else sum(count for _, count, _ in spans)
+                out[output] = torch.empty(1, rows, width, dtype=torch.float32, device="cpu")
                 results.append(out[output].data_ptr())
             else:
                 at, kept = into[output - made]
                 assert kept == width
                 results.append(at)
         counts = (columns, capacity)
-        plan.run(tokens, [about[i - 2] for i in whole.given], [counts[i] for i in whole.counts], results)
-        return [out[i] for i in range(made if wanted else 0)]
+        plan.run(spans, [about[i - 2] for i in whole.given], [counts[i] for i in whole.counts], results)
+        return [out[i] for i in range(without, made)]
 
 
 def _whole(graph: Any) -> _Whole | None:

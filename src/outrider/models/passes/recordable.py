@@ -15,11 +15,10 @@ from outrider.kernels.chain_calls import is_piece, numbers, piece_of
 from outrider.models.attention.shared_keys import WIDEST
 from outrider.models.cache.slot_cache import StateLayer
 from outrider.models.cache.slots import SlotModel, SlotSequence
+from outrider.models.flat import in_parts
 from outrider.models.passes.captured import CapturedPasses, width_captured
 from outrider.models.passes.recorded import RecordedPasses
 from outrider.models.passes.recording import Recording, kernels_allowed
-
-FEW, WORTH_ITS_OWN = 4, 16  # rows, and tokens of each of more of them, that are read sooner by calls of their own
 
 
 class RecordableModel(SlotModel[SlotSequence]):
@@ -99,10 +98,15 @@ class RecordableModel(SlotModel[SlotSequence]):
 
     def _recording(self, rows: list[SlotSequence], width: int) -> Recording | CapturedPasses | None:
         """What scores all logits of so many tokens of these rows, None where that is the ordinary pass."""
-        together = rows[-1].slot - rows[0].slot + 1 == len(rows)
-        if self.recorded is None or not together or width > WIDEST or torch.is_autocast_enabled(self.device.type):
+        if self.recorded is None or width > WIDEST or torch.is_autocast_enabled(self.device.type):
             return None
-        return self.recorded.of(len(rows))
+        together = rows[-1].slot - rows[0].slot + 1 == len(rows)
+        return self.recorded.of(len(rows)) if together or self.flat else None
+
+    @property
+    def flat(self) -> bool:
+        """See `is_flat`: whether a pass is of tokens one after the other, whosever they are."""
+        return isinstance(self.recorded, RecordedPasses) and self.recorded.flat
 
     def _recorded_width(self, recording: Recording | CapturedPasses, rows: list[SlotSequence], width: int) -> int:
         """How wide a pass is scored: captured ones come in a few widths, if there is room for the tokens that fill it up."""
@@ -111,37 +115,28 @@ class RecordableModel(SlotModel[SlotSequence]):
         wide = width_captured(width)
         return wide if self.max_length is None or max(row.length for row in rows) + wide <= self.max_length else width
 
-    def _read_in_one_call(self, row: SlotSequence, tokens: Tensor) -> bool:
-        """Read a row's next tokens, int64 [1, N], without logits. → whether that could be done: it is by now, or not at all
+    def _read_in_calls(self, rows: list[SlotSequence], tokens: Tensor, lengths: Sequence[int]) -> bool:
+        """Read the rows' next tokens, int64 [R, N], without logits. → whether it could be: by now it is, or not at all
 
         `WIDEST` at a time: what a later token sees of the earlier ones is no more than there is, and what layers hand on
-        stays in the processor's caches.
+        stays in the processor's caches. A part may be the end of a row and the beginning of the next.
         """
-        recording = self._recording([row], min(WIDEST, tokens.shape[1]))
-        for start in range(0, tokens.shape[1], WIDEST):
-            part = tokens[:, start : start + WIDEST]
-            longest = self._reserve([row], part.shape[1])
-            if self._forward_in_one_call(recording, row, part, longest, wanted=False) is None:
+        for parts in in_parts(lengths, WIDEST) if self.flat else ():
+            some = [rows[i] for i, _, _ in parts]
+            counts = [count for _, _, count in parts]
+            flat = torch.cat([tokens[i, start : start + count] for i, start, count in parts]).unsqueeze(0)
+            self._reserve(some, max(counts))
+            if self._forward_in_one_call(self._recording(some, max(counts)), some, counts, flat, wanted=False) is None:
                 return False  # at the first part, if at all: the others are no different
-            row.advance(part.shape[1])
-        return True
+            for row, count in zip(some, counts, strict=True):
+                row.advance(count)
+        return self.flat
 
     def _are_tokens(self, tokens: Tensor, rows: int) -> bool:
         if not tokens.is_cpu or tokens.dtype is not torch.int64 or len(tokens) != rows or not tokens.numel():
             return False
         least, most = torch.aminmax(tokens)
         return int(least) >= 0 and int(most) < self.vocab_size
-
-    def _unread(self, rows: list[SlotSequence], tokens: Tensor, lengths: Sequence[int]) -> list[int]:
-        """Which of these rows are left when those were read that can be, in one call each.
-
-        Many short ones are quicker in one pass, by which weights are read once.
-        """
-        many = len(rows) > FEW and sum(lengths) < WORTH_ITS_OWN * len(rows)
-        if many or not self._are_tokens(tokens, len(rows)):  # which an ordinary pass refuses before it writes anything
-            return list(range(len(rows)))
-        every = enumerate(zip(rows, lengths, strict=True))
-        return [i for i, (row, count) in every if not self._read_in_one_call(row, tokens[i : i + 1, :count])]
 
     @abstractmethod
     def _reserve(self, rows: list[SlotSequence], width: int) -> int:
@@ -150,23 +145,34 @@ class RecordableModel(SlotModel[SlotSequence]):
     def _forward_in_one_call(
         self,
         recording: Recording | CapturedPasses | None,
-        row: SlotSequence,
+        rows: list[SlotSequence],
+        counts: Sequence[int],
         tokens: Tensor,
-        longest: int,
         wanted: bool = True,
-    ) -> list[Tensor] | None:
-        """A list of the logits of one row's next tokens, int64 [1, N], if wanted; None where it takes more than one call."""
+    ) -> Tensor | None:
+        """Score the next tokens of some rows, int64 [1, sum of counts], one row's after the other's. There is room for them.
+
+        → their logits [sum of counts, V], if wanted, else something; None where it takes more than one call
+        """
         if not isinstance(recording, Recording) or not recording.in_one_call or not is_piece(tokens):
             return None
-        at, count = row.length, tokens.shape[1]
-        into = [layer.place(row.slot, at, count) for layer in self._kept_states().values()]
-        placed = [place for place in into if place is not None]
-        if len(placed) < len(into):
+        kept, starts = self._kept_states().values(), [row.length for row in rows]
+        into = [
+            layer.place(row.slot, at, count) for layer in kept for row, at, count in zip(rows, starts, counts, strict=True)
+        ]
+        placed = [place for place in into if place is not None] if len(rows) == 1 else []
+        if len(rows) == 1 and len(placed) < len(into):
             return None
-        columns = array("q", range(at, at + count))
-        where = numbers(columns)
-        self._cache.reach(row.slot, at + count)
-        return recording.call(row.slot, longest, count, (piece_of(tokens), where, where), placed, wanted)
+        columns = array("q", [i for at, count in zip(starts, counts, strict=True) for i in range(at, at + count)])
+        where, spans = numbers(columns), []
+        for row, count in zip(rows, counts, strict=True):
+            spans.append((row.slot, count, row.length + count))
+            self._cache.reach(row.slot, row.length + count)
+        out = recording.call(spans, (piece_of(tokens), where, where), placed, without=int(not wanted))
+        logits, states = (out[0][0], out[1:]) if wanted else (tokens, out)
+        for layer, state in zip(kept if len(rows) > 1 else (), states, strict=True):
+            layer.put_flat([row.slot for row in rows], starts, counts, state[0])
+        return logits
 
     def _forward_recorded(
         self, recording: Recording | CapturedPasses, tokens: Tensor, positions: Tensor, longest: int, at: Tensor

@@ -42,8 +42,15 @@ class RecordedPasses:
         """Whether the model is still the one that was recorded."""
         return self._alone.fits()
 
+    @property
+    def flat(self) -> bool:
+        """Whether the one for one row is for the tokens of several sequences, too."""
+        return self._alone.in_one_call
+
     def of(self, rows: int) -> Recording | None:
-        """That for so many rows. The one for several is recorded when it is first asked for; None where it can't be."""
+        """That for so many rows. One for several is recorded when it is first asked for; None where it can't be."""
+        if self.flat:
+            return self._alone
         if rows > 1 and not self._asked:
             model = self._model()
             assert model is not None
@@ -67,7 +74,10 @@ def _recorded(model: TransformersModel, layers: Sequence[int], several: bool) ->
         model.name,
         (tuple(layers), several, *describe_pass(model)),
         lambda: trace_pass(model, None, layers, several),
-        lambda recording: _same_bits(model, layers, recording, several, CHECKED, BEFORE),
+        lambda recording: all(
+            _same_bits(model, layers, recording, beside, CHECKED, BEFORE)
+            for beside in ((False, True) if recording.in_one_call else (several,))
+        ),
         lambda recording: (
             not model.looks_again or _same_bits(model, layers, recording, several, CHECKED_AGAIN, BEFORE_AGAIN)
         ),

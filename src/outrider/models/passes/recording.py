@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CacheFolderError, in_one_line
-from outrider.kernels.chain_calls import Piece, Place
+from outrider.kernels.chain_calls import Piece, Place, Span
 from outrider.models.kernels.fusing import fuse, fuse_operations
 from outrider.models.passes.graph_text import UnwritableError, graph_text
 from outrider.models.passes.model_code import ReachedCode
@@ -29,7 +29,7 @@ from outrider.support.alone import OneAtATime
 from outrider.support.cache_folder import cache_folder
 from outrider.support.whole_files import replace_whole
 
-_FORMAT = 13  # to be raised when what is traced changes with neither torch nor transformers
+_FORMAT = 14  # to be raised when what is traced changes with neither torch nor transformers
 _REFUSED = "refused: "
 _log = logging.getLogger(__name__)
 _modules: Any = torch.nn.modules.module
@@ -117,16 +117,15 @@ class Recording:
 
     def call(
         self,
-        slot: int,
-        longest: int,
-        tokens: int,
+        spans: Sequence[Span],
         about: Sequence[Piece],
         into: Sequence[Place] = (),
-        wanted: bool = True,
+        without: int = 0,
     ) -> list[Tensor]:
-        """The same of one row: see `PlannedGraph.call`."""
-        bound, columns, capacity = self._bound(slice(slot, slot + 1), longest)
-        return self._graph.call(bound, columns, capacity, tokens, about, into, wanted)
+        """The same of some slots' tokens, one after the other: see `PlannedGraph.call`."""
+        longest = max(columns for _, _, columns in spans)
+        bound, columns, capacity = self._bound(self._inputs.slots, longest)
+        return self._graph.call(bound, columns, capacity, spans, about, into, without)
 
     def _bound(self, slots: slice, longest: int) -> tuple[Bound, int, int]:
         capacity, view = self._inputs.view(slots, longest)

@@ -127,6 +127,13 @@ class PassInputs:
         """Read the parts where they lie now, also if a parameter is given other memory (`parameter.data = …`)."""
         self.parts = [part.detach() if isinstance(part, Tensor) and not part.is_mkldnn else part for part in self.parts]
 
+    @property
+    def slots(self) -> slice:
+        """All that the cache has."""
+        model = self._model()
+        assert model is not None
+        return slice(0, model._cache.num_slots)
+
     def of(self, slots: slice, columns: int) -> tuple[int, list[Any]]:
         """The capacity of the cache, grown to so many columns if it is less, and what is read for these slots' rows."""
         capacity, view = self.view(slots, columns)
