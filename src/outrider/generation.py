@@ -65,7 +65,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     max_new_tokens: ≥ 1 (256). stop: a string or several, cut from the text. ignore_eos: do not end at end-of-sequence.
     temperature (0: greedy), top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
     processors: the law, see `SamplingSettings`.
-    seed: 0 … 2^63-1; row i of a batch uses (seed, i). A list gives each row its own, as if it stood alone.
+    seed: 0 … 2^63-1; row i of a batch uses (seed, i). A list gives each row its own, as if it stood alone (where the draft
+    length is adapted and tokens are drawn: with `drafter_invariant`).
     logprobs, betas, drafts: report log-probabilities of the tokens, sum min(target, draft) where tokens were offered, and
     the offered tokens, rejected ones included (in the result's `rounds`).
     lenience: below 1 the output is LOSSY, no longer the target's law: drafted tokens are accepted with
@@ -185,7 +186,9 @@ class Generation:
         sampling = with_own_rules(target, self.options.sampling, self.prompts, limit)
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
         alone = Alone([target, *(self.drafter.engines() if self.drafter is not None else ())])
-        length = alone.run(make_length, options.get("num_draft_tokens"), target, self.drafter)
+        length = alone.run(make_length, options.get("num_draft_tokens"), target, self.drafter, len(prompts))
+        if len(prompts) > 1:
+            length = length.together(len(prompts))
         self._rounds: list[list[Round]] = [[] for _ in prompts]
         stopped, asked = Event(), self.options.cancelled
         self.stop = stopped.set  # no method, which the decoder would hold in a cycle

@@ -88,9 +88,9 @@ def test_the_assistant_is_really_used(model: Any, monkeypatch: pytest.MonkeyPatc
     """transformers drops assistant_model on the way; a draft that is the target itself must be accepted throughout."""
     seen: list[str] = []
 
-    def spy(number: int | None, target: Any, drafter: Any) -> Any:
+    def spy(number: int | None, target: Any, drafter: Any, rows: int) -> Any:
         seen.append(type(drafter).__name__)
-        return make_length(number, target, drafter)
+        return make_length(number, target, drafter, rows)
 
     monkeypatch.setattr("outrider.hf_generate.make_length", spy)
     ours(model, IDS, max_new_tokens=8, do_sample=False, assistant_model=module("Llama", 1), pad_token_id=0)

@@ -1,7 +1,8 @@
 """A continuous batch: a finished row's place is taken by the next prompt at once.
 
 What a prompt's tokens depend on is its own: the seed and its index, its options, a draft-length policy that starts anew for
-each row, and cost tables that hold for the whole run. Rows that keep it company change nothing but the last bits of the
+each row (where they depend on how much is drafted; else rows learn from each other), and cost tables that hold for the whole
+run. Rows that keep it company change nothing but the last bits of the
 logits, and not even these where the engine's bits do not depend on the pass (docs/engines.md).
 
 Rows that sample alike share their passes. A line with another temperature is in the batch, too, but in passes of its own.
@@ -162,12 +163,13 @@ class ContinuousBatch:
             if key.rules is not None:
                 begins, limit = key.rules
                 sampling = with_own_rules(ready.target, sampling, [range(begins)], limit)
+            same_text = (options.sampling.greedy or options.drafter_invariant) and options.lenience == 1.0
             decoder = Decoder(
                 ready.target,
                 (),
                 sampling,
                 ready.drafter,
-                ready.length,
+                ready.length.together(self.batch_size) if same_text else ready.length,
                 options.extras,
                 lenience=options.lenience,
                 alternatives=options.alternatives,

@@ -9,8 +9,8 @@ from typing import Any
 import outrider
 from outrider.costs import CostBook, costs_by
 from outrider.decode import Decoder
-from outrider.draft_length import DraftLength, FixedLength, OptimalLength
-from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
+from outrider.draft_length import DraftLength, OptimalLength
+from outrider.drafters import ChoiceDrafter, Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.request.choices import make_length
@@ -69,15 +69,9 @@ class Setup:
         return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds)
 
     def _length(self, target: TextModel, drafter: Drafter | None) -> DraftLength:
-        """The policy; the target's passes are timed only where it needs that."""
         if drafter is not None:
             drafter.bind(target)
-        fixed = 0 if drafter is None else self.num_draft_tokens
-        if self.batch_size > 1 and isinstance(fixed, int) and (drafter is None or len(drafter.parts()) == 1):
-            if drafter is not None and not isinstance(drafter, ModelDrafter):
-                drafter.measure()  # one with a draft of its own may need it
-            return FixedLength(fixed)
-        return make_length(self.num_draft_tokens, target, drafter)
+        return make_length(self.num_draft_tokens, target, drafter, self.batch_size)
 
     def load_draft(self, name: str, own: dict[str, Any]) -> TextModel:
         """A draft's model, with options of its own."""

@@ -10,26 +10,43 @@ from functools import lru_cache
 from typing import Any
 
 from outrider.costs.kept import held_or_measured, kept_costs
+from outrider.costs.measure import batch_sizes
+from outrider.costs.pass_timer import Follows
 from outrider.costs.table import Costs, PadsWidths
 from outrider.models.base import LanguageModel, is_flat
+
+ENOUGH_ROWS = 16  # of passes that are measured for a list: four tokens of each are as much work as a pass is quick for
 
 
 @dataclass
 class CostBook:
     """Tables that hold for a whole run, wherever its parts are computed: those given, and those measured for want of one.
 
-    rows: of each pass that is measured; a table's sizes are tokens of each row. tables: by model, not by machine.
+    rows: of each pass; a table's sizes are tokens of each row. measured: of those that are measured, as many if it is None:
+    passes of as many tokens in other rows cost what these do. tables: by model, not by machine.
     """
 
     rows: int = 1
     tables: dict[str, Costs] = field(default_factory=dict)
+    measured: int | None = None
+
+    @classmethod
+    def of_a_list(cls, rows: int) -> CostBook:
+        """For so many rows that come once: few tables serve all such numbers, and take no longer than small passes."""
+        return cls(rows, measured=min(1 << (rows - 1).bit_length(), ENOUGH_ROWS))
 
     def of(self, model: LanguageModel) -> Costs:
         """The model's table."""
         name = self.name_of(model)
         if name not in self.tables:
-            found = held_or_measured(model, self.rows)
-            self.tables[name] = found if is_flat(model) else replace(found, company=self.rows)
+            measured = self.measured or self.rows
+            found = held_or_measured(model, measured)
+            if measured != self.rows:
+                share = self.rows / measured
+                # What follows another model computes the logits of each row's last token alone: as many as there are rows.
+                alike = not isinstance(model, Follows)
+                found = found.of_rows(share, batch_sizes(self.rows)) if alike else found.times(share)
+            self.tables[name] = replace(found, rows=self.rows, company=1 if is_flat(model) else self.rows)
         return self.tables[name]
 
     @staticmethod
@@ -48,6 +65,16 @@ class CostBook:
 
 
 _book: ContextVar[CostBook | None] = ContextVar("book", default=None)  # of this thread: others measure as ever
+
+
+@contextmanager
+def costs_of_a_list(rows: int) -> Iterator[None]:
+    """The same for passes of so many rows, unless another book is open."""
+    if rows == 1 or _book.get() is not None:
+        yield
+        return
+    with costs_by(CostBook.of_a_list(rows)):
+        yield
 
 
 @contextmanager

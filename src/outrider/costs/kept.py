@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from outrider.costs.measure import ATTEMPTS, BATCH_SIZES, LONG_CONTEXT, LONG_SIZES, measure_settled, sizes_of
+from outrider.costs.measure import ATTEMPTS, LONG_CONTEXT, LONG_SIZES, batch_sizes, measure_settled, sizes_of
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
@@ -179,7 +179,7 @@ def _key(model: LanguageModel, rows: int = 1) -> str:
         LONG_CONTEXT,
     ]
     if rows > 1:
-        parts += [rows, BATCH_SIZES]
+        parts += [rows, batch_sizes(rows)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 

@@ -16,7 +16,8 @@ from outrider.models.base import LanguageModel
 
 SIZES = (1, 2, 4, 6, 8, 12, 17)
 PADDED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 17)  # four tokens may be quicker than three: each has to be seen
-BATCH_SIZES = (1, 2, 3, 5, 9)  # of each of several rows: fewer, since the passes are wide
+BATCH_SIZES, FEW_SIZES = (1, 2, 4, 8, 16), 3  # of each of several rows: passes of so many tokens or fewer, these at least
+WIDE = 64
 LONG_SIZES = (1, 2, 8, 17)
 SIZES_BEHIND = (1, 2, 5)  # of what is never asked for many: a draft that reads another model's states
 LONG_CONTEXT = 2048
@@ -35,6 +36,11 @@ def sizes_of(model: LanguageModel) -> tuple[int, ...]:
     if isinstance(model, Follows):
         return SIZES_BEHIND
     return PADDED_SIZES if isinstance(model, PadsWidths) else SIZES
+
+
+def batch_sizes(rows: int) -> tuple[int, ...]:
+    """New tokens of each of several rows, in passes that are timed."""
+    return tuple(n for i, n in enumerate(BATCH_SIZES) if i < FEW_SIZES or n * rows <= WIDE)
 
 
 def measure_settled(model: LanguageModel, rows: int, attempts: int = ATTEMPTS) -> tuple[Costs, int, bool]:
@@ -112,8 +118,9 @@ def _slopes(near: dict[int, float], distant: dict[int, float], between: int, mon
 
 def _measure_rows(model: LanguageModel, rows: int) -> tuple[Costs, float]:
     """The same for passes of several rows, after a short context only."""
-    short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(BATCH_SIZES)))
-    times, change, warm = _times(model, BATCH_SIZES, short, time.perf_counter() + PATIENCE, rows)
+    sizes, late = batch_sizes(rows), time.perf_counter() + PATIENCE
+    short = max(1, min(CONTEXT, (model.max_length or LONG_CONTEXT) - max(sizes)))
+    times, change, warm = _times(model, sizes, short, late, rows, repeats=LONG_REPEATS)
     noise, monotone = _noise(times), not isinstance(model, PadsWidths)
     return Costs(_table(times, noise, monotone), context=short, change=change * noise, warm=warm), noise
 

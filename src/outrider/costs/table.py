@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 CONTEXT = 64
@@ -24,11 +24,11 @@ class PadsWidths(Protocol):
 class Costs:
     """What a pass of a model takes.
 
-    verify_seconds: {new tokens in the pass: seconds} after `context` tokens, 1 included. per_token: {new tokens: further
-    seconds for each further token of context}. padded: passes are scored at a wider width where that is quicker. company:
-    rows of a pass that are all made as wide as the widest; 1 where a row costs what its own tokens do. change: further
-    seconds of a pass that is wider or narrower than the one before. warm: what a pass of one token takes less right after
-    another of the same model than after one of the model that it follows (`pass_timer.Follows`).
+    verify_seconds: {new tokens of each row of the pass: seconds} after `context` tokens, 1 included. per_token: {new tokens:
+    further seconds for each further token of context}. padded: passes are scored at a wider width where that is quicker.
+    rows: of a pass. company: of them, those that are all made as wide as the widest; 1 where a row costs what its own tokens
+    do. change: further seconds of a pass that is wider or narrower than the one before. warm: what a pass of one token takes
+    less right after another of the same model than after one of the model that it follows (`pass_timer.Follows`).
     """
 
     verify_seconds: Mapping[int, float]
@@ -38,6 +38,7 @@ class Costs:
     company: int = 1
     change: float = 0.0
     warm: float = 0.0
+    rows: int = 1
     _found: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _widths: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _passes: dict[int, dict[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -88,11 +89,27 @@ class Costs:
         seconds, slope = self._found[tokens]
         return max(seconds + slope * max(0, context - self.context), 1e-9)
 
+    def of_rows(self, share: float, sizes: Iterable[int]) -> Costs:
+        """Of so many tokens each in `share` times as many rows, as this is of passes of as many tokens in all."""
+        seconds = {n: _between(self.verify_seconds, n * share) for n in sizes}
+        return replace(self, verify_seconds=seconds, per_token={n: share * t for n, t in self.per_token.items()})
+
+    def times(self, factor: float) -> Costs:
+        """Of passes that take so many times as long."""
+        seconds, slopes = ({n: factor * t for n, t in held.items()} for held in (self.verify_seconds, self.per_token))
+        change, warm = factor * self.change, factor * self.warm
+        return replace(self, verify_seconds=seconds, per_token=slopes, change=change, warm=warm)
+
     def to_dict(self) -> dict[str, object]:
         """For JSON, without `padded`; `from_dict` reads it back."""
         held: dict[str, object] = {"seconds": dict(self.verify_seconds), "per_token": dict(self.per_token)}
         held["context"] = self.context
-        further = {"company": (self.company, 1), "change": (self.change, 0.0), "warm": (self.warm, 0.0)}
+        further = {
+            "company": (self.company, 1),
+            "change": (self.change, 0.0),
+            "warm": (self.warm, 0.0),
+            "rows": (self.rows, 1),
+        }
         return held | {name: value for name, (value, usual) in further.items() if value != usual}
 
     @classmethod
@@ -100,13 +117,14 @@ class Costs:
         """What `to_dict` gave."""
         seconds, slopes = ({int(n): float(s) for n, s in held[name].items()} for name in ("seconds", "per_token"))
         company, change, warm = int(held.get("company", 1)), float(held.get("change", 0.0)), float(held.get("warm", 0.0))
-        return cls(seconds, slopes, int(held["context"]), company=company, change=change, warm=warm)
+        rows = int(held.get("rows", 1))
+        return cls(seconds, slopes, int(held["context"]), company=company, change=change, warm=warm, rows=rows)
 
 
-def _between(table: Mapping[int, float], size: int) -> float:
+def _between(table: Mapping[int, float], size: float) -> float:
     """The value at a size, linear between those given and beyond them."""
     if size in table:
-        return table[size]
+        return table[int(size)]
     sizes = sorted(table)
     if len(sizes) == 1:
         return table[sizes[0]]

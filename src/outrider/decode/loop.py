@@ -25,6 +25,7 @@ from outrider.drafters.base import DraftContext, Drafter, bind_alone, check_alte
 from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
+from outrider.models.cache.slots import opening_several
 from outrider.prefill import prefill
 from outrider.proposal import Proposal, empty_proposal
 from outrider.randomness import keys_of
@@ -68,6 +69,8 @@ class Decoder:
         if drafter is not None:
             bind_alone(drafter, target)
         self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
+        if length is not None and length.never and not (drafter is not None and drafter.remembers):
+            drafter = None
         self.target = target
         self.drafter = drafter
         self.prefill_seconds = 0.0
@@ -108,6 +111,10 @@ class Decoder:
         return self._unless_failed(self._admit, requests)
 
     def _admit(self, requests: Many[Request]) -> list[Row]:
+        with opening_several():
+            return self._join(requests)
+
+    def _join(self, requests: Many[Request]) -> list[Row]:
         context, joined = self.target.max_length, []
         self._clock.take()
         with self._clock.phase("prefill"):

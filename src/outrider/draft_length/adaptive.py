@@ -35,16 +35,15 @@ from dataclasses import dataclass
 
 from outrider.costs import Costs
 from outrider.draft_length.account import Account, PaperRound
-from outrider.draft_length.base import TESTS, DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
-from outrider.draft_length.beside import Beside, best_number
+from outrider.draft_length.base import DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
+from outrider.draft_length.beside import best_number
 from outrider.draft_length.kept_widths import KeptWidths
+from outrider.draft_length.learned import Learned
 from outrider.draft_length.previews import HORIZON
-from outrider.draft_length.rates import Rate
-from outrider.draft_length.tries import Tries
-from outrider.draft_steps.signals import PRIORS
 
-OFFERED = 0.1  # share of a row's rounds with something to offer, before it is known: if it were 1, each row of a batch would
-# begin as if all of them drafted when it does
+# Where many rows share a pass, its tokens are what it costs, and the best drafts gain next to nothing. Then none are made
+# ready, which would take some 50 µs a row and round, and a head's reading of all prompts.
+GOOD, FEW, WORTH_TRYING = 0.9, 4, 1.1  # acceptance, tokens at most, tokens a second over plain decoding's
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,44 @@ class AdaptiveLength(DraftLength):
     loss_share: float = 0.01
 
     def start(self) -> LengthState:
-        return _AdaptiveState(self)
+        return _AdaptiveState(self, self._learned())
+
+    def together(self, rows: int) -> DraftLength:
+        return _Together(self, self._learned(rows))
+
+    def _learned(self, rows: int = 1) -> Learned:
+        account = Account(self.probe_share, self.loss_passes, self.loss_share)
+        return Learned(self.memory * rows**0.5, account, rows)
+
+    @property
+    def never(self) -> bool:  # type: ignore[override]
+        """Of rows that share passes: whether good drafts (`GOOD`) would gain too little for what looking for them takes."""
+        costs = self.costs
+        if costs.rows == 1 or self.only is not None:
+            return False
+        plain = costs.verify(1)
+        rates = [(1.0 + expected(GOOD, GOOD, k)) * plain / costs.verify(k + 1) for k in self.lengths(FEW)]
+        return max(rates, default=0.0) < WORTH_TRYING
 
     def lengths(self, most: int) -> range:
         """The draft lengths it chooses from where there are `most` tokens to be had, besides 0."""
         longest = min(most, self.longest if self.only is None else self.only)
         return range(1 if self.only is None else max(1, longest), longest + 1)
+
+
+@dataclass(frozen=True)
+class _Together(DraftLength):
+    """The policy of rows that learn from each other. What it keeps account of are rows' rounds."""
+
+    policy: AdaptiveLength
+    learned: Learned
+
+    @property
+    def never(self) -> bool:  # type: ignore[override]
+        return self.policy.never
+
+    def start(self) -> LengthState:
+        return _AdaptiveState(self.policy, self.learned)
 
 
 def expected(first: float, later: float, length: int) -> float:
@@ -120,19 +151,15 @@ class _GatedPlan:
 
 
 class _AdaptiveState(LengthState):
-    """Rates per kind of prospect and per signal, and the account of the probes."""
+    """Of one row. learned: so far, by it or by others, too."""
 
-    def __init__(self, policy: AdaptiveLength) -> None:
+    def __init__(self, policy: AdaptiveLength, learned: Learned) -> None:
         self._policy = policy
-        self._rates: dict[tuple[str, int], tuple[Rate, Rate]] = {}
-        self._signals: dict[tuple[str, int], Rate] = {}
-        self._alternatives: dict[str, Beside] = {}
-        self._tries = Tries()
+        self._of, self._of_signal, self._beside = learned.of, learned.of_signal, learned.beside
+        self._tries, self._account, self._offered = learned.tries, learned.account, learned.offered
         self._context = 0
-        self._account = Account(policy.probe_share, policy.loss_passes, policy.loss_share)
         self._paper: PaperRound | None = None
         self._widths = KeptWidths(policy.costs)
-        self._offered = Rate(OFFERED, TESTS, policy.memory)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         self._context = context
@@ -187,7 +214,7 @@ class _AdaptiveState(LengthState):
         i = min(others, key=lambda i: self._tries.count((prospects[i].drafter, prospects[i].kind)))
         prospect, verify = prospects[i], self._verify
         wider = max(0.0, verify(2) - verify(1) + self._beyond(1, prospect) - self._beyond(0))
-        extra = self._alone(prospect.start_seconds + prospect.step_seconds + wider)
+        extra = self._alone(prospect.start_seconds + prospect.step_seconds, wider)
         if best.length:
             extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
         return i if self._afford(extra) else None
@@ -198,7 +225,7 @@ class _AdaptiveState(LengthState):
             return 0
         wider = self._verify(length + 2) - self._verify(length + 1)
         wider += self._beyond(length + 1, about) - self._beyond(length, about)
-        return int(self._afford(self._alone(about.step_seconds + max(0.0, wider))))
+        return int(self._afford(self._alone(about.step_seconds, max(0.0, wider))))
 
     def _affordable(self, about: Prospect, longest: int) -> int:
         """The longest draft whose loss could be borne, should nothing of it be accepted; 0: drafts are suspended.
@@ -344,26 +371,9 @@ class _AdaptiveState(LengthState):
         share = max(self._offered.value, 1e-6)
         return extra * (1.0 - (1.0 - share) ** company) / share
 
-    def _alone(self, extra: float) -> float:
-        """The same of a probe: rows probe now and then, each at another time, so that all wait for one."""
-        return extra * self._policy.costs.company
-
-    def _of(self, prospect: Prospect) -> tuple[Rate, Rate]:
-        key = (prospect.drafter, prospect.kind)
-        if key not in self._rates:
-            self._rates[key] = (self._rate(prospect.first, prospect), self._rate(prospect.later, prospect))
-        return self._rates[key]
-
-    def _of_signal(self, prospect: Prospect, signal: int) -> Rate:
-        key = (prospect.drafter, signal)
-        if key not in self._signals:
-            self._signals[key] = self._rate(PRIORS[signal], prospect)
-        return self._signals[key]
-
-    def _beside(self, prospect: Prospect) -> Beside:
-        if prospect.drafter not in self._alternatives:
-            self._alternatives[prospect.drafter] = Beside(self._policy.memory)
-        return self._alternatives[prospect.drafter]
-
-    def _rate(self, prior: float, prospect: Prospect) -> Rate:
-        return Rate(prior, prospect.tests, self._policy.memory)
+    def _alone(self, drafting: float, extra: float) -> float:
+        """The same of a probe, and what drafting takes: rows probe now and then, each at another time, so that all wait for
+        one. The table's seconds of drafting are those of all rows.
+        """
+        costs = self._policy.costs
+        return drafting * costs.rows + extra * costs.company

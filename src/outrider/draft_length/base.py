@@ -139,8 +139,20 @@ class LengthState(ABC):
 
 
 class DraftLength(ABC):
-    """A policy: makes one state per sequence."""
+    """A policy: makes one state per sequence.
+
+    never: nothing that a draft could be would make these passes worth while, so that none need be made ready.
+    """
+
+    never = False
 
     @abstractmethod
     def start(self) -> LengthState:
         """The state for a new sequence."""
+
+    def together(self, rows: int) -> DraftLength:
+        """The same for sequences side by side that may learn from each other: how much is drafted of one then depends on
+        the others, its law does not. rows: at once, about.
+        """
+        del rows
+        return self

@@ -76,7 +76,7 @@ class HeadDrafter(ModelDrafter):
         self._target = target
 
     def measure(self) -> None:
-        if self._given is None and self._costs is None:
+        if self._given is None:
             self._costs = measured_costs(self.model)
 
     @property

@@ -34,6 +34,7 @@ class ModelDrafter(Drafter):
     """
 
     names_others = True
+    _measures = True
     first, later, tests = Prospect.first, Prospect.later, Prospect.tests  # acceptance to assume at first
 
     def __init__(
@@ -43,6 +44,7 @@ class ModelDrafter(Drafter):
         self.name = model.name
         self.sampling = sampling
         self._costs = Costs({1: step_seconds}) if step_seconds is not None else None
+        self._measures = step_seconds is None
 
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
@@ -57,7 +59,7 @@ class ModelDrafter(Drafter):
         return row.tokens if has_encoder(self.model) else row.reading
 
     def measure(self) -> None:
-        if self._costs is None:
+        if self._measures:  # each time: of other rows side by side they are others
             self._costs = measured_costs(self.model)
 
     @property

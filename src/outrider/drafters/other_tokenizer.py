@@ -65,6 +65,7 @@ class _ForeignDrafter(Drafter):
         self.name = f"{model.name}{self.suffix}"
         self._tokenizer: Any = model.tokenizer
         self._costs = Costs({1: step_seconds}) if step_seconds is not None else None
+        self._measures = step_seconds is None
         self._target: Any = None
 
     def bind(self, target: Any) -> None:
@@ -86,7 +87,7 @@ class _ForeignDrafter(Drafter):
         """Compare the vocabularies."""
 
     def measure(self) -> None:
-        if self._costs is None:
+        if self._measures:
             self._costs = measured_costs(self.model)
 
     @property

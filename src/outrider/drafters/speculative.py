@@ -50,7 +50,8 @@ class SpeculativeDrafter(Drafter):
         self.remembers = drafter.remembers
         self._length = length
         self._sampling = sampling
-        self._seconds = step_seconds
+        self._given, self._seconds = step_seconds, step_seconds
+        self._adaptive: AdaptiveLength | None = None
 
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
@@ -74,8 +75,8 @@ class SpeculativeDrafter(Drafter):
     def measure(self) -> None:
         costs = measured_costs(self.model)
         self.drafter.measure()
-        self._length = self._length or AdaptiveLength(costs)
-        if self._seconds is None:
+        self._adaptive = AdaptiveLength(costs)
+        if self._given is None:
             self._seconds = costs.verify(1)  # without its own draft: an upper bound, whatever that gains
 
     @property
@@ -83,7 +84,7 @@ class SpeculativeDrafter(Drafter):
         return DraftSeconds(self._seconds or 0.0)
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
-        length = self._length or AdaptiveLength(measured_costs(self.model))
+        length = self._length or self._adaptive or AdaptiveLength(measured_costs(self.model))
         for row in rows:
             sequence = open_sequence(self.model, row.source)
             tokens = list(self._read(row))

@@ -149,7 +149,8 @@ def _decoder(
         stream = stream_after(seed, i, prompt, source, occasion, drafted.invariant)
         requests.append(Request(prompt, limits.new_tokens, stream, limits.ends, limits.stop(inputs.whole[i]), source))
     sampling = SamplingSettings(temperature=1.0 if config.do_sample else 0.0, processors=processors)
-    return Decoder(target, requests, sampling, drafter, make_length(drafted.num_draft_tokens, target, drafter))
+    length = make_length(drafted.num_draft_tokens, target, drafter, len(requests))
+    return Decoder(target, requests, sampling, drafter, length if len(requests) == 1 else length.together(len(requests)))
 
 
 def _run(decoder: Decoder, streamer: Any) -> list[Stats]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from outrider.costs import measured_costs, pad_as_known
+from outrider.costs import costs_of_a_list, measured_costs, pad_as_known
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
-from outrider.drafters import ChoiceDrafter, Drafter
+from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.drafters.base import bind_alone
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
@@ -52,19 +52,24 @@ def bound_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
 Length = int | OptimalLength | DraftLength | None
 
 
-def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafter | None) -> DraftLength:
+def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafter | None, rows: int = 1) -> DraftLength:
     """The policy that a `num_draft_tokens` argument means: fixed, adaptive (None), or optimal for some alpha.
 
-    Costs are measured where something follows from them. Where nothing drafts the argument is checked and has no effect, so
-    that a comparison need not change it with the draft.
+    rows: of a pass, unless a `CostBook` says it. Costs are measured where something follows from them. Where nothing drafts
+    the argument is checked and has no effect, so that a comparison need not change it with the draft.
     """
     wanted = num_draft_tokens
     policy = wanted if isinstance(wanted, OptimalLength | DraftLength | None) else FixedLength(wanted)  # checks the range
     if drafter is None:
         pad_as_known(target)
         return FixedLength(0)
-    costs = measured_costs(target)
-    drafter.measure()
+    with costs_of_a_list(rows):
+        if rows > 1 and isinstance(policy, FixedLength) and len(drafter.parts()) == 1:  # and there is nothing to pad
+            if not isinstance(drafter, ModelDrafter):  # one with a draft of its own may need it
+                drafter.measure()
+            return policy
+        costs = measured_costs(target)
+        drafter.measure()
     if isinstance(wanted, DraftLength):
         return wanted
     if isinstance(policy, OptimalLength):

@@ -123,10 +123,10 @@ class StateLayer(SlotLayer):
     def put_flat(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], states: Tensor) -> None:
         """Store the [sum of counts, width] states of some slots' positions, from each one's start on."""
         kept = self._made_for(states)
-        at = 0
-        for slot, start, count in zip(slots, starts, counts, strict=True):
-            kept[slot, 0, start : start + count] = states[at : at + count]
-            at += count
+        every = list(zip(slots, starts, counts, strict=True))
+        rows = index([slot for slot, _, count in every for _ in range(count)], kept.device)
+        columns = index([start + i for _, start, count in every for i in range(count)], kept.device)
+        kept[:, 0].index_put_((rows, columns), states.to(kept.dtype))
 
     def _made_for(self, states: Tensor) -> Tensor:
         if not self.is_initialized:
