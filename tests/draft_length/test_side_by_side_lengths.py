@@ -92,7 +92,7 @@ def test_rows_that_learn_from_each_other_keep_the_law(setting: str) -> None:
     target, settings = table(1, V), SETTINGS[setting]
     drafter = ModelDrafter(table(2, V), step_seconds=0.1)
     tokens, rounds = run(target, drafter, settings, AdaptiveLength(QUICK).together(SAMPLES))
-    assert len({record.drafted for record in rounds}) > 2
+    assert len({record.drafted for record in rounds}) > 1
     assert p_value(tokens, target, settings) > ALARM
 
 
