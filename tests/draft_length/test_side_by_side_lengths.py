@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.costs import Costs, costs_by, costs_of_a_list, kept, measured_costs
+from outrider.costs import Costs, DraftSeconds, costs_by, costs_of_a_list, kept, measured_costs
 from outrider.costs.book import ENOUGH_ROWS, CostBook
 from outrider.costs.measure import batch_sizes
 from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, Prospect, Trial
 from outrider.draft_length.base import LengthState
-from outrider.drafters import ModelDrafter, PromptLookupDrafter, SuffixDrafter
+from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter, SuffixDrafter
+from outrider.drafters.choice import worth_while
 from outrider.models.base import LanguageModel
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
@@ -32,7 +33,7 @@ def of_rows(seconds: dict[int, float], rows: int = 8) -> AdaptiveLength:
     ("policy", "never"),
     [
         (of_rows({1: 1.0, 17: 17.0}), True),
-        (of_rows({1: 1.0, 2: 1.8, 17: 13.8}), True),  # at nine right of ten, 1.06 times the tokens a second
+        (of_rows({1: 1.0, 2: 1.8, 17: 13.8}), True),  # at four right of five, as many tokens a second
         (of_rows({1: 1.0, 2: 1.5, 17: 9.0}), False),
         (of_rows({1: 1.0, 17: 1.0}), False),
         (AdaptiveLength(LINEAR), False),  # one row alone finds out for itself
@@ -40,12 +41,30 @@ def of_rows(seconds: dict[int, float], rows: int = 8) -> AdaptiveLength:
     ],
 )
 def test_drafts_are_not_looked_for_where_good_ones_would_gain_nothing(policy: AdaptiveLength, never: bool) -> None:
-    assert policy.never == never
-    assert policy.together(8).never == never
-    assert not FixedLength(3).never
+    assert policy.never(DraftSeconds()) == never
+    assert policy.together(8).never(DraftSeconds()) == never
+    assert not FixedLength(3).never(DraftSeconds())
     drafter = ModelDrafter(table(2, V), step_seconds=0.0)
     decoder = Decoder(table(1, V), [Request(PROMPT, 8, RandomStream(0))], SETTINGS["temperature 1"], drafter, policy)
     assert (decoder.drafter is None) == never
+
+
+def test_of_several_drafters_those_are_made_ready_that_may_be_worth_it() -> None:
+    policy = of_rows({1: 1.0, 2: 1.5, 17: 9.0})
+    slow, quick = ModelDrafter(table(2, V), step_seconds=0.4), ModelDrafter(table(3, V), step_seconds=0.1)
+    copies = PromptLookupDrafter()
+    for given, left in (
+        ([slow, copies], copies),
+        ([quick, copies], None),
+        ([slow, SuffixDrafter(memory=True)], "suffix"),
+        ([slow, quick, copies], f"{quick.name} + {copies.name}"),
+    ):
+        both = ChoiceDrafter(given)
+        found = worth_while(both, policy)
+        assert found is not None
+        assert found is (both if left is None else found)
+        assert left in (None, found, found.name)
+    assert worth_while(slow, policy) is None
 
 
 def test_a_drafter_that_remembers_is_shown_every_text() -> None:
@@ -150,8 +169,8 @@ def test_a_lists_policy_follows_passes_of_as_many_rows(monkeypatch: pytest.Monke
     target, drafter = table(1, V), PromptLookupDrafter()
     alone, listed = (make_length(None, target, drafter, rows) for rows in (1, 12))
     assert measured == [1, 16]
-    assert not alone.never
-    assert listed.never
+    assert not alone.never(DraftSeconds())
+    assert listed.never(DraftSeconds())
     measured.clear()
     fixed: DraftLength = make_length(3, target, drafter, 12)  # nothing follows from what passes cost
     assert isinstance(fixed, FixedLength)

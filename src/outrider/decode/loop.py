@@ -23,6 +23,7 @@ from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter, bind_alone, check_alternatives
 from outrider.drafters.checked import proposal_from, prospects_of
+from outrider.drafters.choice import worth_while
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.models.cache.slots import opening_several
@@ -69,8 +70,8 @@ class Decoder:
         if drafter is not None:
             bind_alone(drafter, target)
         self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
-        if length is not None and length.never and not (drafter is not None and drafter.remembers):
-            drafter = None
+        if drafter is not None and length is not None:
+            drafter = worth_while(drafter, length)
         self.target = target
         self.drafter = drafter
         self.prefill_seconds = 0.0

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from outrider.costs import Costs
+from outrider.costs import Costs, DraftSeconds
 from outrider.draft_length.account import Account, PaperRound
 from outrider.draft_length.base import DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
 from outrider.draft_length.beside import best_number
@@ -43,7 +43,7 @@ from outrider.draft_length.previews import HORIZON
 
 # Where many rows share a pass, its tokens are what it costs, and the best drafts gain next to nothing. Then none are made
 # ready, which would take some 50 µs a row and round, and a head's reading of all prompts.
-GOOD, FEW, WORTH_TRYING = 0.9, 4, 1.1  # acceptance, tokens at most, tokens a second over plain decoding's
+GOOD, FEW, WORTH_TRYING = 0.8, 4, 1.15  # acceptance, tokens at most, tokens a second over plain decoding's
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,13 @@ class AdaptiveLength(DraftLength):
         account = Account(self.probe_share, self.loss_passes, self.loss_share)
         return Learned(self.memory * rows**0.5, account, rows)
 
-    @property
-    def never(self) -> bool:  # type: ignore[override]
+    def never(self, drafting: DraftSeconds) -> bool:
         """Of rows that share passes: whether good drafts (`GOOD`) would gain too little for what looking for them takes."""
         costs = self.costs
         if costs.rows == 1 or self.only is not None:
             return False
         plain = costs.verify(1)
-        rates = [(1.0 + expected(GOOD, GOOD, k)) * plain / costs.verify(k + 1) for k in self.lengths(FEW)]
+        rates = [(1.0 + expected(GOOD, GOOD, k)) * plain / (costs.verify(k + 1) + drafting.of(k)) for k in self.lengths(FEW)]
         return max(rates, default=0.0) < WORTH_TRYING
 
     def lengths(self, most: int) -> range:
@@ -100,9 +99,8 @@ class _Together(DraftLength):
     policy: AdaptiveLength
     learned: Learned
 
-    @property
-    def never(self) -> bool:  # type: ignore[override]
-        return self.policy.never
+    def never(self, drafting: DraftSeconds) -> bool:
+        return self.policy.never(drafting)
 
     def start(self) -> LengthState:
         return _AdaptiveState(self.policy, self.learned)

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.costs.draft_seconds import DraftSeconds
 from outrider.settings.drafting import MAX_DRAFT
 
 TESTS = 4.0  # decisions that a prior weighs
@@ -139,12 +140,12 @@ class LengthState(ABC):
 
 
 class DraftLength(ABC):
-    """A policy: makes one state per sequence.
+    """A policy: makes one state per sequence."""
 
-    never: nothing that a draft could be would make these passes worth while, so that none need be made ready.
-    """
-
-    never = False
+    def never(self, drafting: DraftSeconds) -> bool:
+        """Whether drafts that take so long could not be worth while however good they were, and need not be made ready."""
+        del drafting
+        return False
 
     @abstractmethod
     def start(self) -> LengthState:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.draft_length.base import Plan, Prospect
+from outrider.draft_length.base import DraftLength, Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
@@ -171,3 +171,12 @@ def _law(proposal: Proposal, like: Tensor) -> Tensor:
         return proposal.probs.to(like.dtype)
     shape = (*proposal.tokens.shape, like.shape[-1])
     return torch.zeros(shape, dtype=like.dtype, device=like.device).scatter_(-1, proposal.tokens.unsqueeze(-1), 1.0)
+
+
+def worth_while(drafter: Drafter, length: DraftLength) -> Drafter | None:
+    """What of a drafter is worth making ready (`DraftLength.never`), and what has to see every text; None if nothing is."""
+    parts = drafter.parts() if type(drafter) is ChoiceDrafter else [drafter]
+    kept = [part for part in parts if part.remembers or not length.never(part.seconds)]
+    if len(kept) == len(parts):
+        return drafter
+    return None if not kept else kept[0] if len(kept) == 1 else ChoiceDrafter(kept)
