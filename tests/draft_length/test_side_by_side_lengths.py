@@ -51,7 +51,7 @@ def test_drafts_are_not_looked_for_where_good_ones_would_gain_nothing(policy: Ad
 
 def test_of_several_drafters_those_are_made_ready_that_may_be_worth_it() -> None:
     policy = of_rows({1: 1.0, 2: 1.5, 17: 9.0})
-    slow, quick = ModelDrafter(table(2, V), step_seconds=0.4), ModelDrafter(table(3, V), step_seconds=0.1)
+    slow, quick = ModelDrafter(table(2, V), step_seconds=0.4), ModelDrafter(table(3, V), step_seconds=0.02)
     copies = PromptLookupDrafter()
     for given, left in (
         ([slow, copies], copies),
