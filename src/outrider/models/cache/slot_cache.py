@@ -9,7 +9,6 @@ Rows are returned as views wherever they are contiguous, since a gather would co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -120,13 +119,10 @@ class StateLayer(SlotLayer):
         """Store the [R, N, width] states of the pass at the placement."""
         _write(self._made_for(states), states.unsqueeze(1), self._owner.placement)
 
-    def put_flat(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], states: Tensor) -> None:
-        """Store the [sum of counts, width] states of some slots' positions, from each one's start on."""
+    def put_flat(self, slots: Tensor, positions: Tensor, states: Tensor) -> None:
+        """Store the [N, width] states of these positions of these slots, int64 [N] each."""
         kept = self._made_for(states)
-        every = list(zip(slots, starts, counts, strict=True))
-        rows = index([slot for slot, _, count in every for _ in range(count)], kept.device)
-        columns = index([start + i for _, start, count in every for i in range(count)], kept.device)
-        kept[:, 0].index_put_((rows, columns), states.to(kept.dtype))
+        kept[:, 0].index_put_((slots, positions), states.to(kept.dtype))
 
     def _made_for(self, states: Tensor) -> Tensor:
         if not self.is_initialized:

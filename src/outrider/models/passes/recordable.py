@@ -19,6 +19,7 @@ from outrider.models.flat import in_parts
 from outrider.models.passes.captured import CapturedPasses, width_captured
 from outrider.models.passes.recorded import RecordedPasses
 from outrider.models.passes.recording import Recording, kernels_allowed
+from outrider.support.device_data import index
 
 
 class RecordableModel(SlotModel[SlotSequence]):
@@ -156,22 +157,27 @@ class RecordableModel(SlotModel[SlotSequence]):
         """
         if not isinstance(recording, Recording) or not recording.in_one_call or not is_piece(tokens):
             return None
-        kept, starts = self._kept_states().values(), [row.length for row in rows]
-        into = [
-            layer.place(row.slot, at, count) for layer in kept for row, at, count in zip(rows, starts, counts, strict=True)
-        ]
-        placed = [place for place in into if place is not None] if len(rows) == 1 else []
-        if len(rows) == 1 and len(placed) < len(into):
-            return None
-        columns = array("q", [i for at, count in zip(starts, counts, strict=True) for i in range(at, at + count)])
-        where, spans = numbers(columns), []
+        kept = list(self._kept_states().values())
+        into = []
+        if len(rows) == 1:  # states go where they are kept
+            at, count = rows[0].length, counts[0]
+            into = [place for layer in kept if (place := layer.place(rows[0].slot, at, count)) is not None]
+            if len(into) < len(kept):
+                return None
+        columns, spans = array("q"), []
         for row, count in zip(rows, counts, strict=True):
-            spans.append((row.slot, count, row.length + count))
-            self._cache.reach(row.slot, row.length + count)
-        out = recording.call(spans, (piece_of(tokens), where, where), placed, without=int(not wanted))
+            end = row.length + count
+            columns.extend(range(row.length, end))
+            spans.append((row.slot, count, end))
+            self._cache.reach(row.slot, end)
+        where = numbers(columns)
+        out = recording.call(spans, (piece_of(tokens), where, where), into, without=int(not wanted))
         logits, states = (out[0][0], out[1:]) if wanted else (tokens, out)
-        for layer, state in zip(kept if len(rows) > 1 else (), states, strict=True):
-            layer.put_flat([row.slot for row in rows], starts, counts, state[0])
+        if states:
+            slots = index([slot for slot, count, _ in spans for _ in range(count)], tokens.device)
+            positions = torch.frombuffer(columns, dtype=torch.int64)
+            for layer, state in zip(kept, states, strict=True):
+                layer.put_flat(slots, positions, state[0])
         return logits
 
     def _forward_recorded(
