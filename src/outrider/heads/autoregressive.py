@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 
 import torch
@@ -100,6 +101,8 @@ class AutoregressiveModel(HeadModel):
                 some = [tokens[i, start : start + count] for i, start, count in parts]
                 self._score_newest([rows[i] for i, _, _ in parts], some, wanted=False)
             return None
+        if logits == "last" and len(rows) == 1:  # a drafted token's pass
+            return self._score_alone(rows[0], tokens if lengths[0] == tokens.shape[1] else tokens[:, : lengths[0]])
         if logits == "last" and side_by_side:
             return self._score_newest(rows, [row[:count] for row, count in zip(tokens, lengths, strict=True)])
         width = tokens.shape[1]
@@ -116,33 +119,44 @@ class AutoregressiveModel(HeadModel):
             return None
         return self._logits(predicted if logits == "all" else last)
 
+    def _score_alone(self, row: HeadSequence, tokens: Tensor) -> Tensor | None:
+        """Append tokens to a row, int64 [1, N]. → what follows the last of them, [1, 1, T]"""
+        count = tokens.shape[1]
+        states = self._each_before(row, count)
+        recording = None if self.recorded is None else self.recorded.of(states)
+        logits, last = self.newest((row,), (count,), tokens, states, recording)
+        _append(row, count, last[0])
+        return logits
+
     def _score_newest(self, rows: list[HeadSequence], parts: Many[Tensor], wanted: bool = True) -> Tensor | None:
         """Append to each row the tokens of its part, int64 [N]. → what follows the last of them, [R, 1, T], if wanted"""
+        out: list[Tensor] = []
+        order: list[int] = []
         read = [self._each_before(row, len(part)) for row, part in zip(rows, parts, strict=True)]
+        for which, states, recording in self._alike(read):
+            counts = [len(parts[i]) for i in which]
+            tokens = torch.cat([parts[i] for i in which]).unsqueeze(0)
+            logits, last = self.newest([rows[i] for i in which], counts, tokens, states, recording, wanted)
+            for place, i in enumerate(which):
+                _append(rows[i], len(parts[i]), last[0, place : place + 1])
+            out += [] if logits is None else [logits.transpose(0, 1)]
+            order += which
+        if not out:
+            return None
+        return out[0] if len(out) == 1 else torch.cat(out)[index(order, self.device).argsort()]
+
+    def _alike(self, read: list[list[Tensor]]) -> Iterator[tuple[list[int], list[Tensor], Recording | CapturedHead | None]]:
+        """Rows whose states are of one kind, and what records their pass; one by one where that takes more than a call."""
         kinds: dict[Kind, list[int]] = {}
         for i, states in enumerate(read):
             kinds.setdefault(kind_of(states), []).append(i)
-        out: list[Tensor | None] = [None] * len(rows)
-        for alike in kinds.values():
-            joined = [
-                torch.cat(each, dim=1) if len(alike) > 1 else each[0] for each in zip(*(read[i] for i in alike), strict=True)
-            ]
-            recording = None if self.recorded is None else self.recorded.of(joined)
-            if len(alike) > 1 and not (isinstance(recording, Recording) and recording.in_one_call):
-                groups = [([i], read[i]) for i in alike]
+        for which in kinds.values():
+            states = [torch.cat(each, dim=1) for each in zip(*(read[i] for i in which), strict=True)]
+            recording = None if self.recorded is None else self.recorded.of(states)
+            if isinstance(recording, Recording) and recording.in_one_call:
+                yield which, states, recording
             else:
-                groups = [(alike, joined)]
-            for some, states in groups:
-                counts = [len(parts[i]) for i in some]
-                tokens = (parts[some[0]] if len(some) == 1 else torch.cat([parts[i] for i in some])).unsqueeze(0)
-                logits, last = self.newest([rows[i] for i in some], counts, tokens, states, recording, wanted)
-                for place, i in enumerate(some):
-                    out[i] = None if logits is None else logits[:, place]
-                    _append(rows[i], len(parts[i]), last[0, place : place + 1])
-                if logits is not None and len(some) == len(rows):
-                    return logits.transpose(0, 1)
-        found = [each for each in out if each is not None]
-        return torch.stack(found) if found else None
+                yield from (([i], read[i], recording) for i in which)
 
     def _each_before(self, row: HeadSequence, count: int) -> list[Tensor]:
         """The states before the next tokens of a row, [1, count, ·] each, to be read beside each other (`states_kind`)."""
