@@ -31,6 +31,7 @@ using namespace OUTRIDER_NAMESPACE;
 namespace {
 
 constexpr int64_t PARALLEL = 1 << 16;  // products from which several threads share them
+constexpr int64_t MANY_TURNS = 1 << 14;  // numbers of queries, keys and values from which they share rotating and keeping them
 
 bool all_finite(const float* x, int64_t count) {
   constexpr int64_t SIDE_BY_SIDE = 4;
@@ -325,19 +326,28 @@ void OUTRIDER_NAMESPACE::check_fit(const KeptAttention& kept, const NewTokens& t
 }
 
 void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& tokens, const float* packed, float* out) {
-  static thread_local Room for_queries, for_one, for_keys;
-  const int64_t size = kept.size, length = tokens.at.tokens, wide = kept.heads * size;
-  const Turn query{kept.of_queries, size, tokens.turned}, key{kept.of_keys, size, tokens.turned};
-  float *queries = for_queries.of(tokens.at.batch * length * wide), *room = for_one.of(size), *turned = for_keys.of(size);
+  static thread_local Room for_queries;
+  const int64_t size = kept.size, length = tokens.at.tokens, wide = kept.heads * size, all = tokens.at.batch * length;
+  float* queries = for_queries.of(all * wide);
   std::vector<Pass> passes;
+  std::vector<int64_t> begins{0};  // of the spans' tokens
   for (const Span& span : tokens.spans) {
-    const int64_t before = span.batch * length + span.first;  // tokens
-    float* own = queries + before * wide;
-    for (int64_t i = 0; i < span.count; i++) {
-      const int64_t b = span.batch, n = span.first + i;
-      const float* row = packed + (before + i) * kept.given();
-      const float *c = tokens.cosines.of(b, n), *s = tokens.sines.of(b, n);
-      const int64_t to = tokens.at.of(b, n);
+    const int64_t before = begins.back();
+    const bool* seen = tokens.seen == nullptr ? nullptr : tokens.seen + span.batch * tokens.seen_row + span.first * tokens.seen_token;
+    passes.push_back({Part(queries + before * wide, span.count, size), kept.keys, kept.values, span.kept, seen, tokens.seen_token,
+                      kept.groups, kept.heads / kept.groups, span.count, span.columns, size, kept.scale, out + before * wide});
+    begins.push_back(before + span.count);
+  }
+  const auto some_tokens = [&](int64_t from, int64_t until) {
+    static thread_local Room for_one, for_keys;
+    const Turn query{kept.of_queries, size, tokens.turned}, key{kept.of_keys, size, tokens.turned};
+    float *room = for_one.of(size), *turned = for_keys.of(size);
+    for (int64_t m = from; m < until; m++) {
+      const Place at(begins, m);
+      const Span& span = tokens.spans[at.pass];
+      const int64_t b = span.batch, i = at.task, n = span.first + i, to = tokens.at.of(b, n);
+      const float *row = packed + m * kept.given(), *c = tokens.cosines.of(b, n), *s = tokens.sines.of(b, n);
+      float* own = queries + begins[at.pass] * wide;
       for (int64_t h = 0; h < kept.heads; h++, row += size) query(row, c, s, room, own + (h * span.count + i) * size);
       for (int64_t g = 0; g < kept.groups; g++, row += size) {
         key(row, c, s, room, turned);
@@ -345,9 +355,11 @@ void OUTRIDER_NAMESPACE::attend_new(const KeptAttention& kept, const NewTokens& 
       }
       for (int64_t g = 0; g < kept.groups; g++, row += size) kept.values.put(row, size, span.kept, g, to);
     }
-    const bool* seen = tokens.seen == nullptr ? nullptr : tokens.seen + span.batch * tokens.seen_row + span.first * tokens.seen_token;
-    passes.push_back({Part(own, span.count, size), kept.keys, kept.values, span.kept, seen, tokens.seen_token, kept.groups,
-                      kept.heads / kept.groups, span.count, span.columns, size, kept.scale, out + before * wide});
+  };
+  if (all > 1 && all * kept.given() >= MANY_TURNS) {
+    torch::stable::parallel_for(0, all, 1, some_tokens);
+  } else {
+    some_tokens(0, all);
   }
   attend_all(passes);
 }
