@@ -187,7 +187,8 @@ class Generation:
         self.trackers = [TextTracker(target.tokenizer, ids, self.options.stop) for ids in self.prompts]
         alone = Alone([target, *(self.drafter.engines() if self.drafter is not None else ())])
         length = alone.run(make_length, options.get("num_draft_tokens"), target, self.drafter, len(prompts))
-        if len(prompts) > 1:
+        seeds = self.options.seeds
+        if len(prompts) > 1 and len(set(seeds)) == len(seeds):  # rows of one seed might know each other's next numbers
             length = length.together(len(prompts))
         self._rounds: list[list[Round]] = [[] for _ in prompts]
         stopped, asked = Event(), self.options.cancelled

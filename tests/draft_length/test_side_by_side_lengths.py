@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import outrider
 from outrider.costs import Costs, DraftSeconds, costs_by, costs_of_a_list, kept, measured_costs
 from outrider.costs.book import ENOUGH_ROWS, CostBook
 from outrider.costs.measure import batch_sizes
@@ -13,6 +16,7 @@ from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, Pros
 from outrider.draft_length.base import LengthState
 from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter, SuffixDrafter
 from outrider.drafters.choice import worth_while
+from outrider.generation import Generation
 from outrider.models.base import LanguageModel
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
@@ -181,3 +185,11 @@ def test_passes_of_many_rows_are_timed_as_far_as_they_are_small() -> None:
     assert batch_sizes(2) == batch_sizes(4) == (1, 2, 4, 8, 16)
     assert batch_sizes(8) == (1, 2, 4, 8)
     assert batch_sizes(64) == (1, 2, 4)
+
+
+def test_rows_of_one_seed_learn_apart(target_folder: Path) -> None:
+    """They may draw by the same numbers, and what one has drawn must not decide what the other does with them."""
+    target = outrider.load(target_folder)
+    for seeds, together in (([3, 4], True), ([3, 3], False)):
+        made = Generation(target, ["a b", "c d"], seed=seeds, draft="prompt-lookup", temperature=1.0)
+        assert isinstance(made._decoder._length, AdaptiveLength) != together

@@ -51,6 +51,14 @@ def test_the_first_layers_are_those_of_a_shorter_model(architecture: str) -> Non
     assert len(list(target.module.parameters())) == len({id(p) for p in target.module.parameters()})
 
 
+def test_layers_of_one_kind_of_a_model_of_two() -> None:
+    """Windows in some layers only, of which the first ones have none, or all of them."""
+    target = TransformersModel(module("Gemma2"), name="two-kinds")
+    view = first_layers(target, 1)
+    view.look_again()
+    view.open().close()
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_output_is_that_of_plain_decoding(architecture: str) -> None:
     target = deep(architecture)

@@ -18,6 +18,7 @@ from outrider.heads.opening import open_head
 from outrider.kernels.chain_calls import numbers, piece_of
 from outrider.kernels.models import Kernels, kernels
 from outrider.models.base import Sequence, WhichLogits
+from outrider.models.cache.slots import opening_several
 from outrider.models.flat import begins, in_parts, in_rows, last_of
 from outrider.models.passes.recording import Recording
 from outrider.models.table import TableModel
@@ -88,6 +89,42 @@ def test_states_of_several_rows_are_kept_where_they_belong(cache: Path, chains_c
     got = ragged(quick, 2)
     assert -1 not in chains_called
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+@needs_kernels
+@pytest.mark.parametrize("how", ["states", "autocast", "as ever"])
+def test_prompts_are_read_in_any_order(how: str, cache: Path) -> None:
+    """Also where that is an ordinary pass, or the first one that keeps states: rows lie where their slots are."""
+    model, found = made("Llama", "int8", max_position_embeddings=400), []
+    if how == "states":
+        model.keep_states(())
+    record_now(model)
+    texts = [some_tokens(100, i) for i in range(4)]
+    for order in ([0, 1, 2, 3], [0, 2, 1, 3]):
+        rows = [model.open() for _ in range(4)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            prefill(model, [rows[i] for i in order], [texts[i][:80] for i in order])
+        found.append(score(model, rows, [text[80:81] for text in texts]))
+        for row in rows:
+            row.close()
+        for layer in model._cache.states.values():
+            layer.keys, layer.is_initialized = None, False  # type: ignore[assignment]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_model_looks_once_whether_it_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("Llama")
+    looked: list[TransformersModel] = []
+
+    def look(self: TransformersModel) -> None:
+        looked.append(self)
+
+    monkeypatch.setattr(TransformersModel, "_look_again", look)
+    with opening_several():
+        rows = [model.open() for _ in range(5)]
+    assert looked == [model]
+    rows += [model.open() for _ in range(2)]
+    assert looked == [model] * 3
 
 
 @needs_kernels

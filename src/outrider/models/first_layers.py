@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from outrider.errors import ParameterError
+from outrider.models.as_opened import AsOpened
 from outrider.models.base import Sequence
 from outrider.models.cache.slot_cache import StateLayer
 from outrider.models.cache.slots import SlotSequence
@@ -84,6 +85,7 @@ def _view_of(target: TransformersModel, layers: int) -> FirstLayers:
     view.module = _cut(target.module, int(target.module.config.get_text_config().num_hidden_layers), layers)
     view._name = f"{target.name}[:{layers}]"
     view._width = as_it_is
+    view._as_opened = AsOpened.of(view.module, view._name)  # of windows of two kinds the first layers may have one
     view._made_of, view._made_beside = list(target.module.modules()), target.recorded
     view.compiled = view.recorded = None  # the passes of all layers
     if target.recorded is not None:

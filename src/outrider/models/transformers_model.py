@@ -211,11 +211,10 @@ class TransformersModel(StatesModel):
         return self._in_one_pass(rows, tokens, lengths, logits)
 
     def _takes_any_order(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> bool:
-        in_calls = self.flat and len(tokens) == len(rows) and tokens.is_cpu
-        if in_calls and logits == "none":
-            return self._are_tokens(tokens, len(rows))
+        if logits == "none" or not self.flat or len(tokens) != len(rows) or not tokens.is_cpu:
+            return False  # without logits there is nothing to put in order afterwards
         width = tokens.shape[1]
-        return in_calls and _kept(lengths, width, logits) is None and self._recording(rows, width) is not None
+        return _kept(lengths, width, logits) is None and self._recording(rows, width) is not None
 
     def _in_one_pass(
         self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits

@@ -93,7 +93,8 @@ class SlotModel(ABC, Generic[S]):
         looked = _looked.get()
         if looked is None or id(self) not in looked:
             self._look_again()
-            (looked or set()).add(id(self))
+        if looked is not None:
+            looked.add(id(self))
         self._cache.reserve(len(self._open) + 1, reserve)
         self._cache.clear(sequence.slot)
         self._open.append(sequence)  # last: of one that an interrupt kept from being opened nobody knows

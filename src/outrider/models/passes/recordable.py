@@ -159,11 +159,10 @@ class RecordableModel(SlotModel[SlotSequence]):
             return None
         kept = list(self._kept_states().values())
         into = []
-        if len(rows) == 1:  # states go where they are kept
+        if len(rows) == 1:  # states go where they are kept, if there is a place
             at, count = rows[0].length, counts[0]
             into = [place for layer in kept if (place := layer.place(rows[0].slot, at, count)) is not None]
-            if len(into) < len(kept):
-                return None
+            into = into if len(into) == len(kept) else []
         columns, spans = array("q"), []
         for row, count in zip(rows, counts, strict=True):
             end = row.length + count
