@@ -56,7 +56,11 @@ def test_layers_of_one_kind_of_a_model_of_two() -> None:
     target = TransformersModel(module("Gemma2"), name="two-kinds")
     view = first_layers(target, 1)
     view.look_again()
-    view.open().close()
+    sequence = view.open()
+    found = view.score([sequence], torch.tensor([[5, 6, 7]]), [3])
+    sequence.close()
+    assert found is not None
+    assert found.isfinite().all()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -1,9 +1,9 @@
 """A continuous batch: a finished row's place is taken by the next prompt at once.
 
 What a prompt's tokens depend on is its own: the seed and its index, its options, a draft-length policy that starts anew for
-each row (where they depend on how much is drafted; else rows learn from each other), and cost tables that hold for the whole
-run. Rows that keep it company change nothing but the last bits of the
-logits, and not even these where the engine's bits do not depend on the pass (docs/engines.md).
+each row (where its tokens depend on how much is drafted; else rows learn from each other), and cost tables that hold for
+the whole run. Rows that keep it company change nothing but the last bits of the logits, and not even these where the
+engine's bits do not depend on the pass (docs/engines.md).
 
 Rows that sample alike share their passes. A line with another temperature is in the batch, too, but in passes of its own.
 """
