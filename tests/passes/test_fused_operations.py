@@ -174,5 +174,9 @@ def test_what_does_not_fit_an_attention_is_refused(built: Kernels) -> None:
     for place, value in wrong:
         with pytest.raises(RuntimeError):
             built.ops.attend_new(*right[:place], value, *right[place + 1 :])
+    with pytest.raises(
+        RuntimeError, match="kept in other sizes"
+    ):  # one row, beside the keys of two: whose it is nobody said
+        built.ops.attend_new(packed[:1], *right[1:6], cos[:1], sin[:1], keys, values, at[:1], seen[:1], *right[12:])
     assert torch.equal(keys, kept[0])
     assert torch.equal(values[:, :, 280:], kept[1][:, :, 280:])

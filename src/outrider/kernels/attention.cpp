@@ -285,7 +285,9 @@ KeptAttention OUTRIDER_NAMESPACE::kept_attention(int64_t heads, const std::optio
 NewTokens OUTRIDER_NAMESPACE::new_tokens(const Numbers& at, int64_t columns) {
   std::vector<Span> spans;
   for (int64_t b = 0; b < at.batch; b++) spans.push_back({b, b, 0, at.tokens, columns});
-  return new_tokens_of(at, columns, spans);
+  NewTokens found = new_tokens_of(at, columns, spans);
+  found.by_rows = true;
+  return found;
 }
 
 NewTokens OUTRIDER_NAMESPACE::new_tokens_of(const Numbers& at, int64_t columns, const std::vector<Span>& spans) {
@@ -296,7 +298,7 @@ NewTokens OUTRIDER_NAMESPACE::new_tokens_of(const Numbers& at, int64_t columns, 
       last = std::max(last, at.of(b, n));
     }
   }
-  return {at, last, columns, spans};
+  return {at, last, columns, spans, false};
 }
 
 void OUTRIDER_NAMESPACE::turn_by(NewTokens& tokens, const Tensor& cos, const Tensor& sin) {
@@ -316,7 +318,7 @@ void OUTRIDER_NAMESPACE::see(NewTokens& tokens, const Tensor& seen) {
 
 void OUTRIDER_NAMESPACE::check_fit(const KeptAttention& kept, const NewTokens& tokens) {
   STD_TORCH_CHECK(0 <= tokens.columns && tokens.columns <= kept.capacity, "keys and values are kept in other sizes");
-  STD_TORCH_CHECK(tokens.at.batch == 1 || tokens.at.batch == kept.batch, "keys and values are kept in other sizes");
+  STD_TORCH_CHECK(!tokens.by_rows || tokens.at.batch == kept.batch, "keys and values are kept in other sizes");
   for (const Span& span : tokens.spans) {
     STD_TORCH_CHECK(0 <= span.kept && span.kept < kept.batch && 0 <= span.columns && span.columns <= tokens.columns,
                     "keys and values are kept in other sizes");

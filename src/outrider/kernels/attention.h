@@ -71,6 +71,7 @@ struct NewTokens {
   int64_t last;  // the largest of these
   int64_t columns;  // that are read of a sequence, the most
   std::vector<Span> spans{};  // all of the tokens, one after the other
+  bool by_rows = true;        // each row of the pass is the sequence that is kept there
   Angles cosines{}, sines{};
   int64_t turned = 0;
   const bool* seen = nullptr;  // or none for all
