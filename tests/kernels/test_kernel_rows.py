@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from outrider.kernels.models import Kernels, kernels
-from outrider.models.kernels.rows import RmsNorm, replace_rows
+from outrider.models.kernels.rows import GELUS, Gelu, RmsNorm, replace_rows
 from tests.helpers.tiny_models import module
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
@@ -34,9 +35,9 @@ def test_a_norm_is_one_and_a_rows_bits_are_its_own(built: Kernels, size: int, mo
 
 @pytest.mark.parametrize(
     ("architecture", "count"),
-    [("Llama", 5 + 2 + 1), ("Qwen3", 9 + 2 + 1), ("Gemma2", 9 + 1), ("Gemma3", 19), ("GPT2", 0), ("T5", 15)],
+    [("Llama", 5 + 2 + 1), ("Qwen3", 9 + 2 + 1), ("Gemma2", 9 + 2 + 1), ("Gemma3", 19 + 3), ("GPT2", 2), ("T5", 15 + 5)],
 )
-def test_norms_silus_and_angles_of_that_kind_are_replaced(architecture: str, count: int) -> None:
+def test_norms_activations_and_angles_of_that_kind_are_replaced(architecture: str, count: int) -> None:
     ours = kernels()
     assert ours is not None
     plain = module(architecture, dtype=torch.float32)
@@ -69,8 +70,50 @@ def test_what_only_looks_like_such_a_norm_stays() -> None:
 
     ours = kernels()
     assert ours is not None
-    assert replace_rows(nn.Sequential(OddNorm(), SiLUOfSomeKind(), nn.LayerNorm(8), nn.GroupNorm(2, 8)), ours) == 0
-    assert replace_rows(nn.Sequential(nn.RMSNorm(8, eps=1e-6), nn.SiLU(), nn.SiLU(inplace=True), nn.GELU()), ours) == 2
+    odd = (OddNorm(), SiLUOfSomeKind(), nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.Tanh(), ACT2FN["gelu_10"])
+    assert replace_rows(nn.Sequential(*odd), ours) == 0
+    assert replace_rows(nn.Sequential(nn.RMSNorm(8, eps=1e-6), nn.SiLU(), nn.SiLU(inplace=True)), ours) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("gelu", 0),
+        ("gelu_python", 0),
+        ("gelu_new", 1),
+        ("gelu_fast", 1),
+        ("gelu_accurate", 1),
+        ("gelu_pytorch_tanh", 1),
+        ("gelu_python_tanh", 1),
+        ("quick_gelu", 2),
+    ],
+)
+def test_each_gelu_is_replaced_by_the_same_one(name: str, form: int) -> None:
+    ours = kernels()
+    assert ours is not None
+    layers, x = nn.Sequential(ACT2FN[name]), torch.linspace(-9, 9, 1001)
+    want = layers(x)
+    assert replace_rows(layers, ours) == 1
+    assert isinstance(layers[0], Gelu)
+    assert layers[0].form == form
+    torch.testing.assert_close(layers(x), want, rtol=1e-6, atol=1e-6)
+    assert torch.equal(layers(x.double()), GELUS[form](x.double()))
+
+
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize(("threads", "size"), [(1, 1037), (7, 1024)])
+def test_a_rows_gelu_has_the_same_bits_beside_others(form: int, threads: int, size: int) -> None:
+    """torch's with tanh has not: it has another formula for what is left over of a thread's share."""
+    ours, before = kernels(), torch.get_num_threads()
+    assert ours is not None
+    layer, x = Gelu(form, ours), torch.randn(64, size, generator=torch.Generator().manual_seed(1)) * 3
+    try:
+        torch.set_num_threads(threads)
+        alike = [torch.equal(torch.cat([one(x[i : i + 1]) for i in range(64)]), one(x)) for one in (layer, GELUS[form])]
+        assert alike[0]
+        assert form == 0 or not alike[1]
+    finally:
+        torch.set_num_threads(before)
 
 
 def turned(x: Tensor) -> Tensor:

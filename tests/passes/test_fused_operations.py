@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.kernels.rows import GELUS
 from tests.helpers.kernels import rows_of
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
@@ -80,18 +82,55 @@ def test_what_does_not_fit_a_layer_is_refused(built: Kernels) -> None:
             fused(layer, x, built, wrong)
 
 
-def test_silu_is_that_function_and_a_numbers_bits_are_its_own(built: Kernels) -> None:
-    x = torch.cat([torch.linspace(-100, 100, 4001), torch.tensor([0.0, -0.0, 1e-30, torch.inf, -torch.inf, torch.nan])])
+def by_the_tail(x: Tensor) -> Tensor:
+    """GELU as it is defined; torch's 1 + erf(x) has no digits left far below 0."""
+    below: Tensor = torch.special.erfc(-x / 2**0.5)
+    return x * below / 2
+
+
+def by_a_sigmoid(x: Tensor) -> Tensor:
+    """The same approximation as with tanh, and the same of it."""
+    return x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "tolerance"),
+    [
+        ("silu", torch.nn.functional.silu, 5e-7),
+        ("gelu 0", by_the_tail, 5e-6),  # e^(-x^2 / 2) of a rounded x^2
+        ("gelu 1", by_a_sigmoid, 1e-5),
+        ("gelu 2", GELUS[2], 1e-5),
+    ],
+)
+def test_an_activation_is_that_function_and_a_numbers_bits_are_its_own(
+    built: Kernels, name: str, wanted: Callable[[Tensor], Tensor], tolerance: float
+) -> None:
+    def ours(x: Tensor) -> Tensor:
+        operation, *form = name.split()
+        out: Tensor = getattr(built.ops, operation)(x, *map(int, form))
+        return out
+
+    few, many = torch.linspace(-100, 100, 4001), torch.linspace(-6, 6, 5001)
+    x = torch.cat([few, many, torch.tensor([0.0, -0.0, 1e-30, torch.inf, -torch.inf, torch.nan])])
     with torch.inference_mode():
-        got, want = built.ops.silu(x), torch.nn.functional.silu(x.double())
+        got, want = ours(x), wanted(x.double())
         usual = want.isfinite() & (want.abs() > 1e-30)
-        torch.testing.assert_close(got[usual].double(), want[usual], rtol=5e-7, atol=0)
-        assert torch.equal(got.isnan(), want.isnan())
+        torch.testing.assert_close(got[usual].double(), want[usual], rtol=tolerance, atol=0)
+        near = usual & (x > -2)
+        torch.testing.assert_close(got[near].double(), want[near], rtol=1e-6, atol=0)
+        assert got[-1].isnan()
+        assert not got[:-2].isnan().any()
         assert got[-3] == torch.inf
         assert float(got[(x < -80) & (x > -torch.inf)].abs().max()) < 1e-30
         for count in (1, 7, 8, 9, 30):
-            assert torch.equal(built.ops.silu(x[1990 : 1990 + count]), got[1990 : 1990 + count])
-        assert torch.equal(built.ops.silu(x[:4000].view(2, 40, 50)[..., 3:20]), got[:4000].view(2, 40, 50)[..., 3:20])
+            assert torch.equal(ours(x[1990 : 1990 + count]), got[1990 : 1990 + count])
+        assert torch.equal(ours(x[:4000].view(2, 40, 50)[..., 3:20]), got[:4000].view(2, 40, 50)[..., 3:20])
+
+
+def test_there_are_three_forms_of_gelu(built: Kernels) -> None:
+    for form in (-1, 3):
+        with pytest.raises(RuntimeError, match="no such form"):
+            built.ops.gelu(torch.ones(3), form)
 
 
 SHAPES = [(9, 3, 64, 64), (4, 4, 24, 24), (6, 2, 80, 32), (2, 1, 8, 6)]  # heads, heads of keys, size, how much is rotated

@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 class Kernels:
     """Operations of torch: `linear_int8`, `linear_grouped`, `pack_int8`, `pack_int4`, `pack_k`, `unpack_k`, `rms_norm`,
-    `silu`, `rotate`, `angles`, `seen`, `rows_int8`, `attend`; `join`, `fused_int8`, `fused_grouped` and `attend_new` are
-    several of these in one, `chain` is any number of them (`fusing`).
+    `silu`, `gelu`, `rotate`, `angles`, `seen`, `rows_int8`, `attend`; `join`, `fused_int8`, `fused_grouped` and
+    `attend_new` are several of these in one, `chain` is any number of them (`fusing`).
 
     What they are given and return: see their sources.
 
@@ -56,7 +56,7 @@ class Kernels:
             chain_calls[LIBRARY.within(level)] = ChainCalls(library)  # a second file would define them again, too
             for name in ("linear_int8", "linear_grouped"):
                 torch.library.register_fake(f"{LIBRARY.within(level)}::{name}", _shape)
-            for name in ("rms_norm", "silu"):
+            for name in ("rms_norm", "silu", "gelu"):
                 torch.library.register_fake(f"{LIBRARY.within(level)}::{name}", _same)
             torch.library.register_fake(f"{LIBRARY.within(level)}::attend", _attended)
             torch.library.register_fake(f"{LIBRARY.within(level)}::rows_int8", _looked_up)

@@ -32,16 +32,30 @@ Tensor rms_norm(Tensor given, Tensor weight, double eps, double more) {
   return out;
 }
 
-// x -> x / (1 + e^-x)
-Tensor silu(Tensor given) {
+// of(x) of each number of x.
+template <class F>
+Tensor activated(const Tensor& given, const F& of) {
   STD_TORCH_CHECK(is_float(given) && given.dim() > 0, "this function is of float32");
   const int64_t size = given.size(given.dim() - 1);
   const Tensor x = whole(given);
   Tensor out = torch::stable::empty_like(x);
   const float* from = floats(x);
   float* to = static_cast<float*>(out.data_ptr());
-  for_rows(size == 0 ? 0 : x.numel() / size, size, [=](int64_t m) { silu_row(from + m * size, size, to + m * size); });
+  for_rows(size == 0 ? 0 : x.numel() / size, size, [=](int64_t m) { each_number(from + m * size, size, to + m * size, of); });
   return out;
+}
+
+// x -> x / (1 + e^-x)
+Tensor silu(Tensor x) {
+  return activated(x, [](__m256 some) { return silu_of(some); });
+}
+
+// form: 0 by the error function, 1 by tanh, 2 by the logistic function (quick).
+Tensor gelu(Tensor x, int64_t form) {
+  STD_TORCH_CHECK(form >= 0 && form <= 2, "no such form of GELU");
+  if (form == 0) return activated(x, [](__m256 some) { return gelu_of(some); });
+  if (form == 1) return activated(x, [](__m256 some) { return gelu_by_tanh(some); });
+  return activated(x, [](__m256 some) { return quick_gelu_of(some); });
 }
 
 // x [B, heads, N, size], cos and sin [B or 1, 1, N, size] -> x * cos + turned(x) * sin [B, heads, N, size], turned(x) being
@@ -150,6 +164,7 @@ Tensor join(std::vector<Tensor> parts, std::vector<Tensor> weights, double eps, 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("rms_norm(Tensor x, Tensor weight, float eps, float more) -> Tensor");
   library.def("silu(Tensor x) -> Tensor");
+  library.def("gelu(Tensor x, int form) -> Tensor");
   library.def("rows_int8(Tensor table, Tensor scales, Tensor ids) -> Tensor");
   library.def("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor");
   library.def("angles(Tensor positions, Tensor frequencies, float times) -> (Tensor, Tensor)");
@@ -160,6 +175,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
 STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("rms_norm", TORCH_BOX(&rms_norm));
   library.impl("silu", TORCH_BOX(&silu));
+  library.impl("gelu", TORCH_BOX(&gelu));
   library.impl("rows_int8", TORCH_BOX(&rows_int8));
   library.impl("rotate", TORCH_BOX(&rotate));
   library.impl("angles", TORCH_BOX(&angles));

@@ -1,22 +1,30 @@
 """What a model does to each token between its linear layers, by one call of ours in place of several of torch.
 
-Norms, SiLU and rotary angles are replaced as modules, so that every pass has the same ones; `fusing` finds them in recorded
-passes.
+Norms, SiLU, GELU and rotary angles are replaced as modules, so that every pass has the same ones; `fusing` finds them in
+recorded passes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outrider.kernels.models import Kernels
 
 NEAR = 1e-5  # relative, of a norm or an angle by ours and as it was
 FAR = ((1, 1001, 2100), (5, 4200, 9000), (3, 33_000, 140_000))  # positions, one pass each: some modules look at the largest
 STEADY = ("default", "linear", "llama3", "yarn")  # kinds of rotary positions whose frequencies do not depend on the context
+GELUS: tuple[Callable[[Tensor], Tensor], ...] = (
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    lambda x: x * torch.sigmoid(1.702 * x),
+)
+"""By the number by which the kernel knows them."""
 
 
 class RmsNorm(nn.Module):
@@ -45,9 +53,30 @@ class Silu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype is not torch.float32 or x.device.type != "cpu":
-            return nn.functional.silu(x)
+            return F.silu(x)
         out: Tensor = self._silu(x)
         return out
+
+
+class Gelu(nn.Module):
+    """x · Φ(x), or one of its approximations (`GELUS`), in x's type; ours in float32 on a CPU.
+
+    What is left over of a thread's share torch computes by another formula, so that its bits depend on what is beside it.
+    """
+
+    def __init__(self, form: int, ours: Kernels) -> None:
+        super().__init__()
+        self.form = form
+        self._gelu: Any = ours.ops.gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32 or x.device.type != "cpu":
+            return GELUS[self.form](x)
+        out: Tensor = self._gelu(x, self.form)
+        return out
+
+    def extra_repr(self) -> str:
+        return ("erf", "tanh", "quick")[self.form]
 
 
 class RotaryAngles(nn.Module):
@@ -77,25 +106,32 @@ class RotaryAngles(nn.Module):
 
 @torch.inference_mode()
 def replace_rows(module: nn.Module, ours: Kernels) -> int:
-    """Replace the SiLUs of a module, and of float32 on a CPU the norms and rotary positions that turn out to be of these
-    kinds; → how many.
+    """Replace the activation functions of a module, and of float32 on a CPU the norms and rotary positions, that turn out to
+    be of these kinds; → how many.
     """
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            found = Silu(ours) if _is_silu(child) else _like(child, ours) or _turning_like(child, ours)
+            found = _acting_like(child, ours) or _like(child, ours) or _turning_like(child, ours)
             if found is not None:
                 setattr(parent, name, found)
                 count += 1
     return count
 
 
-def _is_silu(child: nn.Module) -> bool:
-    """torch's, or that of transformers."""
-    if not type(child).__name__.startswith("SiLU") or any(True for _ in child.parameters()):
-        return False
-    x = torch.linspace(-30.0, 30.0, 61, dtype=torch.float32, device="cpu")
-    return not getattr(child, "inplace", False) and torch.equal(child(x.clone()), nn.functional.silu(x))
+def _acting_like(child: nn.Module, ours: Kernels) -> nn.Module | None:
+    """The same activation function by ours: of torch's and those of transformers; None if it is something else."""
+    kind = type(child).__name__
+    if any(True for _ in child.parameters()) or getattr(child, "inplace", False):
+        return None
+    x = torch.linspace(-30.0, 30.0, 601, dtype=torch.float32, device="cpu")
+    if kind.startswith("SiLU"):
+        return Silu(ours) if torch.equal(child(x.clone()), F.silu(x)) else None
+    if "GELU" not in kind:
+        return None
+    given = child(x.clone())
+    form = next((i for i, gelu in enumerate(GELUS) if torch.allclose(given, gelu(x), rtol=NEAR, atol=NEAR)), None)
+    return None if form is None else Gelu(form, ours)
 
 
 def _like(norm: nn.Module, ours: Kernels) -> RmsNorm | None:
