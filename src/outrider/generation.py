@@ -235,7 +235,7 @@ class Generation:
         seeds = self.options.seeds
         return Result.of_rounds(
             self._rounds[i],
-            self._decoder.prefill_seconds,
+            0.0 if row is None else row.prefill_seconds,
             logprobs=self.options.extras.logprobs,
             text=self.trackers[i].text,
             finish_reason=(row.finish_reason if row is not None else None) or "cancelled",

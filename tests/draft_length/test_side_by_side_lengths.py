@@ -45,9 +45,9 @@ def of_rows(seconds: dict[int, float], rows: int = 8) -> AdaptiveLength:
     ],
 )
 def test_drafts_are_not_looked_for_where_good_ones_would_gain_nothing(policy: AdaptiveLength, never: bool) -> None:
-    assert policy.never(DraftSeconds()) == never
-    assert policy.together(8).never(DraftSeconds()) == never
-    assert not FixedLength(3).never(DraftSeconds())
+    assert policy.never("a", DraftSeconds()) == never
+    assert policy.together(8).never("a", DraftSeconds()) == never
+    assert not FixedLength(3).never("a", DraftSeconds())
     drafter = ModelDrafter(table(2, V), step_seconds=0.0)
     decoder = Decoder(table(1, V), [Request(PROMPT, 8, RandomStream(0))], SETTINGS["temperature 1"], drafter, policy)
     assert (decoder.drafter is None) == never
@@ -173,8 +173,8 @@ def test_a_lists_policy_follows_passes_of_as_many_rows(monkeypatch: pytest.Monke
     target, drafter = table(1, V), PromptLookupDrafter()
     alone, listed = (make_length(None, target, drafter, rows) for rows in (1, 12))
     assert measured == [1, 16]
-    assert not alone.never(DraftSeconds())
-    assert listed.never(DraftSeconds())
+    assert not alone.never("a", DraftSeconds())
+    assert listed.never("a", DraftSeconds())
     measured.clear()
     fixed: DraftLength = make_length(3, target, drafter, 12)  # nothing follows from what passes cost
     assert isinstance(fixed, FixedLength)

@@ -23,31 +23,48 @@ class CostBook:
     """Tables that hold for a whole run, wherever its parts are computed: those given, and those measured for want of one.
 
     rows: of each pass; a table's sizes are tokens of each row. measured: of those that are measured, as many if it is None:
-    passes of as many tokens in other rows cost what these do. tables: by model, not by machine.
+    passes of as many tokens in other rows cost what these do. tables: by model, not by machine. whole: of more rows, some of
+    which have ended.
     """
 
     rows: int = 1
     tables: dict[str, Costs] = field(default_factory=dict)
     measured: int | None = None
+    whole: CostBook | None = None
 
     @classmethod
     def of_a_list(cls, rows: int) -> CostBook:
         """For so many rows that come once: few tables serve all such numbers, and take no longer than small passes."""
         return cls(rows, measured=min(1 << (rows - 1).bit_length(), ENOUGH_ROWS))
 
+    def of_fewer(self, rows: int) -> CostBook:
+        """For so many of the rows, out of tables of one row and of all: nothing is measured but these."""
+        whole = self.whole or self
+        return whole if rows == whole.rows else CostBook(rows, whole=whole)
+
     def of(self, model: LanguageModel) -> Costs:
         """The model's table."""
         name = self.name_of(model)
         if name not in self.tables:
-            measured = self.measured or self.rows
-            found = held_or_measured(model, measured)
-            if measured != self.rows:
-                share = self.rows / measured
-                # What follows another model computes the logits of each row's last token alone: as many as there are rows.
-                alike = not isinstance(model, Follows)
-                found = found.of_rows(share, batch_sizes(self.rows)) if alike else found.times(share)
+            # What follows another model computes the logits of each row's last token alone: as many as there are rows.
+            alike = not isinstance(model, Follows)
+            found = self._of_all(model, alike) if self.whole is None else self._of_few(model, alike, self.whole)
             self.tables[name] = replace(found, rows=self.rows, company=1 if is_flat(model) else self.rows)
         return self.tables[name]
+
+    def _of_all(self, model: LanguageModel, alike: bool) -> Costs:
+        measured = self.measured or self.rows
+        found = held_or_measured(model, measured)
+        if measured == self.rows:
+            return found
+        share = self.rows / measured
+        return found.of_rows(share, batch_sizes(self.rows)) if alike else found.times(share)
+
+    def _of_few(self, model: LanguageModel, alike: bool, whole: CostBook) -> Costs:
+        one, many = held_or_measured(model), whole.of(model)
+        if self.rows == 1:
+            return one
+        return one.shared_by(self.rows, many, batch_sizes(self.rows)) if alike else one.towards(self.rows, many)
 
     @staticmethod
     def name_of(model: LanguageModel) -> str:
@@ -65,6 +82,11 @@ class CostBook:
 
 
 _book: ContextVar[CostBook | None] = ContextVar("book", default=None)  # of this thread: others measure as ever
+
+
+def book_now() -> CostBook | None:
+    """The one that `measured_costs` answers from, if any."""
+    return _book.get()
 
 
 @contextmanager
@@ -96,7 +118,7 @@ def measured_costs(model: LanguageModel) -> Costs:
     costs = held_or_measured(model) if book is None else book.of(model)
     if not isinstance(model, PadsWidths):
         return costs
-    if book is not None and book.rows > 1:
+    if book is not None and (book.rows > 1 or book.whole is not None):
         model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
         return costs
     padded = replace(costs, padded=True)

@@ -41,26 +41,27 @@ class Costs:
     rows: int = 1
     _found: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _widths: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _passes: dict[int, dict[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _passes: dict[int, _Passes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def verify(self, tokens: int, context: int | None = None) -> float:
         """Seconds to score that many tokens after a context, linear between the measured sizes and beyond them."""
         context = self.context if context is None else context
         return self._seconds(self.width(tokens, context) if self.padded else tokens, context)
 
-    def about(self, tokens: int, context: int) -> float:
-        """`verify` after the next lower multiple of `STEP` tokens: what policies ask in each round, of each row, is found
-        by two look-ups then.
+    def near(self, context: int) -> Mapping[int, float]:
+        """`verify` after the next lower multiple of `STEP` tokens, by how many are scored: policies ask for many lengths in
+        each round, of each row.
         """
         known = self._passes.get(context // STEP)
         if known is None:
             if len(self._passes) >= REMEMBERED:
                 self._passes.clear()
-            known = self._passes[context // STEP] = {}
-        seconds = known.get(tokens)
-        if seconds is None:
-            seconds = known[tokens] = self.verify(tokens, context // STEP * STEP)
-        return seconds
+            known = self._passes[context // STEP] = _Passes(self, context // STEP * STEP)
+        return known
+
+    def about(self, tokens: int, context: int) -> float:
+        """One of these."""
+        return self.near(context)[tokens]
 
     def width(self, tokens: int, context: int) -> int:
         """The measured width of that many tokens or more at which a pass is quickest; itself if none gains.
@@ -94,6 +95,30 @@ class Costs:
         seconds = {n: _between(self.verify_seconds, n * share) for n in sizes}
         return replace(self, verify_seconds=seconds, per_token={n: share * t for n, t in self.per_token.items()})
 
+    def shared_by(self, rows: int, many: Costs, sizes: Iterable[int]) -> Costs:
+        """Of a pass of so many rows, as this is of one row and `many` of more: a few tokens in other rows cost what they do
+        in one, and each row has its own context.
+        """
+        widest = max(self.verify_seconds)
+        in_all = {n: n * rows for n in sizes}
+        seconds = {
+            n: _between(self.verify_seconds, t) if t <= widest else _between(many.verify_seconds, t / many.rows)
+            for n, t in in_all.items()
+        }
+        slopes = {n: rows * slope for n, slope in self.per_token.items()}
+        return replace(self, verify_seconds=seconds, per_token=slopes, change=many.change, rows=rows)
+
+    def towards(self, rows: int, many: Costs) -> Costs:
+        """The same in even steps from one row to `many`: where each row has logits of its own, whatever its tokens."""
+        share = (rows - 1) / (many.rows - 1)
+
+        def mixed(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+            return {n: (1.0 - share) * seconds + share * _between(other, n) for n, seconds in one.items()} if other else {}
+
+        seconds, slopes = mixed(self.verify_seconds, many.verify_seconds), mixed(self.per_token, many.per_token)
+        warm = (1.0 - share) * self.warm + share * many.warm
+        return replace(self, verify_seconds=seconds, per_token=slopes, change=many.change, warm=warm, rows=rows)
+
     def times(self, factor: float) -> Costs:
         """Of passes that take so many times as long."""
         seconds, slopes = ({n: factor * t for n, t in held.items()} for held in (self.verify_seconds, self.per_token))
@@ -119,6 +144,18 @@ class Costs:
         company, change, warm = int(held.get("company", 1)), float(held.get("change", 0.0)), float(held.get("warm", 0.0))
         rows = int(held.get("rows", 1))
         return cls(seconds, slopes, int(held["context"]), company=company, change=change, warm=warm, rows=rows)
+
+
+class _Passes(dict[int, float]):
+    """Seconds by how many tokens are scored, after a context; filled in as they are asked for."""
+
+    def __init__(self, costs: Costs, context: int) -> None:
+        super().__init__()
+        self._costs, self._context = costs, context
+
+    def __missing__(self, tokens: int) -> float:
+        seconds = self[tokens] = self._costs.verify(tokens, self._context)
+        return seconds
 
 
 def _between(table: Mapping[int, float], size: float) -> float:

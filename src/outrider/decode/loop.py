@@ -23,7 +23,7 @@ from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter, bind_alone, check_alternatives
 from outrider.drafters.checked import proposal_from, prospects_of
-from outrider.drafters.choice import worth_while
+from outrider.drafters.choice import take_over, worth_while
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.models.cache.slots import opening_several
@@ -70,15 +70,15 @@ class Decoder:
         if drafter is not None:
             bind_alone(drafter, target)
         self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
-        if drafter is not None and length is not None:
-            drafter = worth_while(drafter, length)
+        self._wanted = drafter if length is not None else None
         self.target = target
-        self.drafter = drafter
+        self.drafter = drafter if length is None or drafter is None else worth_while(drafter, length)
         self.prefill_seconds = 0.0
         self.rows: list[Row] = []
         self._requests = requests
         self._admitted = 0
         self._length = length if drafter is not None and length is not None else FixedLength(0)
+        self._sharing = 0  # rows, in the last round
         self._ask = cancelled
         self._was_cancelled = False
         self._failed = False
@@ -186,6 +186,8 @@ class Decoder:
 
     def _round(self, active: list[Row]) -> list[tuple[int, Round]]:
         self._clock.take()  # what the caller did since the last round is not ours
+        if len(active) != self._sharing:
+            self._share(active)
         prospects, proposal = self._propose(active)
         outcomes = verify_round(self._scorer, [row.draft for row in active], proposal)
         kept = [row.extend(outcome.tokens) for row, outcome in zip(active, outcomes, strict=True)]
@@ -217,6 +219,17 @@ class Decoder:
             records.append((row.number, record))
         return records
 
+    def _share(self, active: list[Row]) -> None:
+        """Let the policy know how many rows share the passes, and drafts begin that are worth it for so few of them."""
+        self._sharing = len(active)
+        self._length.shared_by(len(active))
+        if self._wanted is None:
+            return
+        further = worth_while(self._wanted, self._length, self.drafter)
+        if further is not None and further is not self.drafter:
+            before, self.drafter = self.drafter, further  # at once, so that all of it ends whatever happens next
+            take_over(further, before, [row.draft for row in active], replace(self._context, late=True))
+
     def _propose(self, active: list[Row]) -> tuple[list[Prospect | None], Proposal]:
         """What each row's policy wants, drafted. → the prospects chosen, the proposal"""
         if self.drafter is None:
@@ -233,9 +246,10 @@ class Decoder:
     def _close(self, row: Row) -> None:
         """May be called again, as far as an interrupt had let it come."""
         try:
-            if self.drafter is not None and not row.ended:
+            if not row.ended:
                 row.ended = True
-                self.drafter.end(row.draft)
+                if self.drafter is not None:
+                    self.drafter.end(row.draft)
         finally:
             row.sequence.close()
 

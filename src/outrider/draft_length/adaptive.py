@@ -15,13 +15,7 @@ again and again is tried ever more seldom (`tries`), since a round with a draft 
 What drafts have lost against plain decoding is kept account of, too, and bounded (`account`): where every drafted token
 costs a pass, a few wrong first guesses would be a loss.
 
-In a batch whose passes are as wide as their widest row, a row that drafts widens the pass of all. How many others draft with
-it must not matter, or its tokens would depend on its company; so it reckons as if all were like itself. Where a row has
-something to offer in a share s of its rounds, a pass of B rows is wide in 1 - (1 - s)^B of them, and what widening costs
-falls on the s that had a reason: (1 - (1 - s)^B) / s times the difference, from 1 (all draft) to B (one does).
-
-Where a pass of another width than the one before takes longer, drafts are charged for it, and one that fits into a width
-that is kept anyhow is not (`kept_widths`).
+What rounds take, and in a batch whose: `round_seconds`.
 
 Once a draft is made, those alternatives (`proposal.Alternatives`) are scored beside it that are the recovered token often
 enough to pay for the wider pass, by rates learned for what the draft gave to them.
@@ -33,13 +27,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from outrider.costs import Costs, DraftSeconds
+from outrider.costs import ByRows, Costs, DraftSeconds, SharedCosts
 from outrider.draft_length.account import Account, PaperRound
 from outrider.draft_length.base import DraftLength, Finding, LengthState, Plan, Prospect, SimplePlan, Trial
 from outrider.draft_length.beside import best_number
-from outrider.draft_length.kept_widths import KeptWidths
 from outrider.draft_length.learned import Learned
 from outrider.draft_length.previews import HORIZON
+from outrider.draft_length.round_seconds import RoundSeconds, handling
 
 # Where many rows share a pass, its tokens are what it costs, and the best drafts gain next to nothing. Then none are made
 # ready, which would take some 50 µs a row and round, and a head's reading of all prompts.
@@ -55,7 +49,8 @@ class AdaptiveLength(DraftLength):
     probes at most. margin: nothing is drafted for a smaller gain than this, since the tables are not exact and a round with
     a draft does a little more than they know. loss_passes, loss_share: drafts may lose so many passes, each with two
     changes of its width, and this share of the time against plain decoding; no draft is made whose own pass could lose more
-    (the changes that it brings about are charged once they have been made).
+    (the changes that it brings about are charged once they have been made). by_rows: what passes cost as rows end that
+    share them (`together`).
     """
 
     costs: Costs
@@ -66,6 +61,7 @@ class AdaptiveLength(DraftLength):
     margin: float = 0.05
     loss_passes: float = 2.0
     loss_share: float = 0.01
+    by_rows: ByRows | None = None
 
     def start(self) -> LengthState:
         return _AdaptiveState(self, self._learned())
@@ -75,15 +71,19 @@ class AdaptiveLength(DraftLength):
 
     def _learned(self, rows: int = 1) -> Learned:
         account = Account(self.probe_share, self.loss_passes, self.loss_share)
-        return Learned(self.memory * rows**0.5, account, rows)
+        return Learned(self.memory * rows**0.5, account, SharedCosts(self.costs), rows)
 
-    def never(self, drafting: DraftSeconds) -> bool:
+    def never(self, drafter: str, drafting: DraftSeconds) -> bool:
+        return self.hopeless(SharedCosts(self.costs), drafter, drafting)
+
+    def hopeless(self, shared: SharedCosts, drafter: str, drafting: DraftSeconds) -> bool:
         """Of rows that share passes: whether good drafts (`GOOD`) would gain too little for what looking for them takes."""
-        costs = self.costs
+        costs, drafting = shared.costs, shared.drafting(drafter, drafting)
         if costs.rows == 1 or self.only is not None:
             return False
-        plain = costs.verify(1)
-        rates = [(1.0 + expected(GOOD, GOOD, k)) * plain / (costs.verify(k + 1) + drafting.of(k)) for k in self.lengths(FEW)]
+        plain, beside = costs.verify(1), handling(costs)
+        rounds = {k: costs.verify(k + 1) + drafting.of(k) + beside for k in self.lengths(FEW)}
+        rates = [(1.0 + expected(GOOD, GOOD, k)) * plain / seconds for k, seconds in rounds.items()]
         return max(rates, default=0.0) < WORTH_TRYING
 
     def lengths(self, most: int) -> range:
@@ -99,8 +99,12 @@ class _Together(DraftLength):
     policy: AdaptiveLength
     learned: Learned
 
-    def never(self, drafting: DraftSeconds) -> bool:
-        return self.policy.never(drafting)
+    def never(self, drafter: str, drafting: DraftSeconds) -> bool:
+        return self.policy.hopeless(self.learned.costs, drafter, drafting)
+
+    def shared_by(self, rows: int) -> None:
+        if self.policy.by_rows is not None:
+            self.learned.share(self.policy.by_rows(rows))
 
     def start(self) -> LengthState:
         return _AdaptiveState(self.policy, self.learned)
@@ -153,14 +157,15 @@ class _AdaptiveState(LengthState):
 
     def __init__(self, policy: AdaptiveLength, learned: Learned) -> None:
         self._policy = policy
+        self._seconds = RoundSeconds(learned, policy.costs)
         self._of, self._of_signal, self._beside = learned.of, learned.of_signal, learned.beside
         self._tries, self._account, self._offered = learned.tries, learned.account, learned.offered
         self._context = 0
         self._paper: PaperRound | None = None
-        self._widths = KeptWidths(policy.costs)
 
     def plan(self, prospects: Many[Prospect], room: int, context: int) -> Plan:
         self._context = context
+        self._seconds.begin(context, room)
         self._offered.update(1, int(room > 0 and any(prospect.longest for prospect in prospects)))
         best = self._best(prospects, room)
         chosen = self._probe(prospects, best, room)
@@ -180,7 +185,7 @@ class _AdaptiveState(LengthState):
         return _GatedPlan(best.prospect, limit, best.rate, self, about, least=1 + further)
 
     def _best(self, prospects: Many[Prospect], room: int) -> _Best:
-        best = _Best((1.0 + self._policy.margin) / (self._verify(1) + self._beyond(0)), 0, 0)
+        best = _Best((1.0 + self._policy.margin) / (self._seconds.plain + self._seconds.beyond(0)), 0, 0)
         if self._policy.only is not None:
             best = _Best(0.0, 0, 0)
         for i, prospect in enumerate(prospects):
@@ -188,11 +193,11 @@ class _AdaptiveState(LengthState):
             beside = self._beside(prospect)
             most = 1.0 + beside.share + (first / (1.0 - later) if later < 1.0 else first * prospect.longest)
             for k in self._policy.lengths(min(prospect.longest, room)):
-                seconds = self._round(k, prospect.start_seconds + k * prospect.step_seconds, beside.width)
+                seconds = self._seconds.round(k, self._seconds.drafting(prospect, k), beside.width)
                 if most <= best.rate * seconds:  # longer drafts take longer, and none can bring that much
                     break
                 further = beside.share * (1.0 - first * later ** (k - 1))
-                rate = (1.0 + expected(first, later, k) + further) / (seconds + self._beyond(k, prospect))
+                rate = (1.0 + expected(first, later, k) + further) / (seconds + self._seconds.beyond(k, prospect))
                 if rate > best.rate:
                     best = _Best(rate, i, k)
         return best
@@ -210,20 +215,16 @@ class _AdaptiveState(LengthState):
         if not others:
             return None
         i = min(others, key=lambda i: self._tries.count((prospects[i].drafter, prospects[i].kind)))
-        prospect, verify = prospects[i], self._verify
-        wider = max(0.0, verify(2) - verify(1) + self._beyond(1, prospect) - self._beyond(0))
-        extra = self._alone(prospect.start_seconds + prospect.step_seconds, wider)
+        extra = self._seconds.probing(prospects[i])
         if best.length:
-            extra += verify(1)  # a poorer round instead of a good one: it may gain nothing at all
+            extra += self._seconds.plain  # a poorer round instead of a good one: it may gain nothing at all
         return i if self._afford(extra) else None
 
     def _probe_length(self, about: Prospect, length: int, limit: int) -> int:
         """1 if a token more than planned may be drafted: how later tokens fare shows only where there are some."""
         if length >= limit or about.deterministic:
             return 0
-        wider = self._verify(length + 2) - self._verify(length + 1)
-        wider += self._beyond(length + 1, about) - self._beyond(length, about)
-        return int(self._afford(self._alone(about.step_seconds, max(0.0, wider))))
+        return int(self._afford(self._seconds.probing_length(about, length)))
 
     def _affordable(self, about: Prospect, longest: int) -> int:
         """The longest draft whose loss could be borne, should nothing of it be accepted; 0: drafts are suspended.
@@ -232,18 +233,14 @@ class _AdaptiveState(LengthState):
         """
 
         def risk(length: int) -> float:
-            return -self._saved(0, length, about.start_seconds + length * about.step_seconds)
+            return -self._seconds.saved(0, length, self._seconds.drafting(about, length))
 
-        if self._account.suspended(self._loss_unit, risk(1)):
+        if self._account.suspended(self._seconds.loss_unit, risk(1)):
             return 0
         if about.gated:
             return longest
-        allowed = self._account.bearable(self._loss_unit)
+        allowed = self._account.bearable(self._seconds.loss_unit)
         return max(length for length in range(1, longest + 1) if length == 1 or risk(length) <= allowed)
-
-    @property
-    def _loss_unit(self) -> float:
-        return self._verify(1) + 2.0 * self._policy.costs.change
 
     def _plan_on_paper(self, about: Prospect, length: int) -> None:
         """What would be done now, if it can be compared with what comes; one such round at a time, as in earnest."""
@@ -253,23 +250,11 @@ class _AdaptiveState(LengthState):
 
     def _afford(self, seconds: float) -> bool:
         """Where a second token is free by the tables, a draft still costs what the margin is there for."""
-        return self._account.afford(max(seconds, self._policy.margin * self._verify(1)))
-
-    def _beyond(self, drafted: int, prospect: Prospect | None = None) -> float:
-        """Of a round with so many tokens of that prospect. A model that is mostly right drafts in the next round, too."""
-        if not self._policy.costs.change:  # asked for many lengths in each round
-            return 0.0
-        right = self._of(prospect)[0].value if prospect is not None and prospect.gated else 0.0
-        lasting = max(0.0, 2.0 * right - 1.0)
-        return self._widths.expected(drafted, self._context, lasting)
-
-    def _saved(self, accepted: int, drafted: int, drafting: float, alternatives: int = 0) -> float:
-        """Seconds that a round saves against plain decoding."""
-        return (accepted + 1) * self._verify(1) - self._round(drafted, drafting, alternatives)
+        return self._account.afford(max(seconds, self._policy.margin * self._seconds.plain))
 
     def _worthwhile(self, prospect: Prospect) -> float:
         """The acceptance from which on a draft of one token pays."""
-        return min(1.0, max(0.0, -self._saved(0, 1, prospect.start_seconds + prospect.step_seconds) / self._verify(1)))
+        return min(1.0, max(0.0, -self._seconds.saved(0, 1, self._seconds.drafting(prospect, 1)) / self._seconds.plain))
 
     def pays(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> bool:
         """Whether some continuation gains more tokens than its seconds would give at the planned rate.
@@ -279,14 +264,18 @@ class _AdaptiveState(LengthState):
         about, drafted = plan.about, len(signals)
         reached = self._reached(about, signals)
         found = self._beside(about).values(reached, others)
-        now, _ = best_number(found, drafted, self._price(plan))
-        later, rescued = self._of(about)[1].value, self._beside(about).share
+        price, seconds = self._price(plan), self._seconds
+        now, _ = best_number(found, drafted, price)
+        later, rescued, step = self._of(about)[1].value, self._beside(about).share, seconds.step(about)
+        most = reached[-1] * (expected(later, later, plan.limit - drafted) + rescued)
         for k in range(drafted + 1, plan.limit + 1):
-            seconds = self._shared((k - drafted) * about.step_seconds)
-            seconds += self._beyond(k, about) - self._beyond(drafted, about)
+            extra = seconds.shared((k - drafted) * step) + seconds.beyond(k, about) - seconds.beyond(drafted, about)
+            net = best_number(found, k, price)[0] - plan.rate * extra
             gain = expected(later, later, k - drafted) + rescued * (1.0 - later ** (k - drafted))
-            if reached[-1] * gain - plan.rate * seconds + best_number(found, k, self._price(plan))[0] > now:
+            if reached[-1] * gain + net > now:
                 return True
+            if not found and most + net <= now:  # still longer drafts take longer, and none can bring that much
+                return False
         return False
 
     def choose(self, plan: _GatedPlan, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
@@ -294,9 +283,9 @@ class _AdaptiveState(LengthState):
         about, drafted = plan.about, len(signals)
         found = self._beside(about).values(self._reached(about, signals), others)
         _, count = best_number(found, drafted, self._price(plan))
-        drafting = about.start_seconds + drafted * about.step_seconds
-        allowed = self._account.bearable(self._loss_unit)
-        while count and -self._saved(0, drafted, drafting, count) > allowed:
+        drafting = self._seconds.drafting(about, drafted)
+        allowed = self._account.bearable(self._seconds.loss_unit)
+        while count and -self._seconds.saved(0, drafted, drafting, count) > allowed:
             count -= 1
         chosen: list[list[int]] = [[] for _ in others]
         for _, place, m in found[:count]:
@@ -312,19 +301,19 @@ class _AdaptiveState(LengthState):
 
     def _price(self, plan: _GatedPlan) -> Callable[[int], float]:
         """Of a pass with so many tokens beyond plain decoding's, in tokens at the planned rate."""
-        plain = self._verify(1)
-        return lambda scored: plan.rate * self._shared(self._verify(scored) - plain)
+        plain = self._seconds.plain
+        return lambda scored: plan.rate * self._seconds.shared(self._seconds.verify(scored) - plain)
 
     def update(self, outcome: Trial) -> None:
         prospect = outcome.prospect
         self._tries.end_round()
-        kept = self._widths.follow(outcome.drafted, self._context)
+        kept = self._seconds.follow(outcome.drafted)
         if prospect is None or outcome.drafted == 0:
-            self._account.spend(self._verify(1) + kept, -kept)
+            self._account.spend(self._seconds.plain + kept, -kept)
             return
-        drafting = prospect.start_seconds + outcome.drafted * prospect.step_seconds
-        saved = self._saved(outcome.accepted + outcome.taken, outcome.drafted, drafting, outcome.alternatives) - kept
-        self._account.spend(self._round(outcome.drafted, drafting, outcome.alternatives) + kept, saved)
+        drafting = self._seconds.drafted(prospect, outcome.drafted)
+        saved = self._seconds.saved(outcome.accepted + outcome.taken, outcome.drafted, drafting, outcome.alternatives) - kept
+        self._account.spend(self._seconds.round(outcome.drafted, drafting, outcome.alternatives) + kept, saved)
         self._tries.tried((prospect.drafter, prospect.kind), outcome.accepted > 0, self._worthwhile(prospect))
         if not prospect.deterministic:
             first, later = self._of(prospect)
@@ -346,32 +335,6 @@ class _AdaptiveState(LengthState):
         if paper is not None and (paper.drafter, paper.start) == (finding.prospect.drafter, finding.start):
             paper.accepted += int(finding.accepted)
             if not finding.accepted or paper.accepted == paper.length:
-                drafting = finding.prospect.start_seconds + paper.length * finding.prospect.step_seconds
-                self._account.save_on_paper(self._saved(paper.accepted, paper.length, drafting))
+                drafting = self._seconds.drafting(finding.prospect, paper.length)
+                self._account.save_on_paper(self._seconds.saved(paper.accepted, paper.length, drafting))
                 self._paper = None
-
-    def _verify(self, tokens: int) -> float:
-        return self._policy.costs.about(tokens, self._context)
-
-    def _round(self, drafted: int, drafting: float, alternatives: int = 0) -> float:
-        """Seconds of a round that drafts so many tokens in so many seconds."""
-        scored = drafted + 1 + alternatives
-        if self._policy.costs.company == 1:
-            return drafting + self._verify(scored)
-        plain = self._verify(1)
-        return plain + self._shared(drafting + self._verify(scored) - plain)
-
-    def _shared(self, extra: float) -> float:
-        """What seconds more than a plain round's cost, where all rows of the batch wait for them: see the top."""
-        company = self._policy.costs.company
-        if company == 1 or extra <= 0.0:
-            return extra
-        share = max(self._offered.value, 1e-6)
-        return extra * (1.0 - (1.0 - share) ** company) / share
-
-    def _alone(self, drafting: float, extra: float) -> float:
-        """The same of a probe, and what drafting takes: rows probe now and then, each at another time, so that all wait for
-        one. The table's seconds of drafting are those of all rows.
-        """
-        costs = self._policy.costs
-        return drafting * costs.rows + extra * costs.company

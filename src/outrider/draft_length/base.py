@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.costs.draft_seconds import DraftSeconds
+from outrider.costs import DraftSeconds
 from outrider.settings.drafting import MAX_DRAFT
 
 TESTS = 4.0  # decisions that a prior weighs
@@ -22,9 +22,10 @@ class Prospect:
 
     drafter: its name in the records. kind: acceptance is learned for each kind apart (the length of a match, say).
     first, later: acceptance to assume at first, of the first drafted token and of each later one; tests: decisions that
-    they weigh. step_seconds: per drafted token; start_seconds: before the first. longest: more can't be drafted. gated: the
-    plan is asked before each further token, and told how sure the draft was of the last one. deterministic: it is certain
-    what would be proposed, at no cost (`Drafter.preview`), so how it fares is learned whether it is offered or not.
+    they weigh. step_seconds: per drafted token; start_seconds: before the first; behind_seconds: before it, too, to read
+    what came while it did not draft, once for all later drafts. longest: more can't be drafted. gated: the plan is asked
+    before each further token, and told how sure the draft was of the last one. deterministic: it is certain what would be
+    proposed, at no cost (`Drafter.preview`), so how it fares is learned whether it is offered or not.
     """
 
     drafter: str
@@ -34,6 +35,7 @@ class Prospect:
     tests: float = TESTS
     step_seconds: float = 0.0
     start_seconds: float = 0.0
+    behind_seconds: float = 0.0
     longest: int = MAX_DRAFT
     gated: bool = False
     deterministic: bool = False
@@ -142,10 +144,17 @@ class LengthState(ABC):
 class DraftLength(ABC):
     """A policy: makes one state per sequence."""
 
-    def never(self, drafting: DraftSeconds) -> bool:
-        """Whether drafts that take so long could not be worth while however good they were, and need not be made ready."""
-        del drafting
+    def never(self, drafter: str, drafting: DraftSeconds) -> bool:
+        """Whether drafts could not be worth while however good they were, and need not be made ready.
+
+        drafter: the name that its prospects have. drafting: what it says that they take.
+        """
+        del drafter, drafting
         return False
+
+    def shared_by(self, rows: int) -> None:
+        """From now on so many sequences share the passes. Called between rounds."""
+        del rows
 
     @abstractmethod
     def start(self) -> LengthState:

@@ -5,6 +5,7 @@ Of one text; or of texts side by side, whose rows then need not learn each for i
 
 from __future__ import annotations
 
+from outrider.costs import SharedCosts
 from outrider.draft_length.account import Account
 from outrider.draft_length.base import TESTS, Prospect
 from outrider.draft_length.beside import Beside
@@ -17,16 +18,24 @@ OFFERED = 0.1  # share of a row's rounds with something to offer, before it is k
 
 
 class Learned:
-    """memory: decisions after which an old one counts 1/e. account: of the time. rows: that learn together."""
+    """memory: decisions after which an old one counts 1/e. account: of the time. costs: of passes as they are now, by all
+    rows that are left. rows: that learn together.
+    """
 
-    def __init__(self, memory: float, account: Account, rows: int = 1) -> None:
+    def __init__(self, memory: float, account: Account, costs: SharedCosts, rows: int = 1) -> None:
         self.account = account
+        self.costs = costs
         self.tries = Tries(rows)
         self.offered = Rate(OFFERED, TESTS, memory)
         self._memory = memory
         self._rates: dict[tuple[str, int], tuple[Rate, Rate]] = {}
         self._signals: dict[tuple[str, int], Rate] = {}
         self._alternatives: dict[str, Beside] = {}
+
+    def share(self, costs: SharedCosts) -> None:
+        """Passes are shared by another number of rows from now on."""
+        self.costs = costs
+        self.tries.rows = costs.costs.rows
 
     def of(self, prospect: Prospect) -> tuple[Rate, Rate]:
         """Of its first token, and of later ones."""

@@ -19,7 +19,7 @@ class Tries:
     """By drafter and kind of prospect. rows: sequences whose rounds are counted."""
 
     def __init__(self, rows: int = 1) -> None:
-        self._round, self._rows = 0, rows
+        self._round, self.rows = 0, rows
         self._count: dict[Kind, int] = {}
         self._likely: dict[Kind, float] = {}  # so many in vain, where a draft just pays
         self._last: dict[Kind, int] = {}
@@ -52,4 +52,4 @@ class Tries:
 
     def due(self, kind: Kind) -> bool:
         """Whether the pause after the last one is over."""
-        return kind not in self._last or self._round - self._last[kind] >= self.pause(kind) * self._rows
+        return kind not in self._last or self._round - self._last[kind] >= self.pause(kind) * self.rows

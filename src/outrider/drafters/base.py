@@ -33,7 +33,8 @@ from outrider.support.clock import PhaseClock
 class DraftContext:
     """What drafting depends on besides the rows. vocab_size: the width of the laws that proposals are tested against.
 
-    alternatives: how many the target may be given beside each drafted token; None: those that the plan chooses.
+    alternatives: how many the target may be given beside each drafted token; None: those that the plan chooses. late: rows
+    that begin are under way, and may end without a draft: what there is to read is read with the first one.
     """
 
     sampling: SamplingSettings
@@ -41,6 +42,7 @@ class DraftContext:
     vocab_size: int
     clock: PhaseClock = field(default_factory=PhaseClock)
     alternatives: int | None = 0
+    late: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -30,8 +30,7 @@ def prospects_of(drafter: Drafter, row: DraftRow) -> Many[Prospect]:
     """In which ways it could draft now. Raises `ParameterError` unless these are prospects."""
     if _is_ours(drafter):
         return drafter.prospects(row)
-    if not isinstance(getattr(drafter, "name", None), str):
-        raise ParameterError(f"drafter {type(drafter).__name__} must have a name, a text that the records have for it")
+    check_name(drafter)
     offered = drafter.prospects(row)
     if not isinstance(offered, list | tuple) or not offered or not all(isinstance(one, Prospect) for one in offered):
         raise ParameterError(f"drafter {drafter.name} must offer a list of one Prospect or more, got {offered!r:.60}")
@@ -40,12 +39,18 @@ def prospects_of(drafter: Drafter, row: DraftRow) -> Many[Prospect]:
     return offered
 
 
+def check_name(drafter: Drafter) -> None:
+    """Raise `ParameterError` if it has none."""
+    if not isinstance(getattr(drafter, "name", None), str):
+        raise ParameterError(f"drafter {type(drafter).__name__} must have a name, a text that the records have for it")
+
+
 def _check_prospect(who: str, one: Prospect) -> None:
     if not isinstance(one.drafter, str):
         raise ParameterError(f"{who} must offer prospects with a name, a text, got {one.drafter!r:.60}")
     if not isinstance(one.longest, int) or one.longest < 0:
         raise ParameterError(f"{who} must offer prospects whose longest is 0 or more, got {one.longest!r}")
-    for name in ("step_seconds", "start_seconds"):
+    for name in ("step_seconds", "start_seconds", "behind_seconds"):
         value = getattr(one, name)
         if not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
             raise ParameterError(f"{who} must offer prospects whose {name} are 0 or more, got {value!r:.60}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.draft_length.base import DraftLength, Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.drafters.checked import proposal_from, prospects_of
+from outrider.drafters.checked import check_name, proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.proposal import Candidate, DraftRow, Proposal, empty_proposal, merged_alternatives
@@ -74,14 +74,20 @@ class ChoiceDrafter(Drafter):
         return [number for drafter in self.drafters for number in drafter.occasion()]
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        self.join(rows, None, context)
+
+    def join(self, rows: Many[DraftRow], before: Drafter | None, context: DraftContext) -> None:
+        """Draft for rows of a drafter that is a part of this one, or has parts of it: they keep what these have, and the
+        other parts begin.
+        """
+        had = () if before is None else _parts(before)
         for row in rows:
-            own = [
-                replace(row, state=None, uncertain=0, drawn=1, provisional=0)  # tokens and numbers are shared
-                for _ in self.drafters
-            ]
-            row.state = _Children(own, [])
-        for i, drafter in enumerate(self.drafters):
-            drafter.begin([row.state.rows[i] for row in rows], context)
+            children = row.state.rows if type(before) is ChoiceDrafter else [replace(row)] * len(had)
+            held = {id(part): child for part, child in zip(had, children, strict=True)}
+            row.state = _Children([held.get(id(part)) or _beginning(row) for part in self.drafters], [])
+        for i, part in enumerate(self.drafters):
+            if part not in had:
+                part.begin([row.state.rows[i] for row in rows], context)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         offered = [prospects_of(drafter, _child(row, i)) for i, drafter in enumerate(self.drafters)]
@@ -173,10 +179,34 @@ def _law(proposal: Proposal, like: Tensor) -> Tensor:
     return torch.zeros(shape, dtype=like.dtype, device=like.device).scatter_(-1, proposal.tokens.unsqueeze(-1), 1.0)
 
 
-def worth_while(drafter: Drafter, length: DraftLength) -> Drafter | None:
-    """What of a drafter is worth making ready (`DraftLength.never`), and what has to see every text; None if nothing is."""
-    parts = drafter.parts() if type(drafter) is ChoiceDrafter else [drafter]
-    kept = [part for part in parts if part.remembers or not length.never(part.seconds)]
+def worth_while(drafter: Drafter, length: DraftLength, ready: Drafter | None = None) -> Drafter | None:
+    """What of a drafter is worth making ready (`DraftLength.never`), and what has to see every text; None if nothing is.
+
+    ready: what of it is already, and stays so; returned if nothing is to be added.
+    """
+    parts, have = _parts(drafter), () if ready is None else _parts(ready)
+    for part in parts:
+        check_name(part)
+    kept = [part for part in parts if part in have or part.remembers or not length.never(part.name, part.seconds)]
+    if len(kept) == len(have):
+        return ready
     if len(kept) == len(parts):
         return drafter
     return None if not kept else kept[0] if len(kept) == 1 else ChoiceDrafter(kept)
+
+
+def take_over(drafter: Drafter, before: Drafter | None, rows: Many[DraftRow], context: DraftContext) -> None:
+    """Let rows go on with what `worth_while` has added to the drafter before."""
+    if type(drafter) is ChoiceDrafter:
+        drafter.join(rows, before, context)
+    else:
+        drafter.begin(rows, context)
+
+
+def _parts(drafter: Drafter) -> Many[Drafter]:
+    return drafter.drafters if type(drafter) is ChoiceDrafter else [drafter]
+
+
+def _beginning(row: DraftRow) -> DraftRow:
+    """The row as a drafter sees it that begins: tokens and numbers are shared."""
+    return replace(row, state=None, uncertain=0, drawn=1, provisional=0)

@@ -93,6 +93,8 @@ class HeadDrafter(ModelDrafter):
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:
             row.state = self.model.open_on(row.sequence)
+        if context.late:
+            return
         ready = [row for row in rows if row.sequence.length >= len(row.tokens) - 1]
         with context.clock.phase("prefill"):
             prefill(self.model, [row.state for row in ready], [row.tokens[:-1] for row in ready])
@@ -101,12 +103,12 @@ class HeadDrafter(ModelDrafter):
         (prospect,) = super().prospects(row)
         return [replace(prospect, gated=False)] if self._in_one_pass else [prospect]
 
-    def _seconds(self, pending: int, held: int) -> tuple[float, float]:
+    def _seconds(self, pending: int, held: int) -> tuple[float, float, float]:
         """See `ModelDrafter`; the first token pays for all of them where they come in one pass."""
         if self._given is not None:
-            return self._given, 0.0
-        step, start = super()._seconds(pending, held)
-        return (0.0, start + step) if self._in_one_pass else (step, start)
+            return self._given, 0.0, 0.0
+        step, start, behind = super()._seconds(pending, held)
+        return (0.0, start + step, behind) if self._in_one_pass else (step, start, behind)
 
     def _room(self, row: DraftRow) -> int:
         """Nothing while the target has not scored all but the newest token: the state before it is not there yet."""

@@ -12,13 +12,34 @@ from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.drafting import draft_in_steps
-from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
+from outrider.models.base import LanguageModel, Sequence, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
 from outrider.settings.drafting import MAX_DRAFT
 from outrider.support.device_data import pad_rows
+
+MANY = 32  # tokens, from which on they are read as prompts are
+USUAL = 5  # tokens that a round leaves to be read, at most, where the one before has drafted, too
+
+
+def seconds_after(costs: Costs | None, pending: int, held: int) -> tuple[float, float, float]:
+    """Of a drafted token, and before the first, where so many of the tokens held are yet to be read; and of reading those
+    beyond what is usual.
+    """
+    if costs is None:
+        return 0.0, 0.0, 0.0
+    step, usual = costs.about(1, held) - costs.warm, costs.about(min(pending, USUAL), held)
+    behind = costs.about(pending, held) - usual if pending > USUAL else 0.0
+    return step, max(0.0, usual - step), max(0.0, behind)
+
+
+def catch_up(model: LanguageModel, sequences: Many[Sequence], texts: Many[list[int]]) -> None:
+    """Read texts but for their newest tokens, as prompts are read, where much of them is yet to be."""
+    far = [(one, text[:-1]) for one, text in zip(sequences, texts, strict=True) if len(text) - one.length > MANY]
+    if far:
+        prefill(model, [one for one, _ in far], [text for _, text in far])
 
 
 class ModelDrafter(Drafter):
@@ -75,13 +96,15 @@ class ModelDrafter(Drafter):
             row.state = open_sequence(self.model, row.source)
             if limit is None or len(self._read(row)) <= limit:
                 fitting.append(row)
+        if context.late:
+            return
         with context.clock.phase("prefill"):
             prompts = [known_tokens(self._read(row)[:-1], self.model.vocab_size) for row in fitting]
             prefill(self.model, [row.state for row in fitting], prompts)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         held = len(self._read(row))
-        step, start = self._seconds(held - row.state.length, held)
+        step, start, behind = self._seconds(held - row.state.length, held)
         return [
             Prospect(
                 self.name,
@@ -90,18 +113,14 @@ class ModelDrafter(Drafter):
                 tests=self.tests,
                 step_seconds=step,
                 start_seconds=start,
+                behind_seconds=behind,
                 longest=self._room(row),
                 gated=self.model.device.type == "cpu",  # elsewhere the signals would cost a synchronisation each
             )
         ]
 
-    def _seconds(self, pending: int, held: int) -> tuple[float, float]:
-        """Of a drafted token, and before the first, where so many of the tokens held are yet to be read."""
-        costs = self._costs
-        if costs is None:
-            return 0.0, 0.0
-        step = costs.about(1, held) - costs.warm
-        return step, max(0.0, costs.about(pending, held) - step)
+    def _seconds(self, pending: int, held: int) -> tuple[float, float, float]:
+        return seconds_after(self._costs, pending, held)
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         limits = [min(plan.limit, self._room(row)) for row, plan in zip(rows, plans, strict=True)]
@@ -123,7 +142,9 @@ class ModelDrafter(Drafter):
         """Score what the draft model has not seen, or the tokens just drafted, [A, 1]. → logits [A, T]"""
         if newest is not None:
             return own.score([row.state for row in rows], newest, [1] * len(rows))
-        pending = [known_tokens(self._read(row)[row.state.length :], self.model.vocab_size) for row in rows]
+        texts = [known_tokens(self._read(row), self.model.vocab_size) for row in rows]
+        catch_up(self.model, [row.state for row in rows], texts)
+        pending = [text[row.state.length :] for row, text in zip(rows, texts, strict=True)]
         return own.score([row.state for row in rows], *pad_rows(pending, self.model.device))
 
     def observe(self, rows: Many[DraftRow]) -> None:

@@ -31,6 +31,7 @@ from outrider.draft_steps.signals import token_signals
 from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.drafting import draft_in_steps
+from outrider.drafters.model import catch_up, seconds_after
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel, Sequence, has_encoder
 from outrider.models.token_bytes import token_bytes
@@ -98,6 +99,8 @@ class _ForeignDrafter(Drafter):
         for row in rows:
             row.state = _Reader(self.model.open())
             self._read(row)
+        if context.late:
+            return
         fitting = [row.state for row in rows if self._room(row) > 0]
         with context.clock.phase("prefill"):
             prefill(self.model, [reader.sequence for reader in fitting], [reader.wanted[:-1] for reader in fitting])
@@ -134,15 +137,15 @@ class _ForeignDrafter(Drafter):
     def prospects(self, row: DraftRow) -> list[Prospect]:
         reader = self._read(row)
         pending = len(reader.wanted) - len(reader.held)
-        step = self._costs.verify(1, len(reader.wanted)) if self._costs else 0.0
-        start = self._costs.verify(pending, len(reader.wanted)) - step if self._costs else 0.0
+        step, start, behind = seconds_after(self._costs, pending, len(reader.wanted))
         return [
             Prospect(
                 self.name,
                 first=0.6,
                 later=0.6,
                 step_seconds=step,
-                start_seconds=max(0.0, start),
+                start_seconds=start,
+                behind_seconds=behind,
                 longest=self._room(row),
                 gated=self.model.device.type == "cpu",
             )
@@ -151,6 +154,9 @@ class _ForeignDrafter(Drafter):
     def _next_logits(self, readers: Many[_Reader], drafted: Many[list[int]]) -> Tensor:
         """Score what the draft model has not seen of each text and of its own draft. → [R, V']"""
         known = [[*reader.wanted, *own] for reader, own in zip(readers, drafted, strict=True)]
+        catch_up(self.model, [reader.sequence for reader in readers], known)
+        for reader, text in zip(readers, known, strict=True):
+            reader.held = text[: reader.sequence.length]
         pending = [tokens[len(reader.held) :] for tokens, reader in zip(known, readers, strict=True)]
         tokens, lengths = pad_rows(pending, self.model.device)
         logits = self.model.score([reader.sequence for reader in readers], tokens, lengths, "last")

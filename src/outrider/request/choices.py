@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from functools import cache
 
-from outrider.costs import costs_of_a_list, measured_costs, pad_as_known
+from outrider.costs import ByRows, CostBook, SharedCosts, book_now, costs_by, costs_of_a_list, measured_costs, pad_as_known
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
 from outrider.drafters.base import bind_alone
@@ -70,6 +71,8 @@ def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafte
             return policy
         costs = measured_costs(target)
         drafter.measure()
+        book = book_now()
+        by_rows = None if book is None or book.rows == 1 or wanted is not None else _by_rows(target, drafter, book)
     if isinstance(wanted, DraftLength):
         return wanted
     if isinstance(policy, OptimalLength):
@@ -82,4 +85,23 @@ def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafte
     if isinstance(policy, FixedLength):
         several = isinstance(drafter, ChoiceDrafter) and policy.length
         return AdaptiveLength(costs, only=policy.length) if several else policy
-    return AdaptiveLength(costs)
+    return AdaptiveLength(costs, by_rows=by_rows)
+
+
+def _by_rows(target: LanguageModel, drafter: Drafter, book: CostBook) -> ByRows:
+    """What passes and drafts take with fewer rows than the book's; measured now, as far as it has to be."""
+    whole = drafter.part_seconds()
+
+    @cache
+    def shared(rows: int) -> SharedCosts:
+        fewer = book.of_fewer(rows)
+        with costs_by(fewer):
+            drafter.measure()
+            now = drafter.part_seconds()
+        with costs_by(book):
+            drafter.measure()  # as it was: others may draft with it, by tables that hold for a whole run
+        times = {name: now[name].of(1) / all_rows.of(1) for name, all_rows in whole.items() if all_rows.of(1) > 0.0}
+        return SharedCosts(fewer.of(target), times)
+
+    shared(1)
+    return shared
