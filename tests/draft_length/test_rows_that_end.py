@@ -11,13 +11,15 @@ import torch
 from outrider.costs import Costs, DraftSeconds, SharedCosts, costs_by, measured_costs
 from outrider.costs.book import CostBook
 from outrider.decode import Decoder, Request, decode
-from outrider.draft_length import AdaptiveLength, Prospect
+from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Prospect
+from outrider.draft_length.base import SimplePlan
 from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter, SuffixDrafter
 from outrider.drafters.base import DraftContext
 from outrider.drafters.choice import take_over, worth_while
 from outrider.drafters.model import USUAL, seconds_after
 from outrider.models.base import LanguageModel
 from outrider.models.table import TableModel, TableSequence
+from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.records import Round
@@ -26,6 +28,7 @@ from outrider.sampling import SamplingSettings
 from tests.helpers.enumerate import target_joint
 from tests.helpers.planned import FLAT, plan_of
 from tests.helpers.samples import ALARM, V, p_value_of
+from tests.helpers.tiny_models import module
 from tests.helpers.toys import PROMPT, SETTINGS, law_of, table
 
 DEAR = Costs({1: 1.0, 17: 17.0}, rows=4)  # a token costs what a token costs
@@ -257,3 +260,28 @@ def test_later_drafts_pay_their_share_of_what_is_behind() -> None:
     assert plan_of(policy, about)[1] > 0
     assert plan_of(policy, about, room=3)[1] == 0
     assert plan_of(policy, Prospect("a", first=0.8, later=0.8, start_seconds=5.0))[1] == 0
+
+
+class _Later(DraftLength, LengthState):
+    """Four tokens from a number of tokens on, none before."""
+
+    def __init__(self, begin: int) -> None:
+        self._begin = begin
+
+    def start(self) -> LengthState:
+        return self
+
+    def plan(self, prospects: Sequence[Prospect], room: int, context: int) -> SimplePlan:
+        del prospects
+        return SimplePlan(0, min(room, 4) if context >= self._begin else 0)
+
+
+@pytest.mark.parametrize("begin", [0, 20, 30, 60])
+def test_a_draft_that_has_fallen_behind_has_read_all_of_the_text(begin: int) -> None:
+    """The target's own law, drafted by another engine: every token is accepted, if it was drafted after the same tokens."""
+    target, draft = (TransformersModel(module("Llama")) for _ in range(2))
+    sampled, many = SETTINGS["temperature 1"], [Request([1, 2, 3], 80, RandomStream(5, row)) for row in range(3)]
+    _, rounds = decode(target, many, sampled, ModelDrafter(draft, step_seconds=0.0), _Later(begin))
+    for row in rounds:
+        assert all(record.accepted == record.drafted for record in row)
+        assert sum(record.drafted for record in row) > (80 - begin) / 2
