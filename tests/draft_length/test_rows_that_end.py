@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,36 +10,17 @@ import torch
 from outrider.costs import Costs, DraftSeconds, SharedCosts, costs_by, measured_costs
 from outrider.costs.book import CostBook
 from outrider.decode import Decoder, Request, decode
-from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Prospect
-from outrider.draft_length.base import SimplePlan
-from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter, SuffixDrafter
-from outrider.drafters.base import DraftContext
-from outrider.drafters.choice import take_over, worth_while
-from outrider.drafters.model import USUAL, seconds_after
+from outrider.draft_length import AdaptiveLength, Prospect
+from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter
 from outrider.models.base import LanguageModel
-from outrider.models.table import TableModel, TableSequence
-from outrider.models.transformers_model import TransformersModel
-from outrider.proposal import DraftRow
+from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
 from outrider.records import Round
 from outrider.request.choices import make_length
-from outrider.sampling import SamplingSettings
 from tests.helpers.enumerate import target_joint
-from tests.helpers.planned import FLAT, plan_of
+from tests.helpers.planned import FLAT, one_row_left, plan_of
 from tests.helpers.samples import ALARM, V, p_value_of
-from tests.helpers.tiny_models import module
 from tests.helpers.toys import PROMPT, SETTINGS, law_of, table
-
-DEAR = Costs({1: 1.0, 17: 17.0}, rows=4)  # a token costs what a token costs
-
-
-def by_rows(rows: int) -> SharedCosts:
-    return SharedCosts(FLAT if rows == 1 else DEAR)
-
-
-def one_row_left() -> AdaptiveLength:
-    """Drafts pay as soon as one row is alone."""
-    return AdaptiveLength(DEAR, by_rows=by_rows)
 
 
 class _Model(TableModel):
@@ -88,6 +68,14 @@ def test_a_heads_passes_change_in_even_steps(book: CostBook) -> None:
         found = book.of_fewer(rows).of(head)
         assert [found.verify(n) for n in (1, 2)] == pytest.approx([1.0 + 8.0 * share, 1.2 + 14.8 * share])
         assert found.warm == pytest.approx(0.5 + 3.5 * share)
+
+
+@pytest.mark.parametrize("kind", [_Model, _Head])
+def test_tables_of_older_runs_do_not_say_of_how_many_rows_they_are(book: CostBook, kind: type[_Model]) -> None:
+    model = kind(torch.full((3, 3), 1 / 3))
+    older = CostBook(8, {book.name_of(model): Costs({1: 9.0, 2: 16.0})})
+    assert older.of_fewer(4).of(model).rows == 4
+    assert older.of_fewer(8).of(model).rows == 1
 
 
 def test_passes_of_the_last_row_are_not_padded(book: CostBook) -> None:
@@ -185,103 +173,9 @@ def test_rows_that_draft_when_others_have_ended_keep_the_law() -> None:
     assert p_value_of(found, torch.tensordot(target_joint(law, V, 1), target_joint(law, V, 3), dims=0)) > ALARM
 
 
-class Counted(SuffixDrafter):
-    """Notes for which rows it began and ended."""
-
-    def __init__(self, name: str, fails: bool = False) -> None:
-        super().__init__()
-        self.name, self.fails = name, fails
-        self.begun: list[int] = []
-        self.ended: list[int] = []
-
-    def begin(self, rows: Sequence[DraftRow], context: DraftContext) -> None:
-        self.begun += [id(row.tokens) for row in rows]
-        if self.fails:
-            raise ArithmeticError
-        super().begin(rows, context)
-
-    def end(self, row: DraftRow) -> None:
-        self.ended.append(id(row.tokens))
-        super().end(row)
-
-
-def test_what_is_ready_goes_on_and_the_rest_begins() -> None:
-    context = DraftContext(SamplingSettings(), table(1, V), V)
-    rows = [DraftRow([0, 1, 2], 3, RandomStream(0, i), TableSequence()) for i in range(2)]
-    one, two, three = Counted("one"), Counted("two"), Counted("three")
-    both, whole = ChoiceDrafter([one, three]), ChoiceDrafter([one, two, three])
-    take_over(one, None, rows, context)
-    states = [row.state for row in rows]
-    take_over(both, one, rows, context)
-    take_over(whole, both, rows, context)
-    assert [row.state.rows[0].state for row in rows] == states
-    for row in rows:
-        whole.end(row)
-    for part in (one, two, three):
-        assert part.begun == part.ended == [id(row.tokens) for row in rows]
-
-
-def test_a_part_that_is_ready_stays_so() -> None:
-    quick, slow = ModelDrafter(table(3, V), step_seconds=0.0), ModelDrafter(table(2, V), step_seconds=9.0)
-    slow.name = "slow"
-    policy = AdaptiveLength(Costs({1: 1.0, 17: 2.0}, rows=4))
-    assert worth_while(ChoiceDrafter([quick, slow]), policy) is quick
-    assert worth_while(ChoiceDrafter([quick, slow]), policy, quick) is quick
-    both = ChoiceDrafter([quick, slow])
-    assert worth_while(both, policy, slow) is both
-    assert worth_while(both, policy, both) is both
-
-
-def test_all_is_freed_where_a_draft_can_not_begin() -> None:
-    target = table(1, V)
-    good, bad = Counted("good"), Counted("bad", fails=True)
-    decoder = Decoder(target, requests(2, 30), SETTINGS["greedy"], ChoiceDrafter([good, bad]), one_row_left().together(2))
-    with pytest.raises(ArithmeticError):
-        list(decoder.rounds())
-    assert good.begun == good.ended
-    assert bad.begun == bad.ended
-    assert len(good.begun) == 1
-    assert all(row.sequence.length == 0 for row in decoder.rows)
-
-
-def test_what_a_draft_is_behind_is_told_apart() -> None:
-    costs = Costs({1: 1.0, 2: 1.1, 33: 4.2}, warm=0.25)
-    assert seconds_after(None, 9, 9) == (0.0, 0.0, 0.0)
-    assert seconds_after(costs, 1, 9) == pytest.approx((0.75, 0.25, 0.0))
-    step, start, behind = seconds_after(costs, USUAL, 9)
-    assert step + start == pytest.approx(costs.verify(USUAL))
-    assert behind == 0.0
-    assert seconds_after(costs, 300, 400) == pytest.approx((step, start, costs.verify(300) - costs.verify(USUAL)))
-
-
 def test_later_drafts_pay_their_share_of_what_is_behind() -> None:
     """A draft that is read for once is not given up for what it costs the first time, unless little is left to draft for."""
     policy, about = AdaptiveLength(FLAT), Prospect("a", first=0.8, later=0.8, behind_seconds=5.0)
     assert plan_of(policy, about)[1] > 0
     assert plan_of(policy, about, room=3)[1] == 0
     assert plan_of(policy, Prospect("a", first=0.8, later=0.8, start_seconds=5.0))[1] == 0
-
-
-class _Later(DraftLength, LengthState):
-    """Four tokens from a number of tokens on, none before."""
-
-    def __init__(self, begin: int) -> None:
-        self._begin = begin
-
-    def start(self) -> LengthState:
-        return self
-
-    def plan(self, prospects: Sequence[Prospect], room: int, context: int) -> SimplePlan:
-        del prospects
-        return SimplePlan(0, min(room, 4) if context >= self._begin else 0)
-
-
-@pytest.mark.parametrize("begin", [0, 20, 30, 60])
-def test_a_draft_that_has_fallen_behind_has_read_all_of_the_text(begin: int) -> None:
-    """The target's own law, drafted by another engine: every token is accepted, if it was drafted after the same tokens."""
-    target, draft = (TransformersModel(module("Llama")) for _ in range(2))
-    sampled, many = SETTINGS["temperature 1"], [Request([1, 2, 3], 80, RandomStream(5, row)) for row in range(3)]
-    _, rounds = decode(target, many, sampled, ModelDrafter(draft, step_seconds=0.0), _Later(begin))
-    for row in rounds:
-        assert all(record.accepted == record.drafted for record in row)
-        assert sum(record.drafted for record in row) > (80 - begin) / 2

@@ -15,12 +15,13 @@ from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, Prospect, Trial
 from outrider.draft_length.base import LengthState
 from outrider.drafters import ChoiceDrafter, ModelDrafter, PromptLookupDrafter, SuffixDrafter
-from outrider.drafters.choice import worth_while
+from outrider.drafters.ready import worth_while
 from outrider.generation import Generation
 from outrider.models.base import LanguageModel
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
 from outrider.request.choices import make_length
+from outrider.sampling import SamplingSettings
 from tests.helpers.enumerate import target_joint
 from tests.helpers.planned import FLAT, LINEAR
 from tests.helpers.samples import ALARM, SAMPLES, V, p_value, p_value_of, run
@@ -64,11 +65,11 @@ def test_of_several_drafters_those_are_made_ready_that_may_be_worth_it() -> None
         ([slow, quick, copies], f"{quick.name} + {copies.name}"),
     ):
         both = ChoiceDrafter(given)
-        found = worth_while(both, policy)
+        found = worth_while(both, policy, SamplingSettings())
         assert found is not None
         assert found is (both if left is None else found)
         assert left in (None, found, found.name)
-    assert worth_while(slow, policy) is None
+    assert worth_while(slow, policy, SamplingSettings()) is None
 
 
 def test_a_drafter_that_remembers_is_shown_every_text() -> None:

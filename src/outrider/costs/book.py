@@ -61,7 +61,7 @@ class CostBook:
         return found.of_rows(share, batch_sizes(self.rows)) if alike else found.times(share)
 
     def _of_few(self, model: LanguageModel, alike: bool, whole: CostBook) -> Costs:
-        one, many = held_or_measured(model), whole.of(model)
+        one, many = held_or_measured(model), replace(whole.of(model), rows=whole.rows)  # older runs' tables don't say it
         if self.rows == 1:
             return one
         return one.shared_by(self.rows, many, batch_sizes(self.rows)) if alike else one.towards(self.rows, many)

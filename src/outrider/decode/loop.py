@@ -23,7 +23,7 @@ from outrider.draft_length import DraftLength, FixedLength, Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter, bind_alone, check_alternatives
 from outrider.drafters.checked import proposal_from, prospects_of
-from outrider.drafters.choice import take_over, worth_while
+from outrider.drafters.ready import begin_rest, state_with, worth_while
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.models.cache.slots import opening_several
@@ -72,7 +72,7 @@ class Decoder:
         self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
         self._wanted = drafter if length is not None else None
         self.target = target
-        self.drafter = drafter if length is None or drafter is None else worth_while(drafter, length)
+        self.drafter = drafter if length is None or drafter is None else worth_while(drafter, length, sampling)
         self.prefill_seconds = 0.0
         self.rows: list[Row] = []
         self._requests = requests
@@ -126,6 +126,8 @@ class Decoder:
                 self.rows.append(joined[-1])  # at once, so that `close` knows of it whatever happens next
             prefill(self.target, [row.sequence for row in joined], [row.tokens[:-1] for row in joined], self._cancelled)
         if self.drafter is not None and joined and not self._cancelled():
+            for row in joined:
+                row.drafter = self.drafter
             self.drafter.begin([row.draft for row in joined], self._context)
         seconds = self._clock.take()["prefill"]
         for row in joined:
@@ -146,8 +148,9 @@ class Decoder:
     def check(self, request: Request) -> None:
         """Raise unless the request can be served."""
         check_request(request, self.target)
-        if request.source is not None and self.drafter is not None:
-            self.drafter.check_source(request.source)
+        drafter = self._wanted or self.drafter  # all of it may be made ready one day
+        if request.source is not None and drafter is not None:
+            drafter.check_source(request.source)
 
     def step(self) -> list[tuple[int, Round]]:
         """One round of all unfinished rows; empty if there are none.
@@ -222,13 +225,16 @@ class Decoder:
     def _share(self, active: list[Row]) -> None:
         """Let the policy know how many rows share the passes, and drafts begin that are worth it for so few of them."""
         self._sharing = len(active)
-        self._length.shared_by(len(active))
-        if self._wanted is None:
+        if not self._length.shared_by(len(active)) or self._wanted is None:
             return
-        further = worth_while(self._wanted, self._length, self.drafter)
-        if further is not None and further is not self.drafter:
-            before, self.drafter = self.drafter, further  # at once, so that all of it ends whatever happens next
-            take_over(further, before, [row.draft for row in active], replace(self._context, late=True))
+        before = self.drafter
+        further = worth_while(self._wanted, self._length, self._scorer.sampling, before)
+        if further is None or further is before:
+            return
+        self.drafter, rows = further, [row.draft for row in active]
+        for row in active:
+            row.drafter, row.draft.state = further, state_with(further, before, row.draft)
+        begin_rest(further, before, rows, replace(self._context, late=True))
 
     def _propose(self, active: list[Row]) -> tuple[list[Prospect | None], Proposal]:
         """What each row's policy wants, drafted. → the prospects chosen, the proposal"""
@@ -246,10 +252,9 @@ class Decoder:
     def _close(self, row: Row) -> None:
         """May be called again, as far as an interrupt had let it come."""
         try:
-            if not row.ended:
+            if row.drafter is not None and not row.ended:
                 row.ended = True
-                if self.drafter is not None:
-                    self.drafter.end(row.draft)
+                row.drafter.end(row.draft)
         finally:
             row.sequence.close()
 

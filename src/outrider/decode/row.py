@@ -55,6 +55,7 @@ class Row:
         self.draft = DraftRow(
             self.tokens, len(self.tokens), request.stream, sequence, source=request.source, ends=request.eos
         )
+        self.drafter: Drafter | None = None  # that it has begun with, or was about to
         self.finish_reason: FinishReason | None = None
         self.ended = False  # for its drafter
         self._previews = Previews()

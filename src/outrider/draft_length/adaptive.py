@@ -102,9 +102,11 @@ class _Together(DraftLength):
     def never(self, drafter: str, drafting: DraftSeconds) -> bool:
         return self.policy.hopeless(self.learned.costs, drafter, drafting)
 
-    def shared_by(self, rows: int) -> None:
-        if self.policy.by_rows is not None:
-            self.learned.share(self.policy.by_rows(rows))
+    def shared_by(self, rows: int) -> bool:
+        if self.policy.by_rows is None:
+            return False
+        self.learned.share(self.policy.by_rows(rows))
+        return True
 
     def start(self) -> LengthState:
         return _AdaptiveState(self.policy, self.learned)

@@ -152,9 +152,10 @@ class DraftLength(ABC):
         del drafter, drafting
         return False
 
-    def shared_by(self, rows: int) -> None:
-        """From now on so many sequences share the passes. Called between rounds."""
+    def shared_by(self, rows: int) -> bool:
+        """From now on so many sequences share the passes. Called between rounds. → whether anything follows from it"""
         del rows
+        return False
 
     @abstractmethod
     def start(self) -> LengthState:

@@ -131,6 +131,11 @@ class Drafter(ABC):
         """What drafting takes, as far as it has been measured."""
         return DraftSeconds()
 
+    def seconds_for(self, sampling: SamplingSettings) -> DraftSeconds:
+        """The same of a text that is sampled so."""
+        del sampling
+        return self.seconds
+
     def part_seconds(self) -> dict[str, DraftSeconds]:
         """What drafting takes by each part, under the names that the records have for them."""
         return {part.name: part.seconds for part in self.parts()}

@@ -5,7 +5,7 @@ Who is chosen depends on what is certain only (the prospects), so every proposal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.draft_length.base import DraftLength, Plan, Prospect
+from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.drafters.checked import check_name, proposal_from, prospects_of
+from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
 from outrider.proposal import Candidate, DraftRow, Proposal, empty_proposal, merged_alternatives
@@ -52,10 +52,12 @@ class ChoiceDrafter(Drafter):
     def __init__(self, drafters: Many[Drafter]) -> None:
         if not drafters:
             raise ParameterError("drafters must not be empty: give at least one")
+        # A choice among others is as good as those that it has, and each of them can be made ready, timed and named apart.
+        drafters = [part for one in drafters for part in (one.drafters if type(one) is ChoiceDrafter else [one])]
         names = [drafter.name for drafter in drafters]
         if len(set(names)) < len(names):
             raise ParameterError(f"drafters must have different names, got {', '.join(names)}: give each only once")
-        self.drafters = list(drafters)
+        self.drafters: list[Drafter] = list(drafters)
         self.name = " + ".join(names)
         self.remembers = any(drafter.remembers for drafter in self.drafters)
 
@@ -74,19 +76,22 @@ class ChoiceDrafter(Drafter):
         return [number for drafter in self.drafters for number in drafter.occasion()]
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
-        self.join(rows, None, context)
-
-    def join(self, rows: Many[DraftRow], before: Drafter | None, context: DraftContext) -> None:
-        """Draft for rows of a drafter that is a part of this one, or has parts of it: they keep what these have, and the
-        other parts begin.
-        """
-        had = () if before is None else _parts(before)
         for row in rows:
-            children = row.state.rows if type(before) is ChoiceDrafter else [replace(row)] * len(had)
-            held = {id(part): child for part, child in zip(had, children, strict=True)}
-            row.state = _Children([held.get(id(part)) or _beginning(row) for part in self.drafters], [])
+            row.state = self.state_with({}, row)
+        self.begin_but((), rows, context)
+
+    def children(self, row: DraftRow) -> dict[int, DraftRow]:
+        """A row as each of the drafters sees it, by the drafter's id."""
+        return {id(part): child for part, child in zip(self.drafters, row.state.rows, strict=True)}
+
+    def state_with(self, begun: Mapping[int, DraftRow], row: DraftRow) -> object:
+        """The state of a row for which some of the drafters have begun: `children` of these."""
+        return _Children([begun.get(id(part)) or _beginning(row) for part in self.drafters], [])
+
+    def begin_but(self, ready: Many[Drafter], rows: Many[DraftRow], context: DraftContext) -> None:
+        """Let the others begin."""
         for i, part in enumerate(self.drafters):
-            if part not in had:
+            if part not in ready:
                 part.begin([row.state.rows[i] for row in rows], context)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
@@ -177,34 +182,6 @@ def _law(proposal: Proposal, like: Tensor) -> Tensor:
         return proposal.probs.to(like.dtype)
     shape = (*proposal.tokens.shape, like.shape[-1])
     return torch.zeros(shape, dtype=like.dtype, device=like.device).scatter_(-1, proposal.tokens.unsqueeze(-1), 1.0)
-
-
-def worth_while(drafter: Drafter, length: DraftLength, ready: Drafter | None = None) -> Drafter | None:
-    """What of a drafter is worth making ready (`DraftLength.never`), and what has to see every text; None if nothing is.
-
-    ready: what of it is already, and stays so; returned if nothing is to be added.
-    """
-    parts, have = _parts(drafter), () if ready is None else _parts(ready)
-    for part in parts:
-        check_name(part)
-    kept = [part for part in parts if part in have or part.remembers or not length.never(part.name, part.seconds)]
-    if len(kept) == len(have):
-        return ready
-    if len(kept) == len(parts):
-        return drafter
-    return None if not kept else kept[0] if len(kept) == 1 else ChoiceDrafter(kept)
-
-
-def take_over(drafter: Drafter, before: Drafter | None, rows: Many[DraftRow], context: DraftContext) -> None:
-    """Let rows go on with what `worth_while` has added to the drafter before."""
-    if type(drafter) is ChoiceDrafter:
-        drafter.join(rows, before, context)
-    else:
-        drafter.begin(rows, context)
-
-
-def _parts(drafter: Drafter) -> Many[Drafter]:
-    return drafter.drafters if type(drafter) is ChoiceDrafter else [drafter]
 
 
 def _beginning(row: DraftRow) -> DraftRow:

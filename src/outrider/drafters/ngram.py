@@ -65,6 +65,9 @@ class NgramDrafter(Drafter):
         """As it was asked last; quick at first."""
         return DraftSeconds(STEP_SECONDS[self._last_quick])
 
+    def seconds_for(self, sampling: SamplingSettings) -> DraftSeconds:
+        return DraftSeconds(STEP_SECONDS[_quick(sampling)])
+
     def prospects(self, row: DraftRow) -> list[Prospect]:
         depth = self.table.depth(row.tokens[-self.table.order :])
         prior = PRIORS[min(depth, len(PRIORS) - 1)]

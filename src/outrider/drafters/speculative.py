@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from outrider.costs import DraftSeconds, measured_costs
+from outrider.costs import Costs, DraftSeconds, measured_costs
 from outrider.draft_length import MAX_DRAFT, AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.checked import proposal_from, prospects_of
+from outrider.drafters.model import catch_up, seconds_after
 from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
@@ -52,6 +53,7 @@ class SpeculativeDrafter(Drafter):
         self._sampling = sampling
         self._given, self._seconds = step_seconds, step_seconds
         self._adaptive: AdaptiveLength | None = None
+        self._costs: Costs | None = None
 
     def bind(self, target: LanguageModel) -> None:
         check_same_tokens(target, self.model)
@@ -77,6 +79,7 @@ class SpeculativeDrafter(Drafter):
         self.drafter.measure()
         self._adaptive = AdaptiveLength(costs)
         if self._given is None:
+            self._costs = costs
             self._seconds = costs.verify(1)  # without its own draft: an upper bound, whatever that gains
 
     @property
@@ -103,20 +106,26 @@ class SpeculativeDrafter(Drafter):
             row.state = _Inner(inner, length.start())
         inners = [row.state.row for row in rows]
         fitting = [inner for inner in inners if self._room(inner) > 0]
+        if context.late:
+            fitting = []  # read with the first draft
         with context.clock.phase("prefill"):
             prompts = [known_tokens(inner.tokens[:-1], self.model.vocab_size) for inner in fitting]
             prefill(self.model, [inner.sequence for inner in fitting], prompts)
         self.drafter.begin(inners, self._inside(context))
 
     def _inside(self, context: DraftContext) -> DraftContext:
-        return DraftContext(self._sampling or context.sampling, self.model, context.vocab_size, context.clock)
+        sampling = self._sampling or context.sampling
+        return DraftContext(sampling, self.model, context.vocab_size, context.clock, late=context.late)
 
     def _room(self, row: DraftRow) -> int:
         limit = self.model.max_length
         return MAX_DRAFT if limit is None else max(0, min(MAX_DRAFT, limit - len(row.tokens) + 1))
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        return [Prospect(self.name, step_seconds=self.seconds.token, longest=self._room(row.state.row))]
+        inner: DraftRow = row.state.row
+        held = len(self._read(row))
+        _, _, behind = seconds_after(self._costs, held - inner.sequence.length, held)
+        return [Prospect(self.name, step_seconds=self.seconds.token, behind_seconds=behind, longest=self._room(inner))]
 
     def propose(self, rows: Many[DraftRow], plans: Many[Plan], context: DraftContext) -> Proposal:
         inners: list[_Inner] = [row.state for row in rows]
@@ -124,6 +133,10 @@ class SpeculativeDrafter(Drafter):
             inner.row.tokens[:] = self._read(row)
             inner.row.uncertain, inner.row.drawn = row.uncertain, 1  # of its own rounds, from here on
         limits = [min(plan.limit, self._room(inner.row)) for plan, inner in zip(plans, inners, strict=True)]
+        drafting = [inner.row for inner, limit in zip(inners, limits, strict=True) if limit > 0]
+        texts = [known_tokens(inner.tokens, self.model.vocab_size) for inner in drafting]
+        with context.clock.phase("draft"):
+            catch_up(self.model, [inner.sequence for inner in drafting], texts)
         drafted: list[list[int]] = [[] for _ in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
         inside = self._inside(context)

@@ -89,19 +89,22 @@ def make_length(num_draft_tokens: Length, target: LanguageModel, drafter: Drafte
 
 
 def _by_rows(target: LanguageModel, drafter: Drafter, book: CostBook) -> ByRows:
-    """What passes and drafts take with fewer rows than the book's; measured now, as far as it has to be."""
+    """What passes and drafts take with fewer rows than the book's, measured now as far as it has to be: later others may
+    draft with this drafter, by tables that hold for a whole run.
+    """
     whole = drafter.part_seconds()
+    with costs_by(book.of_fewer(1)):
+        book.of_fewer(1).of(target)
+        drafter.measure()
+        alone = drafter.part_seconds()
+    with costs_by(book):
+        drafter.measure()  # as it was
+    least = {name: alone[name].of(1) / seconds.of(1) for name, seconds in whole.items() if seconds.of(1) > 0.0}
 
     @cache
     def shared(rows: int) -> SharedCosts:
-        fewer = book.of_fewer(rows)
-        with costs_by(fewer):
-            drafter.measure()
-            now = drafter.part_seconds()
-        with costs_by(book):
-            drafter.measure()  # as it was: others may draft with it, by tables that hold for a whole run
-        times = {name: now[name].of(1) / all_rows.of(1) for name, all_rows in whole.items() if all_rows.of(1) > 0.0}
-        return SharedCosts(fewer.of(target), times)
+        more = (rows - 1) / (book.rows - 1)
+        times = {name: times + more * (1.0 - times) for name, times in least.items()}
+        return SharedCosts(book.of_fewer(rows).of(target), times)
 
-    shared(1)
     return shared

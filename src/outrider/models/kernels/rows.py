@@ -119,17 +119,24 @@ def replace_rows(module: nn.Module, ours: Kernels) -> int:
     return count
 
 
+@torch.inference_mode()
 def _acting_like(child: nn.Module, ours: Kernels) -> nn.Module | None:
     """The same activation function by ours: of torch's and those of transformers; None if it is something else."""
     kind = type(child).__name__
-    if any(True for _ in child.parameters()) or getattr(child, "inplace", False):
+    if not (kind.startswith("SiLU") or "GELU" in kind) or getattr(child, "inplace", False):
         return None
-    x = torch.linspace(-30.0, 30.0, 601, dtype=torch.float32, device="cpu")
+    if any(True for _ in (*child.parameters(), *child.buffers())):
+        return None
+    far = torch.tensor([-1e4, -1e3, -100.0, 100.0, 1e3, 1e4], dtype=torch.float32, device="cpu")
+    x = torch.cat([torch.linspace(-30.0, 30.0, 602, dtype=torch.float32, device="cpu"), far])
+    try:
+        given = child(x.clone())
+    except Exception:  # it is called in another way
+        return None
+    if not isinstance(given, Tensor) or (given.shape, given.dtype) != (x.shape, x.dtype):
+        return None
     if kind.startswith("SiLU"):
-        return Silu(ours) if torch.equal(child(x.clone()), F.silu(x)) else None
-    if "GELU" not in kind:
-        return None
-    given = child(x.clone())
+        return Silu(ours) if torch.equal(given, F.silu(x)) else None
     form = next((i for i, gelu in enumerate(GELUS) if torch.allclose(given, gelu(x), rtol=NEAR, atol=NEAR)), None)
     return None if form is None else Gelu(form, ours)
 

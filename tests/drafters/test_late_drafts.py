@@ -1,0 +1,187 @@
+"""Drafts that begin while rows are under way, beside others that go on; and what they have to read then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.costs import Costs, DraftSeconds
+from outrider.decode import Decoder, Request, decode
+from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Prospect
+from outrider.draft_length.base import SimplePlan
+from outrider.drafters import ChoiceDrafter, ModelDrafter, NgramDrafter, SuffixDrafter
+from outrider.drafters.base import DraftContext
+from outrider.drafters.model import USUAL, seconds_after
+from outrider.drafters.ready import begin_rest, state_with, worth_while
+from outrider.errors import ParameterError
+from outrider.models.table import TableSequence
+from outrider.models.transformers_model import TransformersModel
+from outrider.proposal import DraftRow
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+from tests.helpers.ngrams import trained
+from tests.helpers.planned import DEAR, one_row_left
+from tests.helpers.samples import V
+from tests.helpers.tiny_models import module, tiny_encoder_decoder
+from tests.helpers.toys import PROMPT, SETTINGS, table
+
+
+def requests(*new: int) -> list[Request]:
+    return [Request(PROMPT, count, RandomStream(0, row)) for row, count in enumerate(new)]
+
+
+class Counted(SuffixDrafter):
+    """Notes for which rows it began and ended."""
+
+    def __init__(self, name: str, fails: bool = False) -> None:
+        super().__init__()
+        self.name, self.fails = name, fails
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+
+    def begin(self, rows: Sequence[DraftRow], context: DraftContext) -> None:
+        self.begun += [id(row.tokens) for row in rows]
+        if self.fails:
+            raise ArithmeticError
+        super().begin(rows, context)
+
+    def end(self, row: DraftRow) -> None:
+        self.ended.append(id(row.tokens))
+        super().end(row)
+
+
+def test_what_is_ready_goes_on_and_the_rest_begins() -> None:
+    context = DraftContext(SamplingSettings(), table(1, V), V)
+    rows = [DraftRow([0, 1, 2], 3, RandomStream(0, i), TableSequence()) for i in range(2)]
+    one, two, three = Counted("one"), Counted("two"), Counted("three")
+    both, whole = ChoiceDrafter([one, three]), ChoiceDrafter([one, two, three])
+    one.begin(rows, context)
+    states = [row.state for row in rows]
+    for before, after in ((one, both), (both, whole)):
+        for row in rows:
+            row.state = state_with(after, before, row)
+        begin_rest(after, before, rows, context)
+    assert [row.state.rows[0].state for row in rows] == states
+    for row in rows:
+        whole.end(row)
+    for part in (one, two, three):
+        assert part.begun == part.ended == [id(row.tokens) for row in rows]
+
+
+def test_a_part_that_is_ready_stays_so() -> None:
+    quick, slow = ModelDrafter(table(3, V), step_seconds=0.0), ModelDrafter(table(2, V), step_seconds=9.0)
+    slow.name = "slow"
+    policy = AdaptiveLength(Costs({1: 1.0, 17: 2.0}, rows=4))
+    both, how = ChoiceDrafter([quick, slow]), SETTINGS["greedy"]
+    assert worth_while(both, policy, how) is quick
+    assert worth_while(both, policy, how, quick) is quick
+    assert worth_while(both, policy, how, slow) is both
+    assert worth_while(both, policy, how, both) is both
+
+
+def test_choices_among_choices_are_one() -> None:
+    one, two, three = (Counted(name) for name in ("one", "two", "three"))
+    whole = ChoiceDrafter([ChoiceDrafter([one, two]), three])
+    assert whole.drafters == [one, two, three]
+    with pytest.raises(ParameterError, match="one, two, one"):
+        ChoiceDrafter([ChoiceDrafter([one, two]), Counted("one")])
+
+
+class Whole(ChoiceDrafter):
+    """One's own, of which nobody takes a part."""
+
+
+def test_a_choice_of_ones_own_goes_on_as_a_whole() -> None:
+    one, two, three = Counted("one"), Counted("two"), Counted("three")
+    own = Whole([one, two])
+    both = ChoiceDrafter([own, three])
+    assert both.drafters == [own, three]
+    context = DraftContext(SamplingSettings(), table(1, V), V)
+    row = DraftRow([0, 1, 2], 3, RandomStream(0), TableSequence())
+    own.begin([row], context)
+    row.state = state_with(both, own, row)
+    begin_rest(both, own, [row], context)
+    both.end(row)
+    assert [part.begun for part in (one, two, three)] == [part.ended for part in (one, two, three)] == [[id(row.tokens)]] * 3
+
+
+class Sampled(SuffixDrafter):
+    """Dear where it samples, as n-grams are."""
+
+    def seconds_for(self, sampling: SamplingSettings) -> DraftSeconds:
+        return DraftSeconds(0.0 if sampling.greedy else 9.0)
+
+
+def test_what_is_made_ready_follows_how_it_is_sampled(tmp_path: Path) -> None:
+    policy, drafter = AdaptiveLength(Costs({1: 1.0, 17: 2.0}, rows=4)), Sampled()
+    assert worth_while(drafter, policy, SETTINGS["greedy"]) is drafter
+    assert worth_while(drafter, policy, SETTINGS["temperature 1"]) is None
+    grams = NgramDrafter(trained(tmp_path / "table", [[0, 1, 2, 0, 1, 2]], V))
+    grams.begin([], DraftContext(SETTINGS["temperature 1"], table(1, V), V))
+    quick = grams.seconds_for(SETTINGS["greedy"])
+    grams.begin([], DraftContext(SETTINGS["greedy"], table(1, V), V))
+    assert quick == grams.seconds_for(SETTINGS["greedy"]) == grams.seconds
+    assert grams.seconds_for(SETTINGS["temperature 1"]).token > quick.token
+
+
+def test_a_source_that_no_late_draft_could_read_is_refused_at_once() -> None:
+    class Deaf(Counted):
+        def check_source(self, source: Any) -> None:
+            raise ParameterError(f"source of {len(source)} tokens")
+
+    target = tiny_encoder_decoder("Bart")
+    request = Request([2, 1], 4, RandomStream(0), source=[3, 4, 5])
+    decoder = Decoder(target, (), SETTINGS["greedy"], Deaf("deaf"), AdaptiveLength(DEAR))
+    assert decoder.drafter is None
+    with pytest.raises(ParameterError, match="source of 3 tokens"):
+        decoder.check(request)
+
+
+def test_all_is_freed_where_a_draft_can_not_begin() -> None:
+    target = table(1, V)
+    good, bad = Counted("good"), Counted("bad", fails=True)
+    decoder = Decoder(target, requests(2, 30), SETTINGS["greedy"], ChoiceDrafter([good, bad]), one_row_left().together(2))
+    with pytest.raises(ArithmeticError):
+        list(decoder.rounds())
+    assert good.begun == good.ended
+    assert bad.begun == bad.ended
+    assert len(good.begun) == 1
+    assert all(row.sequence.length == 0 for row in decoder.rows)
+
+
+def test_what_a_draft_is_behind_is_told_apart() -> None:
+    costs = Costs({1: 1.0, 2: 1.1, 33: 4.2}, warm=0.25)
+    assert seconds_after(None, 9, 9) == (0.0, 0.0, 0.0)
+    assert seconds_after(costs, 1, 9) == pytest.approx((0.75, 0.25, 0.0))
+    step, start, behind = seconds_after(costs, USUAL, 9)
+    assert step + start == pytest.approx(costs.verify(USUAL))
+    assert behind == 0.0
+    assert seconds_after(costs, 300, 400) == pytest.approx((step, start, costs.verify(300) - costs.verify(USUAL)))
+
+
+class _Later(DraftLength, LengthState):
+    """Four tokens from a number of tokens on, none before."""
+
+    def __init__(self, begin: int) -> None:
+        self._begin = begin
+
+    def start(self) -> LengthState:
+        return self
+
+    def plan(self, prospects: Sequence[Prospect], room: int, context: int) -> SimplePlan:
+        del prospects
+        return SimplePlan(0, min(room, 4) if context >= self._begin else 0)
+
+
+@pytest.mark.parametrize("begin", [0, 20, 30, 60])
+def test_a_draft_that_has_fallen_behind_has_read_all_of_the_text(begin: int) -> None:
+    """The target's own law, drafted by another engine: every token is accepted, if it was drafted after the same tokens."""
+    target, draft = (TransformersModel(module("Llama")) for _ in range(2))
+    sampled, many = SETTINGS["temperature 1"], [Request([1, 2, 3], 80, RandomStream(5, row)) for row in range(3)]
+    _, rounds = decode(target, many, sampled, ModelDrafter(draft, step_seconds=0.0), _Later(begin))
+    for row in rounds:
+        assert all(record.accepted == record.drafted for record in row)
+        assert sum(record.drafted for record in row) > (80 - begin) / 2
