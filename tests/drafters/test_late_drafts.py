@@ -10,9 +10,9 @@ import pytest
 
 from outrider.costs import Costs, DraftSeconds
 from outrider.decode import Decoder, Request, decode
-from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Prospect
+from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, LengthState, Prospect
 from outrider.draft_length.base import SimplePlan
-from outrider.drafters import ChoiceDrafter, ModelDrafter, NgramDrafter, SuffixDrafter
+from outrider.drafters import ChoiceDrafter, ModelDrafter, NgramDrafter, SpeculativeDrafter, SuffixDrafter
 from outrider.drafters.base import DraftContext
 from outrider.drafters.model import USUAL, seconds_after
 from outrider.drafters.ready import begin_rest, state_with, worth_while
@@ -176,12 +176,14 @@ class _Later(DraftLength, LengthState):
         return SimplePlan(0, min(room, 4) if context >= self._begin else 0)
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("begin", [0, 20, 30, 60])
-def test_a_draft_that_has_fallen_behind_has_read_all_of_the_text(begin: int) -> None:
+def test_a_draft_that_has_fallen_behind_has_read_all_of_the_text(begin: int, inside: bool) -> None:
     """The target's own law, drafted by another engine: every token is accepted, if it was drafted after the same tokens."""
     target, draft = (TransformersModel(module("Llama")) for _ in range(2))
     sampled, many = SETTINGS["temperature 1"], [Request([1, 2, 3], 80, RandomStream(5, row)) for row in range(3)]
-    _, rounds = decode(target, many, sampled, ModelDrafter(draft, step_seconds=0.0), _Later(begin))
+    drafter = SpeculativeDrafter(draft, SuffixDrafter(), FixedLength(2)) if inside else ModelDrafter(draft, step_seconds=0.0)
+    _, rounds = decode(target, many, sampled, drafter, _Later(begin))
     for row in rounds:
         assert all(record.accepted == record.drafted for record in row)
         assert sum(record.drafted for record in row) > (80 - begin) / 2
