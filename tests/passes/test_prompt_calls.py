@@ -21,7 +21,7 @@ from tests.helpers.heads import write_head
 from tests.helpers.marks import thinned
 from tests.helpers.ragged import score, some_tokens
 from tests.helpers.recorded import made, pair
-from tests.helpers.tiny_models import record_now
+from tests.helpers.tiny_models import module, record_now
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
 
@@ -150,3 +150,22 @@ def test_a_head_reads_long_prompts_in_calls_of_the_same_bits(cache: Path, tmp_pa
         found.append([logits.clone(), *held])
         sequence.close()
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_head_reads_prompts_of_several_rows_where_some_states_have_another_type(cache: Path, tmp_path: Path) -> None:
+    """Those before a row's first token are in float32, the target's in bfloat16, and only for these there are calls."""
+    target = TransformersModel(module("Llama", dtype=torch.bfloat16, max_position_embeddings=4 * WIDEST))
+    record_now(target)
+    head = open_head(target, write_head(tmp_path, "layered"), "int8")
+    prompts, found = [some_tokens(40, i) for i in range(4)], []
+    for together in (True, False):
+        bases = [target.open() for _ in prompts]
+        prefill(target, bases, prompts)
+        rows = [head.open_on(base) for base in bases]
+        for some in [rows] if together else [[row] for row in rows]:
+            prefill(head, some, [prompt[:-1] for prompt, row in zip(prompts, rows, strict=True) if row in some])
+        found.append([each[row.slot, :, : row.length].clone() for row in rows for each in head.cache_rows(slice(0, 8))])
+        for row in (*rows, *bases):
+            row.close()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-2, atol=1e-2)

@@ -141,7 +141,7 @@ class AutoregressiveModel(HeadModel):
                 _append(rows[i], len(parts[i]), last[0, place : place + 1])
             out += [] if logits is None else [logits.transpose(0, 1)]
             order += which
-        if not out:
+        if not wanted:  # some passes have them all the same
             return None
         return out[0] if len(out) == 1 else torch.cat(out)[index(order, self.device).argsort()]
 
