@@ -89,6 +89,21 @@ def test_twenty_prompts_give_the_tokens_of_plain_decoding() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_list_of_prompts_as_it_is_asked_for_by_default(dtype: str) -> None:
+    """The shipped head beside copies, several rows: what a first user runs, in the types that `load` gives."""
+    model, given = outrider.load(dtype=dtype), prompts()[:6]
+    wanted = outrider.generate(model, given, draft=None, max_new_tokens=NEW_TOKENS, temperature=0.0)
+    asked: list[dict[str, Any]] = [{}, {"draft": "head", "num_draft_tokens": 3}]
+    for drafts in asked:
+        results = outrider.generate(model, given, max_new_tokens=NEW_TOKENS, temperature=0.0, **drafts)
+        for prompt, result, other in zip(given, results, wanted, strict=True):
+            found = first_divergence(model, prompt, result.tokens, other.tokens)
+            assert found is None or found.near_tie, str(found)
+    assert sum(result.stats.accepted for result in results) > 20
+
+
+@pytest.mark.slow
 def test_acceptance_of_a_real_draft_is_sum_min() -> None:
     """Sampling at temperature 1: accepted / tested at each position against the mean of sum min(target, draft).
 
