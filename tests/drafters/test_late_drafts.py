@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from outrider.costs import Costs, DraftSeconds
+from outrider.costs import Costs, DraftSeconds, SharedCosts
 from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, LengthState, Prospect
 from outrider.draft_length.base import SimplePlan
 from outrider.drafters import ChoiceDrafter, ModelDrafter, NgramDrafter, SpeculativeDrafter, SuffixDrafter
-from outrider.drafters.base import DraftContext
+from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.model import USUAL, seconds_after
 from outrider.drafters.ready import begin_rest, state_with, worth_while
 from outrider.errors import ParameterError
@@ -21,9 +21,10 @@ from outrider.models.table import TableSequence
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
+from outrider.request.choices import make_length
 from outrider.sampling import SamplingSettings
 from tests.helpers.ngrams import trained
-from tests.helpers.planned import DEAR, one_row_left
+from tests.helpers.planned import DEAR, FLAT, one_row_left
 from tests.helpers.samples import V
 from tests.helpers.tiny_models import module, tiny_encoder_decoder
 from tests.helpers.toys import PROMPT, SETTINGS, table
@@ -150,6 +151,53 @@ def test_all_is_freed_where_a_draft_can_not_begin() -> None:
     assert bad.begun == bad.ended
     assert len(good.begun) == 1
     assert all(row.sequence.length == 0 for row in decoder.rows)
+
+
+def test_all_is_freed_where_some_rows_have_changed_their_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt between the rows that go on from one drafter to two."""
+    one, two = Counted("one"), Counted("two")
+    asked: list[DraftRow] = []
+
+    def interrupted(drafter: Drafter, before: Drafter | None, row: DraftRow) -> Any:
+        asked.append(row)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return state_with(drafter, before, row)
+
+    def shared(rows: int) -> SharedCosts:
+        return SharedCosts(FLAT if rows == 2 else Costs({1: 1.0, 17: 17.0}, rows=4), {"one": 0.0})
+
+    monkeypatch.setattr("outrider.decode.loop.state_with", interrupted)
+    one.remembers = True  # so that it is ready from the beginning
+    length = AdaptiveLength(DEAR, by_rows=shared).together(3)
+    decoder = Decoder(table(1, V), requests(2, 30, 30), SETTINGS["greedy"], ChoiceDrafter([one, two]), length)
+    assert decoder.drafter is one
+    with pytest.raises(KeyboardInterrupt):
+        list(decoder.rounds())
+    assert sorted(one.begun) == sorted(one.ended)
+    assert len(one.begun) == 3
+    assert two.begun == []
+    assert all(row.sequence.length == 0 for row in decoder.rows)
+
+
+class Measuring(SuffixDrafter):
+    """Counts how often it was asked what it costs."""
+
+    asked = 0
+
+    def measure(self) -> None:
+        self.asked += 1
+
+
+def test_nothing_is_measured_once_rows_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may draft with the same one, by what it has said."""
+    monkeypatch.setattr("outrider.costs.book.held_or_measured", lambda model, rows=1: Costs({1: 1.0, 17: 2.0}))
+    target, drafter = table(1, V), Measuring()
+    length = make_length(None, target, drafter, 3)
+    asked = drafter.asked
+    assert asked > 0
+    decode(target, requests(2, 9, 30), SETTINGS["greedy"], drafter, length.together(3))
+    assert drafter.asked == asked
 
 
 def test_what_a_draft_is_behind_is_told_apart() -> None:

@@ -100,6 +100,45 @@ def test_each_gelu_is_replaced_by_the_same_one(name: str, form: int) -> None:
     assert torch.equal(layers(x.double()), GELUS[form](x.double()))
 
 
+class HalfGELU(nn.Module):
+    """Wants an even width, as gates in one piece do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return nn.functional.gelu(gate) * up
+
+
+class PairGELU(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:
+        return nn.functional.gelu(x), 1.0
+
+
+class TwoGELU(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.gelu(x) * y
+
+
+class ScaledGELU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(x) * self.get_buffer("scale")
+
+
+class FarGELU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(x.clamp(-40, 40))
+
+
+@pytest.mark.parametrize("kind", [HalfGELU, PairGELU, TwoGELU, ScaledGELU, FarGELU])
+def test_what_only_is_called_gelu_stays(kind: type[nn.Module]) -> None:
+    ours = kernels()
+    assert ours is not None
+    assert replace_rows(nn.Sequential(kind()), ours) == 0
+
+
 @pytest.mark.parametrize("form", [0, 1])
 @pytest.mark.parametrize(("threads", "size"), [(1, 1037), (7, 1024)])
 def test_a_rows_gelu_has_the_same_bits_beside_others(form: int, threads: int, size: int) -> None:

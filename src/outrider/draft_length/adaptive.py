@@ -15,7 +15,7 @@ again and again is tried ever more seldom (`tries`), since a round with a draft 
 What drafts have lost against plain decoding is kept account of, too, and bounded (`account`): where every drafted token
 costs a pass, a few wrong first guesses would be a loss.
 
-What rounds take, and in a batch whose: `round_seconds`.
+What rounds take, also where rows of a batch share their passes: `round_seconds`.
 
 Once a draft is made, those alternatives (`proposal.Alternatives`) are scored beside it that are the recovered token often
 enough to pay for the wider pass, by rates learned for what the draft gave to them.

@@ -37,9 +37,9 @@ def seconds_after(costs: Costs | None, pending: int, held: int) -> tuple[float, 
 
 def catch_up(model: LanguageModel, sequences: Many[Sequence], texts: Many[list[int]]) -> None:
     """Read texts but for their newest tokens, as prompts are read, where much of them is yet to be."""
-    far = [(one, text[:-1]) for one, text in zip(sequences, texts, strict=True) if len(text) - one.length > MANY]
+    far = [(one, text) for one, text in zip(sequences, texts, strict=True) if len(text) - one.length > MANY]
     if far:
-        prefill(model, [one for one, _ in far], [text for _, text in far])
+        prefill(model, [one for one, _ in far], [known_tokens(text[:-1], model.vocab_size) for _, text in far])
 
 
 class ModelDrafter(Drafter):
@@ -142,9 +142,10 @@ class ModelDrafter(Drafter):
         """Score what the draft model has not seen, or the tokens just drafted, [A, 1]. → logits [A, T]"""
         if newest is not None:
             return own.score([row.state for row in rows], newest, [1] * len(rows))
-        texts = [known_tokens(self._read(row), self.model.vocab_size) for row in rows]
+        texts = [self._read(row) for row in rows]
         catch_up(self.model, [row.state for row in rows], texts)
-        pending = [text[row.state.length :] for row, text in zip(rows, texts, strict=True)]
+        new = [text[row.state.length :] for row, text in zip(rows, texts, strict=True)]
+        pending = [known_tokens(tokens, self.model.vocab_size) for tokens in new]
         return own.score([row.state for row in rows], *pad_rows(pending, self.model.device))
 
     def observe(self, rows: Many[DraftRow]) -> None:

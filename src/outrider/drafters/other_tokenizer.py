@@ -156,7 +156,7 @@ class _ForeignDrafter(Drafter):
         known = [[*reader.wanted, *own] for reader, own in zip(readers, drafted, strict=True)]
         catch_up(self.model, [reader.sequence for reader in readers], known)
         for reader, text in zip(readers, known, strict=True):
-            reader.held = text[: reader.sequence.length]
+            reader.held += text[len(reader.held) : reader.sequence.length]
         pending = [tokens[len(reader.held) :] for tokens, reader in zip(known, readers, strict=True)]
         tokens, lengths = pad_rows(pending, self.model.device)
         logits = self.model.score([reader.sequence for reader in readers], tokens, lengths, "last")

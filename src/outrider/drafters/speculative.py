@@ -134,9 +134,8 @@ class SpeculativeDrafter(Drafter):
             inner.row.uncertain, inner.row.drawn = row.uncertain, 1  # of its own rounds, from here on
         limits = [min(plan.limit, self._room(inner.row)) for plan, inner in zip(plans, inners, strict=True)]
         drafting = [inner.row for inner, limit in zip(inners, limits, strict=True) if limit > 0]
-        texts = [known_tokens(inner.tokens, self.model.vocab_size) for inner in drafting]
         with context.clock.phase("draft"):
-            catch_up(self.model, [inner.sequence for inner in drafting], texts)
+            catch_up(self.model, [inner.sequence for inner in drafting], [inner.tokens for inner in drafting])
         drafted: list[list[int]] = [[] for _ in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
         inside = self._inside(context)

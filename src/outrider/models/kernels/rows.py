@@ -61,7 +61,8 @@ class Silu(nn.Module):
 class Gelu(nn.Module):
     """x · Φ(x), or one of its approximations (`GELUS`), in x's type; ours in float32 on a CPU.
 
-    What is left over of a thread's share torch computes by another formula, so that its bits depend on what is beside it.
+    What is left over of a thread's share torch computes by another formula where it is that with tanh, so that its bits
+    depend on what is beside it.
     """
 
     def __init__(self, form: int, ours: Kernels) -> None:
