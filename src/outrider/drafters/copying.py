@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import lru_cache
 
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
@@ -28,6 +29,7 @@ class CopyState:
     drawn: float = 0.0
 
 
+@lru_cache(maxsize=1024)  # asked for in each round, of each row
 def copy_prospect(name: str, length: int, drawn: float) -> Prospect:
     """What a copy after a match of this length promises; nothing for 0. drawn: see `CopyState`."""
     if length == 0:

@@ -99,9 +99,9 @@ class HeadDrafter(ModelDrafter):
         with context.clock.phase("prefill"):
             prefill(self.model, [row.state for row in ready], [row.tokens[:-1] for row in ready])
 
-    def prospects(self, row: DraftRow) -> list[Prospect]:
-        (prospect,) = super().prospects(row)
-        return [replace(prospect, gated=False)] if self._in_one_pass else [prospect]
+    def _prospect(self, pending: int, held: int, room: int) -> Prospect:
+        prospect = super()._prospect(pending, held, room)
+        return replace(prospect, gated=False) if self._in_one_pass else prospect
 
     def _seconds(self, pending: int, held: int) -> tuple[float, float, float]:
         """See `ModelDrafter`; the first token pays for all of them where they come in one pass."""

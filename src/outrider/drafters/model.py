@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
+from outrider.costs.table import REMEMBERED, STEP
 from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.steps import Steps
@@ -22,6 +23,7 @@ from outrider.support.device_data import pad_rows
 
 MANY = 32  # tokens, from which on they are read as prompts are
 USUAL = 5  # tokens that a round leaves to be read, at most, where the one before has drafted, too
+COARSE = 8  # tokens more than these are told in steps
 
 
 def seconds_after(costs: Costs | None, pending: int, held: int) -> tuple[float, float, float]:
@@ -56,6 +58,8 @@ class ModelDrafter(Drafter):
 
     names_others = True
     _measures = True
+    _offers_by: tuple[LanguageModel, Costs | None] | None = None
+    _offers: dict[tuple[int, int, int], Prospect]  # by tokens yet to be read, tokens held, and room: asked for in each round
     first, later, tests = Prospect.first, Prospect.later, Prospect.tests  # acceptance to assume at first
 
     def __init__(
@@ -103,21 +107,33 @@ class ModelDrafter(Drafter):
             prefill(self.model, [row.state for row in fitting], prompts)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
-        held = len(self._read(row))
-        step, start, behind = self._seconds(held - row.state.length, held)
-        return [
-            Prospect(
-                self.name,
-                first=self.first,
-                later=self.later,
-                tests=self.tests,
-                step_seconds=step,
-                start_seconds=start,
-                behind_seconds=behind,
-                longest=self._room(row),
-                gated=self.model.device.type == "cpu",  # elsewhere the signals would cost a synchronisation each
-            )
-        ]
+        if (self.model, self._costs) != self._offers_by:
+            self._offers, self._offers_by = {}, (self.model, self._costs)
+        held, room = len(self._read(row)), self._room(row)
+        pending = held - row.state.length
+        if pending > USUAL:
+            pending = -(-pending // COARSE) * COARSE
+        asked = (pending, held // STEP, room)
+        offered = self._offers.get(asked)
+        if offered is None:
+            if len(self._offers) >= REMEMBERED:
+                self._offers.clear()
+            offered = self._offers[asked] = self._prospect(pending, held, room)
+        return [offered]
+
+    def _prospect(self, pending: int, held: int, room: int) -> Prospect:
+        step, start, behind = self._seconds(pending, held)
+        return Prospect(
+            self.name,
+            first=self.first,
+            later=self.later,
+            tests=self.tests,
+            step_seconds=step,
+            start_seconds=start,
+            behind_seconds=behind,
+            longest=room,
+            gated=self.model.device.type == "cpu",  # elsewhere the signals would cost a synchronisation each
+        )
 
     def _seconds(self, pending: int, held: int) -> tuple[float, float, float]:
         return seconds_after(self._costs, pending, held)
