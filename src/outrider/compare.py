@@ -74,7 +74,9 @@ class Comparison:
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
             return f"differ after {same} of them, by rounding: this engine's passes do not give the same bits at any width"
         if not self.greedy:
-            return "differ, as two samples do: the same law, not the same draws (at temperature 0 they are identical)"
+            return (
+                "differ, as two samples do: the same distribution, not the same draws (at temperature 0 they are identical)"
+            )
         return str(self.divergence or "one is a beginning of the other")
 
     def to_dict(self) -> dict[str, object]:

@@ -36,7 +36,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         (["--extra", "{}"], "give --endpoint, too"),
         (["--outputs", "a", "--tokens", "5"], "--outputs is there already"),
         (["--outputs", "a", "--num-draft-tokens", "2"], "for Outrider's own decoder"),
-        (["--temperature", "0", "--plot", "x.svg"], "a greedy law has no histogram"),
+        (["--temperature", "0", "--plot", "x.svg"], "a greedy distribution has no histogram"),
         (["--outputs", "a", "--endpoint", "b"], "exclude each other"),
         (["--temperature", "1", "--temperature", "0", "--log", "x"], "texts of one temperature"),
         (["--endpoint", "http://127.0.0.1:9/v1"], "gave no answer"),

@@ -100,7 +100,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a matrix": ({"slow": torch.ones(2, 2)}, r"got shape \[2, 2\]"),
     "a word": ({"slow": "heads"}, "slow must give probabilities"),
     "of other length": ({"slow": [0.5, 0.25, 0.25]}, "over as many outcomes, got 3 and 2"),
-    "of another kind": ({"slow": stats.norm()}, "laws of one kind, got density and finite"),
+    "of another kind": ({"slow": stats.norm()}, "distributions of one kind, got density and finite"),
     "only one mapping": ({"slow": {0: 1.0}}, "must both give mappings"),
 }
 

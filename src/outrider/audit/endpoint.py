@@ -107,6 +107,6 @@ def _token_ids(choice: dict[str, Any], answer: dict[str, Any], target: TextModel
     if not choice.get("text"):
         return []
     raise EndpointError(
-        "endpoint returned text without token ids, from which its law can't be told: use a server that returns ids "
+        "endpoint returned text without token ids, from which its distribution can't be told: use a server that returns ids "
         "(vLLM: return_token_ids; llama.cpp: logprobs), or --extra with the field that makes it"
     )

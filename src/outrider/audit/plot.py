@@ -19,7 +19,7 @@ def plot_histograms(reports: Sequence[Report], path: Path) -> None:
 
     shown = [report for report in reports if report.histograms]
     if not shown:
-        raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
+        raise ParameterError("plot must be of a temperature above 0: a greedy distribution has no histogram")
     columns = max(len(report.histograms) for report in shown)
     figure = figure_class(figsize=(3.6 * columns, 2.6 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), columns, squeeze=False)

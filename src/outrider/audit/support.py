@@ -69,7 +69,7 @@ def within_rounding(logits: Tensor, token: int, settings: SamplingSettings, roun
 
 
 def truncated_first(logits: Tensor, token: int, settings: SamplingSettings) -> bool:
-    """Whether the token would be allowed if truncation came before the temperature, as in llama.cpp: another law.
+    """Whether the token would be allowed if truncation came before the temperature, as in llama.cpp: another distribution.
 
     logits: [V], processed
     """

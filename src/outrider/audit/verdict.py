@@ -144,13 +144,13 @@ def _verdict(
     audit: TextAudit, battery: Battery, sights: tuple[Sight, ...], impossible: list[Outside], explained: int
 ) -> tuple[str, str]:
     if impossible:
-        reason = f"{len(impossible)} of {audit.count} tokens have no probability under the target's law"
+        reason = f"{len(impossible)} of {audit.count} tokens have no probability under the target's distribution"
         needed = max(one.needed for one in impossible)
         if needed < PLAUSIBLE:
             reason += f"; --rounding {needed:.2g} would explain them, if the engine's logits differ from these by as much"
         earlier = sum(one.truncated_first for one in impossible)
         if earlier > MOSTLY * len(impossible):
-            reason += f"; {earlier} have if truncation comes before the temperature, as in llama.cpp: another law"
+            reason += f"; {earlier} have if truncation comes before the temperature, as in llama.cpp: another distribution"
         return NOT_EXACT, reason
     if audit.sampling.greedy:
         reason = f"every token is the target's best one, {explained} of {audit.count} within rounding of it"
@@ -164,7 +164,9 @@ def _verdict(
     limits = "; no draft had a say, and faults of its rule are not planted" if audit.by_position else limits
     hidden = [sight for sight in sights if not sight.seen and sight.changed > NOTHING]
     if hidden:
-        limits += "; could hide: " + ", ".join(f"{one.fault} ({100 * one.changed:.1f} % of the law)" for one in hidden)
+        limits += "; could hide: " + ", ".join(
+            f"{one.fault} ({100 * one.changed:.1f} % of the distribution)" for one in hidden
+        )
     return EXACT, f"p = {battery.p:.2g}{limits}"
 
 
@@ -174,12 +176,16 @@ def _doubt(audit: TextAudit, p: float, sights: tuple[Sight, ...], explained: int
     if count < FEWEST_TOKENS:
         return f"{count} tokens are too few: use {FEWEST_TOKENS} at least"
     if explained > MOST_OUTSIDE * count:
-        return f"{explained} tokens are outside their law, though within rounding: audit on the engine's own weights"
+        return (
+            f"{explained} tokens are outside their distribution, though within rounding: audit on the engine's own weights"
+        )
     if p < DOUBT:
         return f"p = {p:.1e}, which an exact sampler gives once in {1 / max(p, 1e-12):.0f} audits: use another seed"
     of_rule = [sight for sight in sights if audit.planted[sight.fault].of_rule]
     if audit.drafter is not None and all(sight.changed < MATTERS for sight in of_rule):
-        return "no fault of the rule would change this text's law, the draft is rejected too rarely: use another draft"
+        return (
+            "no fault of the rule would change this text's distribution, the draft is rejected too rarely: use another draft"
+        )
     unseen = [sight for sight in sights if sight.changed >= MATTERS and not sight.seen]
     if unseen:
         hardest = max(unseen, key=lambda sight: sight.needed)

@@ -168,7 +168,7 @@ def _check(wanted: _Wanted, settings: list[SamplingSettings], plot: Path | None)
     if wanted.rounding is not None and not 0 <= wanted.rounding < 100:
         raise ParameterError(f"rounding must be in [0, 100), got {wanted.rounding}: it is a difference of logits")
     if plot is not None and all(one.greedy for one in settings):
-        raise ParameterError("plot must be of a temperature above 0: a greedy law has no histogram")
+        raise ParameterError("plot must be of a temperature above 0: a greedy distribution has no histogram")
     check_file(wanted.log)
     if wanted.outputs is not None:
         read_lines(wanted.outputs)

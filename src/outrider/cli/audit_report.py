@@ -32,19 +32,22 @@ def show(report: Report) -> None:
     if report.p is not None:
         _show_tests(console, report)
     for text, position, token, gap in report.impossible[:_SHOWN]:
-        console.print(f"  text {text + 1}, token {position}: {token} is {gap:.3g} below the best logit, outside the law")
+        console.print(
+            f"  text {text + 1}, token {position}: {token} is {gap:.3g} below the best logit, outside the distribution"
+        )
     if report.outside:
         console.print(
-            f"{report.outside} tokens at the edge of their law, within the engine's rounding ({report.rounding:.2g})"
+            f"{report.outside} tokens at the edge of their distribution, within the engine's rounding "
+            f"({report.rounding:.2g})"
         )
     if report.run_over:
         console.print(
             f"{report.run_over} of {report.texts} texts go on behind an end-of-sequence token: a fault, unless the engine "
-            "was told to ignore it; the verdict is about each token's law alone"
+            "was told to ignore it; the verdict is about each token's distribution alone"
         )
     if not report.sights:
         return
-    table = Table("a fault", "law changed", "p would be", "shown by", title="What this sample would have shown")
+    table = Table("a fault", "changed", "p would be", "shown by", title="What this sample would have shown")
     for sight in report.sights:
         needed = "—" if sight.needed == float("inf") else f"{sight.needed:,.0f}"
         mark = "" if sight.seen else "  not seen"

@@ -54,7 +54,7 @@ _TOLD = 5  # errors of prompts that are told while the run goes on; the output h
 @click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Of each prompt at most; 1 or more.")
 @law_options
 @click.option(
-    "--lenience", type=float, default=1.0, help="Above 0. Below 1: LOSSY, accept more than the target's law allows."
+    "--lenience", type=float, default=1.0, help="Above 0. Below 1: LOSSY, accept more than the target's distribution allows."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt i's randomness follows from it and i.")
 @invariant_option
@@ -161,7 +161,9 @@ def _run(setup: Setup, asked: Prompts, journal: Journal, cluster: Cluster | None
         click.echo(_conclusion(tally, journal), err=True)
         if "lenience" in setup.defaults:
             lenience = setup.defaults["lenience"]
-            click.echo(f"outrider: LOSSY: lenience {lenience:g}, the texts need not follow the target's law", err=True)
+            click.echo(
+                f"outrider: LOSSY: lenience {lenience:g}, the texts need not follow the target's distribution", err=True
+            )
     return code or int(journal.errors > 0)
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", type=int, default=256, show_default=True, help="At most; 1 or more.")
 @law_options
 @click.option(
-    "--lenience", type=float, default=1.0, help="Above 0. Below 1: LOSSY, accept more than the target's law allows."
+    "--lenience", type=float, default=1.0, help="Above 0. Below 1: LOSSY, accept more than the target's distribution allows."
 )
 @alternatives_option
 @beam_options
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, with --json.")
 @json_option
 def generate(prompt: str | None, path: Path | None, models: ModelChoice, **given: Any) -> int:
-    """Generate text after PROMPT (or --file, or standard input); the law is the target's alone (but for --lenience).
+    """Generate text after PROMPT (or --file, or standard input), as the target alone would (but for --lenience).
 
     An encoder-decoder reads PROMPT, or hears --audio, and writes its answer (docs/encoder-decoder.md).
     """
@@ -212,7 +212,9 @@ def _conclude(result: Result, found: Profile | None, as_json: bool, shares: list
     elif sys.stdout.isatty():
         click.echo(f"\n{describe(result.stats)}; seed {result.seed}; ended by {result.finish_reason}", err=True)
     elif result.lossy:  # said even where nobody watches
-        click.echo(f"outrider: LOSSY: lenience {result.lenience:g}, the text need not follow the target's law", err=True)
+        click.echo(
+            f"outrider: LOSSY: lenience {result.lenience:g}, the text need not follow the target's distribution", err=True
+        )
     if found is not None and not as_json:
         show_profile(found)
         show_shares(shares)

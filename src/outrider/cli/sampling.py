@@ -27,7 +27,7 @@ def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str
 
 _TRUNCATION = (
     click.option("--top-k", type=int, default=0, help="Of the most probable tokens alone; 0: of all."),
-    click.option("--top-p", type=float, default=1.0, help="Nucleus: this share of the law, above 0; 1: all of it."),
+    click.option("--top-p", type=float, default=1.0, help="Nucleus: this share of the probability, above 0; 1: all of it."),
     click.option("--min-p", type=float, default=0.0, help="This share of the best token's probability at least, 0 … 1."),
 )
 _LAW = (

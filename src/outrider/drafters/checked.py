@@ -86,7 +86,7 @@ def _in_our_types(who: str, proposal: Proposal) -> Proposal:
     if not isinstance(lengths, list | tuple) or not all(map(_is_whole, lengths)):
         raise ParameterError(f"{who} must propose lengths as a list of whole numbers, got {lengths!r:.60}")
     if probs is not None and not (_is_dense(probs) and probs.dtype in LAWS):
-        raise ParameterError(f"{who} must propose laws as a tensor of float32 or float64, got {_type(probs)}")
+        raise ParameterError(f"{who} must propose distributions as a tensor of float32 or float64, got {_type(probs)}")
     made = replace(proposal, tokens=tokens.long(), lengths=[int(length) for length in lengths])
     _check_signals(who, made)
     if not isinstance(made.beside, Alternatives | None):
@@ -142,7 +142,8 @@ def _check_form(who: str, proposal: Proposal, limits: list[int], vocab_size: int
             raise ParameterError(f"{who} proposed {length} tokens where {limit} were allowed")
     if probs is not None and tuple(probs.shape) != (*shape, vocab_size):
         raise ParameterError(
-            f"{who} must propose laws [{shape[0]}, {shape[1]}, {vocab_size}], one for each token, got {tuple(probs.shape)}"
+            f"{who} must propose distributions [{shape[0]}, {shape[1]}, {vocab_size}], one for each token, "
+            f"got {tuple(probs.shape)}"
         )
 
 
@@ -183,11 +184,12 @@ def _check_laws(who: str, laws: Tensor, tokens: Tensor) -> Tensor:
     for place, (total, lowest, drawn) in enumerate(torch.stack([sums, least, own], -1).tolist()):
         if not (abs(total - 1.0) <= OFF and lowest >= 0.0):
             raise ParameterError(
-                f"{who} must propose laws that are 0 or more and sum to 1, in float32 or better, got a sum of {total:.6g} "
+                f"{who} must propose distributions that are 0 or more and sum to 1, in float32 or better, "
+                f"got a sum of {total:.6g} "
                 f"and a least probability of {lowest:.3g} for token {place} of its draft"
             )
         if not drawn > 0.0:
             raise ParameterError(
-                f"{who} must draw its tokens from their laws, got token {place} of its draft with probability 0"
+                f"{who} must draw its tokens from their distributions, got token {place} of its draft with probability 0"
             )
     return sums

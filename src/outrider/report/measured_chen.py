@@ -47,7 +47,8 @@ def table_1(measured: Sequence[Measurement]) -> list[Section]:
         rows.append([*given, "4B, K = 4", metric, quick, ms, speedup, "", "", "", "", "", ""])
     text = [
         *not_measured(measured, "tasks"),
-        "Quality is to be the same with and without a draft, since the law is: what differs is chance, and its interval "
+        "Quality is to be the same with and without a draft, since the distribution is: what differs is "
+        "chance, and its interval "
         "should hold 0. Chen: 11,305 summaries of 128 tokens at most, 16,400 programs of 512.",
     ]
     table = DataTable(columns, rows, frozenset({6, 10, 11, 12}), frozenset(range(ours, len(rows))))

@@ -67,9 +67,10 @@ def table_3(measured: Sequence[Measurement]) -> list[Section]:
     rows += [[*given, alpha, "", "", "10,000", ""] for *given, alpha in printed_alphas()]
     text = [
         *not_measured(measured, "alpha"),
-        "α is the mean over positions of β = Σ min(target, draft), from both laws on texts of the target: no token is drawn "
+        "α is the mean over positions of β = Σ min(target, draft), from both distributions on texts of the "
+        "target: no token is drawn "
         "to be tested (Corollary 3.6). Leviathan, Section 4.2: drafts two orders of magnitude smaller give 0.5 to 0.9, the "
-        "sharper the law the higher; unigrams and bigrams give something, too.",
+        "sharper the distribution the higher; unigrams and bigrams give something, too.",
     ]
     table = DataTable(columns, rows, frozenset({5, 6, 7, 8}), frozenset(range(ours, len(rows))))
     drawn = _alphas([row for _, row in found_rows])

@@ -69,8 +69,8 @@ def _round(example: Example) -> Picture:
             ax.text(x, 3.6, f"q = {step.draft:.2f}", ha="center", va="center", fontsize=8.5)
             ax.text(x, 3.1, f"p = {step.target:.2f}", ha="center", va="center", fontsize=8.5)
             ax.text(x, 2.1, _decision(step), ha="center", va="center", fontsize=8.5)
-        ax.text(0.3, 3.6, "from its law q", va="center", fontsize=8.5)
-        ax.text(0.3, 2.65, "in one pass, laws p", va="center", fontsize=8.5)
+        ax.text(0.3, 3.6, "from its own q", va="center", fontsize=8.5)
+        ax.text(0.3, 2.65, "in one pass, giving p", va="center", fontsize=8.5)
         ax.text(3.6, 0.6, f"{CONTEXT} …", va="center", ha="right", fontsize=8.5)
         for i, word in enumerate(kept):
             _box(ax, 4.4 + 1.8 * i, 0.6, word, "accepted")

@@ -62,7 +62,10 @@ def figures(result: Result, draft: Drafter | None, costs: Costs | None, plain: R
         Figure("tokens", f"{stats.tokens:,}", f"in {stats.rounds:,} rounds"),
     ]
     if result.lossy:
-        note = f"lenience {result.lenience:g}: these tokens are there by it alone; the text need not follow the target's law"
+        note = (
+            f"lenience {result.lenience:g}: these tokens are there by it alone; the text need not follow "
+            "the target's distribution"
+        )
         figures.append(Figure("LOSSY", f"{stats.lenient:,}", note))
     return figures + _speedups(result, draft, costs, plain)
 

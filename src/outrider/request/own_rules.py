@@ -54,7 +54,7 @@ def tell_unused_rules(target: LanguageModel, sampling: SamplingSettings) -> None
         said = ", ".join(f"{name} {value!r:.40}" for name, value in unused.items())
         _log.warning(
             "the generation config of %s has rules that are not applied (%s): give repetition_penalty, or transformers' "
-            "logits processors as processors, to have the law of its generate",
+            "logits processors as processors, to have the distribution of its generate",
             target.name,
             said,
         )

@@ -94,10 +94,10 @@ def decide(target: Law, guessed: Law, guess: Any, rng: np.random.Generator) -> D
         return _decide_finite(target, guessed, guess, rng)
     if isinstance(target, Density) and isinstance(guessed, Density):
         if target.base and guessed.base and target.base != guessed.base:
-            raise ParameterError(f"slow and fast must give laws of one kind, got {target.base} and {guessed.base}")
+            raise ParameterError(f"slow and fast must give distributions of one kind, got {target.base} and {guessed.base}")
         return _decide_density(target, guessed, guess, rng)
     kinds = (type(target).__name__.lower(), type(guessed).__name__.lower())
-    raise ParameterError(f"slow and fast must give laws of one kind, got {kinds[0]} and {kinds[1]}")
+    raise ParameterError(f"slow and fast must give distributions of one kind, got {kinds[0]} and {kinds[1]}")
 
 
 def _decide_finite(target: Finite, guessed: Finite, guess: Any, rng: np.random.Generator) -> Decision:
@@ -118,7 +118,8 @@ def _aligned(target: Finite, guessed: Finite) -> tuple[tuple[Hashable, ...] | No
     if target.outcomes is None and guessed.outcomes is None:
         if len(target.probs) != len(guessed.probs):
             raise ParameterError(
-                f"slow and fast must give laws over as many outcomes, got {len(target.probs)} and {len(guessed.probs)}"
+                f"slow and fast must give distributions over as many outcomes, got {len(target.probs)} and "
+                f"{len(guessed.probs)}"
             )
         return None, target.probs, guessed.probs
     if target.outcomes is None or guessed.outcomes is None:
@@ -148,7 +149,7 @@ def _decide_density(target: Density, guessed: Density, guess: Any, rng: np.rando
             return Decision(sample, False, None)
     raise NumericalError(
         f"nothing was left to recover in {MAX_PROPOSALS:,} proposals: are both log densities normalised? "
-        "Rather an error than another law"
+        "Rather an error than another distribution"
     )
 
 
@@ -166,7 +167,9 @@ def _probabilities(values: Any, whose: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ParameterError(f"{whose} must give probabilities, got {type(values).__name__}: {error}") from None
     if probs.dim() != 1 or not len(probs):
-        raise ParameterError(f"{whose} must give one law, a probability for each outcome, got shape {list(probs.shape)}")
+        raise ParameterError(
+            f"{whose} must give one distribution, a probability for each outcome, got shape {list(probs.shape)}"
+        )
     total = float(probs.sum())
     if not bool((probs >= 0).all()) or not abs(total - 1.0) <= SUM_TOLERANCE:
         raise NumericalError(f"{whose} gave no probabilities: the least is {float(probs.min()):.3g}, the sum {total:.6g}")

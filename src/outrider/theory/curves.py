@@ -216,7 +216,8 @@ def _rules() -> FigureData:
         "rules",
         "Acceptance of other rules, and what lenience costs",
         "The notes' “naive” rule, Leviathan A.2 and A.5; docs/proof.md derives the distance",
-        "Toy laws: Zipf-like targets, drafts with noisy logits. “Draw from the target, accept if equal” is exact, too, but "
+        "Toy distributions: Zipf-like targets, drafts with noisy logits. “Draw from the target, accept if "
+        "equal” is exact, too, but "
         "rejects even a perfect draft wherever the target is unsure; by the same race for both it loses little. Lenience "
         "buys each point of acceptance with a point of total variation.",
         (

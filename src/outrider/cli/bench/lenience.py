@@ -86,7 +86,7 @@ def _length(text: str) -> int | None:
 
 
 def _print(rows: list[Row]) -> None:
-    click.echo("below l = 1 the output is LOSSY: its law is not the target's; drift is per generated token")
+    click.echo("below l = 1 the output is LOSSY: its distribution is not the target's; drift is per generated token")
     for setting in dict.fromkeys(row.setting for row in rows):
         click.echo(f"\n{setting}")
         drift = "KL (nats)       TV" if setting != "greedy" else "      not best    gap"
