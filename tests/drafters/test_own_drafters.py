@@ -154,7 +154,10 @@ FORMS: dict[str, tuple[Callable[[Proposal], Any], str]] = {
     "one row": (lambda made: Proposal(made.tokens[0], made.lengths), r"tokens \[1, K\]"),
     "another row": (lambda made: Proposal(made.tokens, [*made.lengths, 1]), r"tokens \[1, K\]"),
     "lengths": (lambda made: Proposal(made.tokens[:, :1], [2]), r"got \[1, 1\] and lengths \[2\]"),
-    "laws": (lambda made: Proposal(made.tokens, made.lengths, torch.ones(*made.tokens.shape, 3)), r"distributions \[1, 2, 5\]"),
+    "laws": (
+        lambda made: Proposal(made.tokens, made.lengths, torch.ones(*made.tokens.shape, 3)),
+        r"distributions \[1, 2, 5\]",
+    ),
     "tokens in a list": (
         lambda made: Proposal(any_of(made.tokens.tolist()), made.lengths),
         "tokens as an int64 tensor, got list",
