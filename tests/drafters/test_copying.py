@@ -148,6 +148,32 @@ def test_a_memory_copies_from_earlier_generations() -> None:
     assert counts[True] < counts[False]
 
 
+@pytest.mark.parametrize("steps", [1, 2, 40])
+def test_a_memory_that_an_interrupt_cut_off_is_as_it_was(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while it takes up a text that has ended: it has states by then that the next text could not be added to."""
+    target, drafter, sampling = table(1, 3), SuffixDrafter(memory=True), SamplingSettings(temperature=1.0)
+
+    def text(seed: int) -> list[int]:
+        return decode(target, [Request([0, 1], 30, RandomStream(seed))], sampling, drafter, FixedLength(3))[0][0]
+
+    first = [0, 1, *text(1)]
+    lead, left = SuffixAutomaton._lead, steps
+
+    def interrupted(automaton: SuffixAutomaton, *given: int) -> None:
+        nonlocal left
+        left -= automaton is drafter._memory
+        if left == 0:
+            raise KeyboardInterrupt
+        lead(automaton, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SuffixAutomaton, "_lead", interrupted)
+        text(2)
+    third = text(3)
+    assert drafter._memory is not None
+    assert [*drafter._memory.tokens] == [*first, 0, 1, *third]
+
+
 def test_a_store_keeps_outputs_across_processes(tmp_path: Path) -> None:
     path = tmp_path / "outputs.tokens"
     drafter = SuffixDrafter(store=path)

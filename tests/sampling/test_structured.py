@@ -304,6 +304,27 @@ def test_rows_side_by_side_keep_a_matcher_each() -> None:
     assert len(done) < 2 * 8 * 60
 
 
+def test_a_matcher_that_an_interrupt_parts_from_its_tokens_is_forgotten() -> None:
+    """Ctrl-C arrives when the matcher has taken a token and nobody has noted it yet."""
+    interrupt = [False]
+
+    class Interrupted(NoThirdInARow):
+        def advance(self, token: int) -> bool:
+            taken = super().advance(token)
+            if interrupt[0]:
+                raise KeyboardInterrupt
+            return taken
+
+    constraint, scores = Constraint(Interrupted), torch.zeros(V)
+    wanted = Constraint(NoThirdInARow).apply([1, 1], scores)
+    constraint.apply([1], scores)
+    interrupt[0] = True
+    with pytest.raises(KeyboardInterrupt):
+        constraint.apply([1, 0], scores)
+    interrupt[0] = False
+    assert torch.equal(constraint.apply([1, 1], scores), wanted)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_constraint_with_nothing_after_the_end_is_no_error(name: str) -> None:
     target = table(1, V, sharpness=0.7)

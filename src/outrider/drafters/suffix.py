@@ -70,6 +70,8 @@ class SuffixDrafter(CopyDrafter):
             self._store = TokenStore(self._path, tokens)
         if tokens not in self._memories:
             self._memories[tokens] = SuffixAutomaton(self._store.read() if self._store else ())
+        elif (whole := self._memories[tokens].before_interrupt()) is not None:
+            self._memories[tokens] = SuffixAutomaton(whole)
         self._memory = self._memories[tokens]
 
     def _start(self, drawn: float) -> _Match:
@@ -111,11 +113,10 @@ class SuffixDrafter(CopyDrafter):
         return best
 
     def end(self, row: DraftRow) -> None:
-        if self._memory is None or row.state is None:
+        if self._memory is None or row.state is None or self._memory.before_interrupt() is not None:
             return
         tokens = row.reading
-        for token in tokens:
-            self._memory.append(token)
+        self._memory.extend(tokens)
         if self._store is not None:
             try:
                 self._store.append(tokens)

@@ -32,6 +32,7 @@ class SuffixAutomaton:
         self._next = array("i", [_NONE])
         self._more: dict[int, dict[int, int]] = {}  # all ways out, of states that have several
         self._last = ROOT
+        self._whole: int | None = None  # tokens, while further ones are being added
         for token in tokens:
             self.append(token)
 
@@ -48,6 +49,17 @@ class SuffixAutomaton:
             state = self._link[state]
         self._link[new] = ROOT if state == _NONE else self._split(state, token)
         self._last = new
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add several. If that is interrupted, nothing but `before_interrupt` can be used any more."""
+        self._whole = len(self.tokens)
+        for token in tokens:
+            self.append(token)
+        self._whole = None
+
+    def before_interrupt(self) -> array[int] | None:
+        """The tokens before an `extend` that did not come to its end; None if every one did."""
+        return None if self._whole is None else self.tokens[: self._whole]
 
     def _split(self, state: int, token: int) -> int:
         """The state for the longest suffix that leads here by `token`, parted from longer substrings if need be."""

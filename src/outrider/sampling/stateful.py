@@ -73,14 +73,21 @@ class Constraint:
         if same < len(trail.tokens):
             trail.matcher.rollback(len(trail.tokens) - same)
             del trail.tokens[same:]
+        taken = True
         for token in new[same:]:
-            if not trail.matcher.advance(token):
-                return None
+            taken = trail.matcher.advance(token)
+            if not taken:
+                break
             trail.tokens.append(token)
-        return trail.matcher
+        self._trails.append(trail)
+        del self._trails[:-REMEMBERED]
+        return trail.matcher if taken else None
 
     def _trail(self, new: list[int]) -> _Trail:
-        """The trail of the sequence that these tokens belong to, as far as can be told; those in use are the last ones."""
+        """The trail of the sequence that these tokens belong to, as far as can be told; those in use are the last ones.
+
+        It is taken out until matcher and tokens agree again: one that an interrupt parts is forgotten.
+        """
         found, least = None, len(new) + MOST_BACK  # from there it is nearer from the beginning
         for i in range(len(self._trails) - 1, -1, -1):
             held = self._trails[i].tokens
@@ -92,10 +99,7 @@ class Constraint:
                 found, least = i, back + forth
             if least <= NEAR:
                 break  # none of hundreds that have ended would be so much nearer
-        trail = _Trail(self._start()) if found is None else self._trails.pop(found)
-        self._trails.append(trail)
-        del self._trails[:-REMEMBERED]
-        return trail
+        return _Trail(self._start()) if found is None else self._trails.pop(found)
 
 
 class StatefulProcessor:
