@@ -87,9 +87,28 @@ def test_texts_are_saved_resumed_and_audited_again(target_folder: Path, tmp_path
     assert saved.read_text().splitlines() == lines  # nothing new was needed
     code, out, _ = run("--outputs", str(saved), "--draft", "self:temperature=1.5", *common)
     assert json.loads(out)["audits"][0]["histograms"] == first["audits"][0]["histograms"]
+    code, _, err = run("--log", str(saved), "--draft", "self:temperature=2", *common)
+    assert code == 2
+    assert "draft is 'self:temperature=1.5', audited is 'self:temperature=2': give --draft" in err
+    code, _, err = run("--log", str(saved), "--drafter-invariant", *common)
+    assert code == 2
+    assert "drafter_invariant is False, audited is True: leave out --drafter-invariant" in err
+    assert saved.read_text().splitlines() == lines
     code, _, err = run("--outputs", str(saved), "--temperature", "1", *target)
     assert code == 2
     assert "temperature is 0.8" in err
+
+
+def test_texts_by_position_are_resumed_as_such(target_folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "texts.jsonl"
+    common = ["--target", str(target_folder), "--dtype", "float32", "--tokens", "32", "--log", str(saved)]
+    run(*common, "--drafter-invariant")
+    lines = saved.read_text()
+    assert run(*common, "--drafter-invariant")[0] == 2  # too few to tell
+    code, _, err = run(*common)
+    assert code == 2
+    assert "drafter_invariant is True, audited is False: give --drafter-invariant" in err
+    assert saved.read_text() == lines
 
 
 def test_texts_that_run_over_their_end_are_told(target_folder: Path, tmp_path: Path) -> None:

@@ -123,6 +123,14 @@ def test_servers_are_named_once_and_by_their_address(target_folder: Path, more: 
     assert said in str(result.exception) + result.output
 
 
+@pytest.mark.parametrize("draft", [["suffix"], ["early-exit"], ["prompt-lookup", "suffix"]])
+def test_a_draft_that_generate_has_no_use_for_is_refused(target_folder: Path, draft: list[str]) -> None:
+    """Or the contenders with a draft would be missing without a word."""
+    named = [word for one in draft for word in ("--draft", one)]
+    result = CliRunner().invoke(cli, ["bench", "peers", "--target", str(target_folder), "--dtype", "float32", *named])
+    assert f"draft must be one model, by which generate is assisted, too, got {' and '.join(draft)}" in str(result.exception)
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"usage": {}}', b'{"usage": {"completion_tokens": 0}}', b"[]", b"none"])
 def test_answers_that_count_no_tokens_are_refused(body: bytes) -> None:
     with Server(lambda _: (200, body)) as server, pytest.raises(EndpointError, match="endpoint http"):

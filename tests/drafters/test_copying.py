@@ -161,13 +161,14 @@ def test_a_memory_that_an_interrupt_cut_off_is_as_it_was(steps: int, monkeypatch
 
     def interrupted(automaton: SuffixAutomaton, *given: int) -> None:
         nonlocal left
-        left -= automaton is drafter._memory
-        if left == 0:
-            raise KeyboardInterrupt
+        if automaton is drafter._memory:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
         lead(automaton, *given)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(SuffixAutomaton, "_lead", interrupted)
+    monkeypatch.setattr(SuffixAutomaton, "_lead", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         text(2)
     third = text(3)
     assert drafter._memory is not None

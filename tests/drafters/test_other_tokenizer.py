@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 
 import outrider
+from outrider.costs import Costs
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, IntersectionDrafter, ModelDrafter, TextDrafter
@@ -41,6 +42,19 @@ def target(target_folder: Path) -> TransformersModel:
 @pytest.fixture(scope="module")
 def foreign(foreign_folder: Path) -> TransformersModel:
     return load_transformers(foreign_folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_its_drafts_take_is_what_those_of_other_models_do(
+    kind: str, foreign: TransformersModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass finds the caches full of the target's weights, those after it their own."""
+    costs = Costs({1: 0.010}, warm=0.004)
+    drafters: list[Drafter] = [KINDS[kind](foreign), ModelDrafter(foreign)]
+    for module_name, drafter in zip(("other_tokenizer", "model"), drafters, strict=True):
+        monkeypatch.setattr(f"outrider.drafters.{module_name}.measured_costs", lambda _: costs)
+        drafter.measure()
+        assert drafter.seconds.of(5) == pytest.approx(0.034)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -257,8 +257,10 @@ def test_leniences_out_of_range_are_refused(wrong: float) -> None:
     ("options", "told"),
     [
         (["--lenience", "0"], "lenience must be in"),
-        (["--lenience", "0.5", "--plain"], "lenience is about drafted tokens"),
+        (["--lenience", "0.5", "--plain"], "lenience must be 1 without a draft"),
         (["--lenience", "0.5", "--num-draft-tokens", "0"], "lenience must be 1 without a draft"),
+        (["--alternatives", "4", "--num-draft-tokens", "0"], "alternatives must be 0 without a draft, got 4"),
+        (["--alternatives", "4", "--plain"], "alternatives must be 0 without a draft, got 4"),
     ],
 )
 def test_the_command_refuses_in_one_line(options: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

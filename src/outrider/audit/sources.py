@@ -124,9 +124,11 @@ def text_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | None) -> str:
+def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | None, drafter_invariant: bool = False) -> str:
     """A text as a line of such a file."""
     line: dict[str, Any] = {"target": target, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
+    if drafter_invariant:
+        line["drafter_invariant"] = True
     if text.heard is not None:
         line |= named(text.heard)
     else:
@@ -138,17 +140,31 @@ def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | No
     return json.dumps(line)
 
 
-def read_texts(path: Path, target: TextModel, sampling: SamplingSettings, draft: str | None = None) -> list[Text]:
-    """The texts of a file, checked line by line. draft: who drafts, to be compared with what the lines say."""
+def read_texts(
+    path: Path,
+    target: TextModel,
+    sampling: SamplingSettings,
+    drafts: Sequence[str] = (),
+    drafter_invariant: bool | None = None,
+) -> list[Text]:
+    """The texts of a file, checked line by line, against what they say.
+
+    drafts: under which names who drafts may be there; none: whoever it is. drafter_invariant: whether they are drawn by
+    position, as none is that does not say so; None: whether or not.
+    """
     lines = read_lines(path)
-    wanted = {"target": target.name, "draft": draft, **{name: getattr(sampling, name) for name in _SETTINGS}}
+    wanted: dict[str, Any] = {"target": target.name, **{name: getattr(sampling, name) for name in _SETTINGS}}
+    if drafts:
+        wanted["draft"] = drafts[0]
+    if drafter_invariant is not None:
+        wanted["drafter_invariant"] = drafter_invariant
     seen: dict[tuple[Any, ...], int] = {}
     recordings = Recordings(path.parent)
     texts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        text = _parse(line, f"{path}, line {number}", target, wanted, recordings)
+        text = _parse(line, f"{path}, line {number}", target, wanted, drafts, recordings)
         first = seen.setdefault((text.heard or text.source, text.tokens), number)
         if first != number and (len(text.new) >= SURELY_DIFFERENT or sampling.greedy):
             raise ParameterError(f"{path}, line {number}: repeats line {first}, so it is no further sample: remove it")
@@ -165,7 +181,9 @@ def drop_torn_line(path: Path) -> None:
         path.write_bytes(whole[: whole.rfind(b"\n") + 1])
 
 
-def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], recordings: Recordings) -> Text:
+def _parse(
+    line: str, where: str, target: TextModel, wanted: dict[str, Any], drafts: Sequence[str], recordings: Recordings
+) -> Text:
     try:
         entry = json.loads(line)
         if not isinstance(entry, dict):
@@ -177,7 +195,7 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
         read = asked(target, prompt) if isinstance(prompt, str | Audio) else token_ids(prompt)
         rounds = read_rounds(entry.get("rounds") or (), new)
         _refuse_other_laws(entry, where)
-        other = next((name for name in wanted if _differs(entry, wanted, name)), None)
+        other = next((name for name in wanted if _differs(entry, wanted, name, drafts)), None)
     except ParameterError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -187,7 +205,8 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
         ) from None
     if other is not None:
         option = other.replace("_", "-")
-        raise ParameterError(f"{where}: {other} is {entry[other]!r}, audited is {wanted[other]!r}: give --{option}")
+        remedy = f"leave out --{option}" if wanted[other] is True else f"give --{option}"
+        raise ParameterError(f"{where}: {other} is {entry.get(other, False)!r}, audited is {wanted[other]!r}: {remedy}")
     ids = [] if isinstance(read, Audio) else read
     wrong = [token for token in (*ids, *new) if not 0 <= token < target.vocab_size]
     if wrong or not new or not read:
@@ -215,10 +234,14 @@ def _refuse_other_laws(entry: dict[str, Any], where: str) -> None:
             raise ParameterError(f"{where}: {name!r} is no setting: did you mean {meant[0]!r}?")
 
 
-def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:
-    if entry.get(name) is None or (name == "draft" and wanted[name] is None):
+def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str, drafts: Sequence[str]) -> bool:
+    if name == "drafter_invariant":
+        return bool(entry.get(name)) is not wanted[name]
+    if entry.get(name) is None:
         return False  # not said
-    if name in ("target", "draft"):
+    if name == "draft":
+        return str(entry[name]) not in drafts
+    if name == "target":
         return bool(str(entry[name]) != wanted[name])
     given = float(entry[name])
     if name == "top_k":

@@ -22,6 +22,7 @@ from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
 from outrider.support.tables import Row, column, load_hub, read_table
 
+NO_FILE = ("humaneval", "lm1b", "chat")  # tasks whose prompts come with them
 NEED_REFERENCES = ("rouge2", "bleu", "wer", "exact")
 CODE_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
@@ -141,15 +142,25 @@ class Source:
         """Raises `ParameterError` for a task that is not known, or a data file where none is read."""
         if self.name not in KINDS:
             raise ParameterError(f"task must be {', '.join(KINDS)}:FILE, got {self.task!r}")
+        if self.data is not None and ":" in self.task:
+            raise ParameterError(f"the data must be named once, got {self.task!r} and --data {self.data}: drop one")
         if self.name == "jsonl" and self.file is None:
             raise ParameterError("task jsonl needs a file: jsonl:FILE, a line for each {'prompt': …, 'reference': …}")
         if self.name != "jsonl" and ":" in self.task:
             raise ParameterError(f"task {self.name} takes no file after a colon: give it as --data FILE")
-        if self.file is not None and self.name in ("humaneval", "lm1b", "chat"):
+        if self.file is not None and self.name in NO_FILE:
             raise ParameterError(
                 f"task {self.name} reads no file: drop --data, or use --task jsonl:FILE for your own prompts"
             )
-        return KINDS[self.name]
+        if self.prompt_column is not None and self.name in NO_FILE:
+            raise ParameterError(f"task {self.name} reads no columns: drop --prompt-column")
+        kind = KINDS[self.name]
+        if self.reference_column is not None and (self.metric or kind.metric) not in NEED_REFERENCES:
+            raise ParameterError(
+                f"metric {self.metric or kind.metric} reads no references: drop --reference-column, or name a --metric "
+                f"of {', '.join(NEED_REFERENCES)}"
+            )
+        return kind
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -251,17 +251,20 @@ def _made(model: TextModel, drafter: Drafter | None, sampling: SamplingSettings,
     """The texts saved before, and fresh ones after them."""
     from outrider.audit.sources import drop_torn_line, read_texts, to_json
 
-    name = drafter.name if drafter is not None else None
+    # As it was asked for: by its name alone a draft at another temperature would be the same.
+    asked = " + ".join(wanted.models.draft or ((OWN_DRAFT,) if drafter is not None else ())) or None
+    names = [] if asked is None or drafter is None else [asked, drafter.name]
+    invariant = wanted.drafter_invariant
     saved: list[Text] = []
     if wanted.log is not None and wanted.log.exists():
         drop_torn_line(wanted.log)
-        saved = read_texts(wanted.log, model, sampling, name) if wanted.log.stat().st_size else []
+        saved = read_texts(wanted.log, model, sampling, names, invariant) if wanted.log.stat().st_size else []
     yield from saved
     missing = wanted.tokens - sum(len(text.tokens) - text.prompt_length for text in saved)
     for text in _fresh(model, drafter, sampling, wanted, missing, len(saved)):
         if wanted.log is not None:
             with wanted.log.open("a", encoding="utf-8") as file:
-                file.write(to_json(text, sampling, model.name, name) + "\n")
+                file.write(to_json(text, sampling, model.name, asked, invariant) + "\n")
         yield text
 
 

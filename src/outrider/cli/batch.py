@@ -26,7 +26,7 @@ from outrider.cli.sampling import (
 from outrider.cli.shared_options import text_options
 from outrider.cli.structured import structure_options, take_structure
 from outrider.errors import ParameterError
-from outrider.settings.drafting import check_lenience
+from outrider.settings.drafting import check_lenience, check_without_drafts
 
 if TYPE_CHECKING:
     from outrider.batch.jobs import Prompts
@@ -99,8 +99,8 @@ def _defaults(given: dict[str, Any], structure: Structure | None) -> dict[str, A
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
     lenience = check_lenience(given["lenience"])
-    if lenience < 1.0 and (given["plain"] or parse_length(given["num_draft_tokens"]) == 0):
-        raise ParameterError(f"lenience must be 1 where nothing is drafted, got {lenience:g}: it is about drafted tokens")
+    if given["plain"] or parse_length(given["num_draft_tokens"]) == 0:
+        check_without_drafts(lenience, given["alternatives"])
     asked = {} if structure is None else asdict(structure)
     where_given = ("alternatives", "logit_bias", "logprobs", "drafter_invariant")
     beside = {name: given[name] for name in where_given} | asked

@@ -27,6 +27,7 @@ from outrider.cli.structured import structure_options, take_structure, told_if_c
 from outrider.cli.tensor_parallel import count_traffic, shares_of, show_shares, tensor_parallel_options
 from outrider.cli.trace import TraceFile, trace_file
 from outrider.errors import ParameterError
+from outrider.settings.drafting import check_without_drafts
 from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
@@ -154,8 +155,8 @@ def _check(given: dict[str, Any]) -> None:
 
     given["num_draft_tokens"] = parse_length(given["num_draft_tokens"])
     check_count("max_new_tokens", given["max_new_tokens"])
-    if given["lenience"] != 1.0 and given["plain"]:
-        raise ParameterError("lenience is about drafted tokens, and --plain drafts none: leave one out")
+    if given["plain"]:
+        check_without_drafts(given["lenience"], given["alternatives"])
     own = ("plain", "compare", "profile", "chat", "as_json")
     parse_options(1, {key: value for key, value in given.items() if key not in own})  # type: ignore[arg-type]
 

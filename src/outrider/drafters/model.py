@@ -37,6 +37,11 @@ def seconds_after(costs: Costs | None, pending: int, held: int) -> tuple[float, 
     return step, max(0.0, usual - step), max(0.0, behind)
 
 
+def draft_seconds(costs: Costs | None) -> DraftSeconds:
+    """Of drafts that follow each other closely."""
+    return DraftSeconds() if costs is None else DraftSeconds(costs.verify(1) - costs.warm, costs.warm)
+
+
 def catch_up(model: LanguageModel, sequences: Many[Sequence], texts: Many[list[int]]) -> None:
     """Read texts but for their newest tokens, as prompts are read, where much of them is yet to be."""
     far = [(one, text) for one, text in zip(sequences, texts, strict=True) if len(text) - one.length > MANY]
@@ -89,9 +94,7 @@ class ModelDrafter(Drafter):
 
     @property
     def seconds(self) -> DraftSeconds:
-        if self._costs is None:
-            return DraftSeconds()
-        return DraftSeconds(self._costs.verify(1) - self._costs.warm, self._costs.warm)
+        return draft_seconds(self._costs)
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         limit = self.model.max_length

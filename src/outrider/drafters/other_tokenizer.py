@@ -31,7 +31,7 @@ from outrider.draft_steps.signals import token_signals
 from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.drafting import draft_in_steps
-from outrider.drafters.model import catch_up, seconds_after
+from outrider.drafters.model import catch_up, draft_seconds, seconds_after
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel, Sequence, has_encoder
 from outrider.models.token_bytes import token_bytes
@@ -93,7 +93,7 @@ class _ForeignDrafter(Drafter):
 
     @property
     def seconds(self) -> DraftSeconds:
-        return DraftSeconds(self._costs.verify(1)) if self._costs else DraftSeconds()
+        return draft_seconds(self._costs)
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
         for row in rows:

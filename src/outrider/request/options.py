@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from outrider.errors import ParameterError
-from outrider.settings.drafting import check_count_of_alternatives, check_lenience
+from outrider.settings.drafting import check_count_of_alternatives, check_lenience, check_without_drafts
 from outrider.settings.extras import Extras
 from outrider.settings.sampling import LogitsProcessor, SamplingSettings
 from outrider.settings.seed import check_seed
@@ -76,11 +76,11 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     extras = Extras(*(check_switch(name, options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
     options["ignore_eos"] = check_switch("ignore_eos", options.pop("ignore_eos", False))
     lenience = check_lenience(options.pop("lenience", 1.0))
-    if lenience < 1.0 and (given.get("draft", "") is None or _never_drafts(given.get("num_draft_tokens"))):
-        raise ParameterError(f"lenience must be 1 without a draft, got {lenience:g}: it is about accepting drafted tokens")
     alternatives = options.pop("alternatives", None)
     if alternatives is not None:
         check_count_of_alternatives(alternatives)
+    if given.get("draft", "") is None or _never_drafts(given.get("num_draft_tokens")):
+        check_without_drafts(lenience, alternatives)
     invariant = check_switch("drafter_invariant", options.pop("drafter_invariant", False))
     if invariant and lenience < 1.0:
         raise ParameterError(f"lenience must be 1 with drafter_invariant, got {lenience:g}: drafts have no say in it")

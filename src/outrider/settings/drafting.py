@@ -32,6 +32,14 @@ def check_count_of_alternatives(count: object) -> None:
     check_count("alternatives", count, 0, MOST_ALTERNATIVES)
 
 
+def check_without_drafts(lenience: float, alternatives: int | None) -> None:
+    """Raise `ParameterError` for options that say something about drafted tokens alone, where nothing is drafted."""
+    if lenience < 1.0:
+        raise ParameterError(f"lenience must be 1 without a draft, got {lenience:g}: it is about accepting drafted tokens")
+    if alternatives:
+        raise ParameterError(f"alternatives must be 0 without a draft, got {alternatives}: they stand beside drafted tokens")
+
+
 def check_lenience(lenience: float) -> float:
     """The lenience itself; raises `ParameterError` unless it is in (0, 1]."""
     check_number("lenience", lenience, 1e-6, 1.0, "in (0, 1], at least 1e-6", "use 1 for the exact rule")

@@ -100,6 +100,7 @@ def _asked(target: TextModel, texts: str, given: dict[str, Any]) -> list[tuple[T
     return [(task, encode(target, task.prompt)) for task in tasks[:: given["every"]]]
 
 
+_USUAL = ("prompt-lookup",)  # which generate has, too, whatever drafts for it
 _SETUP = "Outrider in one way, DTYPE[@ENGINE][ + DRAFT]…"
 
 
@@ -253,6 +254,9 @@ def _load_pair(models: ModelChoice, pack: bool) -> Pair:
         raise ParameterError(f"dtype must be one that transformers has, to compare with it, got {models.dtype!r}")
     drafter = models.load_draft(model, pack)
     own = getattr(drafter, "model", None) if isinstance(drafter, ModelDrafter) else None  # some have one once bound
+    if models.draft and models.draft != _USUAL and not isinstance(own, TransformersModel):
+        named = " and ".join(models.draft)
+        raise ParameterError(f"draft must be one model, by which generate is assisted, too, got {named}: say it in --setup")
     return Pair(model, own if isinstance(own, TransformersModel) else None)
 
 

@@ -59,6 +59,8 @@ def tasks(
     kind, examples = source.kind, load_examples(source)
     if source.scored_by == "pass@1" and source.name != "humaneval":
         raise ParameterError(f"metric pass@1 is for task humaneval, got task {source.name}")
+    if execute_generated_code and source.scored_by != "pass@1":
+        raise ParameterError(f"metric {source.scored_by} executes nothing: drop --execute-generated-code")
     from outrider.bench.quality import make_metric
 
     if source.scored_by == "pass@1":
