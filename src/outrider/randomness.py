@@ -63,6 +63,11 @@ class RandomStream:
         return self.take(1)[0]
 
 
+def derived_seed(seed: int, *about: int) -> int:
+    """Another seed, that of `seed` and these numbers of 0 or more."""
+    return int(np.random.SeedSequence(check_seed(seed), spawn_key=about).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
 def stream_after(
     seed: int,
     row: int,

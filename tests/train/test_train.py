@@ -13,6 +13,7 @@ import torch
 import outrider
 from outrider.cli.main import run
 from outrider.costs import Costs, DraftSeconds
+from outrider.decode import Request, decode
 from outrider.drafters import HeadDrafter
 from outrider.drafters.base import DraftContext
 from outrider.forced import betas_along
@@ -22,11 +23,12 @@ from outrider.heads.opening import open_head
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.proposal import DraftRow
-from outrider.randomness import RandomStream
+from outrider.randomness import RandomStream, derived_seed, stream_after
 from outrider.sampling import SamplingSettings
 from outrider.train.card import predicted_speedup
 from outrider.train.run import Ends, measure
 from outrider.train.states import StateFolder, StateWindows, keep_states, states_of
+from outrider.train.texts import ANSWERS, FOR_TRAINING
 from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
 from tests.helpers.commands import call
@@ -200,6 +202,11 @@ def test_the_target_writes_texts_and_goes_on(
     assert parts == whole
     entries = [json.loads(line) for line in whole[1:]]
     assert sorted((entry["number"], entry["temperature"]) for entry in entries) == [(0, 1.0), (1, 1.0), (2, 0.0), (3, 0.0)]
+    target, sampled = outrider.load(target_folder), next(entry for entry in entries if entry["number"] == 0)
+    prompt, said = sampled["tokens"][: sampled["prompt_tokens"]], sampled["tokens"][sampled["prompt_tokens"] :]
+    for seed, same in ((0, False), (derived_seed(0, *FOR_TRAINING), True)):  # what a user's seed draws is not trained on
+        request = Request(prompt, 8, stream_after(seed, ANSWERS, prompt))
+        assert (decode(target, [request], SamplingSettings(temperature=1.0))[0][0][: len(said)] == said) is same
     (tmp_path / "torn.jsonl").write_text("\n".join([whole[0], whole[2], whole[3][:20]]))
     call(capsys, *shared, "-o", tmp_path / "torn.jsonl", "--count", 4, "--json")
     torn = (tmp_path / "torn.jsonl").read_text().splitlines()

@@ -15,7 +15,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from outrider.audio import Audio, Recordings, named
@@ -24,6 +23,7 @@ from outrider.audit.text import Text
 from outrider.errors import ParameterError, in_one_line
 from outrider.generation import generate
 from outrider.models.base import TextModel, has_encoder
+from outrider.randomness import derived_seed
 from outrider.records import Round
 from outrider.request.choices import Draft, Length
 from outrider.request.prompts import Asked, Prompt, asked, prepare
@@ -121,7 +121,7 @@ _NOT_AUDITED: dict[str, tuple[Any, ...]] = {
 
 def text_seed(seed: int, number: int) -> int:
     """The seed of a text: another one for every (seed, number), so that audits with different seeds share nothing."""
-    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return derived_seed(seed, number)
 
 
 def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | None, drafter_invariant: bool = False) -> str:

@@ -253,8 +253,12 @@ class Decoder:
         """May be called again, as far as an interrupt had let it come."""
         try:
             if row.drafter is not None and not row.ended:
+                try:
+                    row.drafter.end(row.draft)
+                except Exception:  # an interrupt is none: it is asked again
+                    row.ended = True
+                    raise
                 row.ended = True
-                row.drafter.end(row.draft)
         finally:
             row.sequence.close()
 

@@ -165,5 +165,7 @@ class Drafter(ABC):
         del rows
 
     def end(self, row: DraftRow) -> None:
-        """The row is finished: free its state. Called once, for every row that `begin` was called for or was to be."""
+        """The row is finished: free its state. Called once, for every row that `begin` was called for or was to be; again if
+        that was interrupted.
+        """
         del row

@@ -135,7 +135,7 @@ class EncoderDecoderModel(TransformersModel):
         """
         inputs = self._inputs(source)
         key = source_key(inputs)
-        reader = next((other for other, held in self._read_by.items() if held == key), None)
+        reader = next((other for other, held in self._read_by.items() if held == key and other in self._open), None)
         sequence = super().open(reserve)
         try:
             if reader is None:

@@ -17,6 +17,7 @@ from outrider.batch.jobs import Job
 from outrider.batch.setup import Ready, Setup
 from outrider.errors import ModelError, ParameterError
 from outrider.models.base import TextModel, end_tokens
+from outrider.randomness import derived_seed
 from outrider.request.prompts import as_said, encode, has_template
 from outrider.sampling import SamplingSettings
 from outrider.support.checks import check_count
@@ -26,6 +27,7 @@ _MARK = "\x00"
 LONGEST_QUESTION = 96  # tokens
 BLOCK = 8  # texts for each place of the batch that are written at one temperature before the next one's turn
 QUESTIONS, ANSWERS = 0, 1
+FOR_TRAINING = (0, 1)  # numbers that no other seed is derived by
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ def write_texts(target: TextModel, prompts: list[str] | None, settings: TextSett
 
     prompts: the users' turns, in turn; None has the target ask itself.
     """
-    setup = Setup(draft=(), num_draft_tokens=0, batch_size=settings.batch_size, chat=False, defaults={"seed": settings.seed})
+    # Another seed than a user gives: a draft that is trained on these texts must not know what that one draws.
+    defaults = {"seed": derived_seed(settings.seed, *FOR_TRAINING)}
+    setup = Setup(draft=(), num_draft_tokens=0, batch_size=settings.batch_size, chat=False, defaults=defaults)
     ready = setup.use(target)
     done = {int(entry.get("number", i)) for i, entry in enumerate(log.entries)}
     rows, turns = settings.batch_size, len(settings.temperatures)

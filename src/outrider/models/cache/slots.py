@@ -112,14 +112,17 @@ class SlotModel(ABC, Generic[S]):
         return found
 
     def release(self, sequence: S) -> None:
-        """Free a sequence's slot; the last sequence moves into it."""
+        """Free a sequence's slot; the last sequence moves into it. Until that is done it is an open one: should this be
+        interrupted, it can be released again.
+        """
         if sequence not in self._open:
             return
-        last = self._open.pop()
+        *rows, last = self._open
         if last is not sequence:
             self._cache.move(last.slot, sequence.slot, last.length)
             last.slot, last.beside = sequence.slot, range(0)
-            self._open[last.slot] = last
+            rows[last.slot] = last
+        self._open[:] = rows
 
     def give_back(self) -> None:
         """Free the cache's memory, which is kept otherwise, if no sequence is open; for engines without recorded passes."""
