@@ -30,7 +30,7 @@ class Round:
     seconds: by phase, this row's share of the round. logprobs: of the kept tokens, under the target's raw logits.
     drafts, betas: the offered tokens, and sum min(target, draft) at each offered position, if asked for; where tokens are
     decided by position, how often a draft that draws by the same numbers says the same (`race_acceptance_probability`).
-    signals: how sure the draft was of each token, in classes (`draft_length.signals`), if the policy asked.
+    signals: how sure the draft was of each token, in classes (`draft_steps.signals`), if the policy asked.
     finish_reason: set in the sequence's last round.
     lenience: of the rule that decided; below 1 the round is lossy, and `betas` are the probabilities that this rule accepts.
     lenient: positions of accepted tokens that the exact rule would have rejected.

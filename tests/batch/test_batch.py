@@ -292,7 +292,11 @@ def test_lenience_is_each_lines_and_said_to_be_lossy(
         assert (one["lossy"], one["lenience"]) == (True, 0.3)
         differ += lenient.tokens != exact.tokens
     assert differ
-    for wrong, told in (([], "in (0, 1]"), (["--plain"], "nothing is drafted"), (["--num-draft-tokens", "0"], "nothing is")):
+    for wrong, told in (
+        ([], "in (0, 1]"),
+        (["--plain"], "without a draft"),
+        (["--num-draft-tokens", "0"], "without a draft"),
+    ):
         assert run([*command, "--lenience", "0" if not wrong else "0.5", *wrong]) == 2
         assert told in capsys.readouterr().err
 

@@ -95,6 +95,19 @@ def test_a_wrong_line_is_named_before_a_model_is_loaded(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [(["--top-p", "1.5"], "top_p must be in (0, 1], got 1.5"), (["--seed", "-1"], "seed must be a whole number in 0")],
+)
+def test_a_wrong_option_is_not_the_first_lines_fault(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    assert run(["batch", str(path), "-o", str(tmp_path / "out.jsonl"), "--temperature", "1", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"outrider: {told}")
+
+
 def test_indices_count_prompts_and_not_empty_lines(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('\n{"prompt": "a"}\n\n  \n{"prompt": "b", "id": 7}')

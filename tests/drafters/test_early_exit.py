@@ -12,8 +12,9 @@ import torch
 
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
-from outrider.drafters import EarlyExitDrafter, SpeculativeDrafter
+from outrider.drafters import ChoiceDrafter, EarlyExitDrafter, RandomDrafter, SelfDrafter, SpeculativeDrafter
 from outrider.errors import ModelError, ParameterError
+from outrider.forced import draft_laws_along
 from outrider.models.base import LanguageModel
 from outrider.models.first_layers import first_layers
 from outrider.models.transformers_model import TransformersModel
@@ -135,6 +136,36 @@ def test_a_view_is_made_once_while_its_target_is_what_it_was(cache: Path) -> Non
     assert found is not None
     assert old is not None
     assert not torch.equal(found, old)
+
+
+@pytest.mark.parametrize("depths", [(4, 3), (3, 4)])
+def test_a_recording_of_the_first_layers_is_not_a_deeper_models(
+    depths: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the same two layers, and read the whole cache of their target."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    for layers in depths:
+        target = TransformersModel(of_depth("Llama", layers))
+        wanted = decode(target, requests(), GREEDY)[0]
+        record_now(target)
+        view = first_layers(target, 2)
+        assert view.recorded is not None
+        view.record()
+        assert decode(target, requests(), GREEDY, EarlyExitDrafter(2), FixedLength(3))[0] == wanted
+
+
+def test_several_are_told_apart_by_their_layers() -> None:
+    target = deep("Llama")
+    drafter = ChoiceDrafter([EarlyExitDrafter(1), EarlyExitDrafter(2), SelfDrafter(), SelfDrafter(temperature=1.5)])
+    assert drafter.name == "early-exit:1 + early-exit:2 + self + self:temperature=1.5"
+    assert decode(target, requests(), GREEDY, drafter, FixedLength(2))[0] == decode(target, requests(), GREEDY)[0]
+
+
+def test_it_is_not_read_along_a_text_of_its_own() -> None:
+    drafter = ChoiceDrafter([EarlyExitDrafter(1), RandomDrafter()])
+    drafter.bind(target := deep("Llama"))
+    with pytest.raises(ParameterError, match=r"early-exit:1 drafts in the target's own sequences, .* name it alone"):
+        list(draft_laws_along(drafter, target, [1, 2, 3, 4], 2, GREEDY))
 
 
 def test_a_view_that_is_kept_does_not_keep_its_target() -> None:

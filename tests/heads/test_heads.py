@@ -26,7 +26,7 @@ from outrider.drafters import (
 from outrider.drafters.head import comes_with_head, find_shipped_head
 from outrider.errors import ModelError, ParameterError
 from outrider.forced import betas_along
-from outrider.heads.config import load_head
+from outrider.heads.config import load_config, load_head
 from outrider.heads.engine import HeadSequence
 from outrider.heads.opening import open_head
 from outrider.models.base import LAST
@@ -301,6 +301,20 @@ def test_the_shipped_head_goes_with_its_model_whoever_published_it(name: str, fo
 def test_a_model_of_that_name_and_another_shape_has_no_head() -> None:
     model = TransformersModel(module("Llama", 1), name="SmolLM2-135M-Instruct")
     assert not comes_with_head(model)
+
+
+@pytest.mark.parametrize(("layers", "found"), [(30, True), (4, False)])
+def test_a_model_of_that_name_that_was_cut_shorter_has_none(
+    layers: int, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head reads states that a shallower model has not."""
+    folder = find_shipped_head("SmolLM2-135M-Instruct")
+    assert folder is not None
+    shape = load_config(folder)
+    model = TransformersModel(module("Llama", 1), name="SmolLM2-135M-Instruct")
+    for name, value in (("state_size", shape.target_width), ("vocab_size", shape.vocab_size), ("num_layers", layers)):
+        monkeypatch.setattr(TransformersModel, name, value)
+    assert comes_with_head(model) is found
 
 
 def test_states_that_are_not_there_yet_are_not_made_up(tmp_path: Path) -> None:

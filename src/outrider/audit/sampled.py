@@ -32,6 +32,7 @@ from outrider.theory import acceptance_probability
 MEASURED = 8  # tokens outside their law at which the engine's rounding is measured
 DRAWS = 2  # of each fault at each position
 HOTTER, UNDECLARED = 1.1, 0.95
+FLAT = 1e5  # a temperature at which a higher one makes no difference
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,9 @@ class TextAudit:
         own = self.sampling
         if own.needs_context:
             return
-        yield "temperature a tenth higher", False, standardize(logits, replace(own, temperature=HOTTER * own.temperature))
+        if own.temperature < FLAT:
+            hotter = replace(own, temperature=HOTTER * own.temperature)
+            yield "temperature a tenth higher", False, standardize(logits, hotter)
         if own.top_p == 1.0:
             yield f"undeclared top-p {UNDECLARED}", False, standardize(logits, replace(own, top_p=UNDECLARED))
         if own.temperature != 1.0:

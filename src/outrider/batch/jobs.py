@@ -73,6 +73,7 @@ def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
     defaults: the command's own options, which the lines' are laid over.
     """
     count, digest = 0, hashlib.sha256()
+    options_of(Job(0, ""), defaults)  # or the first line would be blamed
     for number, index, line in _lines(path):
         digest.update(line)
         job = _job(path, number, index, line)

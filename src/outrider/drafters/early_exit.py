@@ -34,7 +34,7 @@ class EarlyExitDrafter(ModelDrafter):
         self._view: FirstLayers | None = None
         self.sampling = None
         self._costs = None
-        self.name = "early-exit"
+        self.name = "early-exit" if layers is None else f"early-exit:{layers}"
 
     def bind(self, target: LanguageModel) -> None:
         if target is self._target:
@@ -56,7 +56,11 @@ class EarlyExitDrafter(ModelDrafter):
         assert self._view is not None
         self._view.look_again()
         for row in rows:
-            assert isinstance(row.sequence, SlotSequence)
+            if not isinstance(row.sequence, SlotSequence):  # of a text that is read without the target
+                raise ParameterError(
+                    f"{self.name} drafts in the target's own sequences, and can't be asked without them, as one of several "
+                    "that are audited is: name it alone"
+                )
             row.state = SharedSequence(row.sequence)
 
     def prospects(self, row: DraftRow) -> list[Prospect]:

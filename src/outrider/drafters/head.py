@@ -135,10 +135,11 @@ def comes_with_head(target: LanguageModel) -> bool:
     if found is None or not _hands_out_states(target):
         return False
     shape = load_config(found)
-    if (target.state_size, target.vocab_size) != (shape.target_width, shape.vocab_size):  # another model of that name
+    same = (target.state_size, target.vocab_size) == (shape.target_width, shape.vocab_size)
+    if not same or not all(layer < target.num_layers for layer in shape.layers):  # another model of that name
         return False
     compiled = getattr(target, "compiled", None) is not None  # its passes hand out the last states alone
-    return not (compiled and load_config(found).layers)
+    return not (compiled and shape.layers)
 
 
 def check_compiled(path: str | Path | None, target: str) -> None:

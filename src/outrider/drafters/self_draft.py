@@ -25,7 +25,8 @@ class SelfDrafter(ModelDrafter):
         law = {key: value for key, value in given.items() if value is not None}
         self.sampling = SamplingSettings(**{"temperature": 1.0, **law}) if law else None  # type: ignore[arg-type]
         self._costs = None
-        self.name = "self"
+        said = ",".join(f"{key}={value:g}" for key, value in law.items())
+        self.name = f"self:{said}" if said else "self"
 
     def bind(self, target: LanguageModel) -> None:
         self.model = target

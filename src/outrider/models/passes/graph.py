@@ -29,7 +29,8 @@ def describe_pass(model: TransformersModel) -> list[object]:
     """What a graph depends on, the values of its inputs and the versions of libraries apart."""
     config = model.module.config
     about: list[object] = [config.to_json_string(), config._attn_implementation, model.dtype_name, model.max_length]
-    about += [str(model._cache.kept_dtype), describe_attention(model.module)]
+    # A view of the first layers reads the whole cache: the same layers of a deeper model are another graph.
+    about += [str(model._cache.kept_dtype), len(model._cache.layers), describe_attention(model.module)]
     return [*about, *describe_code(model.module), *parts_of(model.module).describe()]
 
 
