@@ -24,7 +24,6 @@ from outrider.proposal import DraftRow, Proposal
 from outrider.randomness import RandomStream
 from outrider.sampling import Context, SamplingSettings, standardize
 from outrider.support.device_data import pad_rows
-from outrider.theory import acceptance_probability
 
 LEAST, MOST = 32, 512  # positions in a chunk
 NUMBERS = 1 << 20  # in a chunk, if these are more than `LEAST` positions
@@ -77,19 +76,6 @@ def target_laws_along(
     logits = logits_along(target, tokens, prompt_length, source)
     chunks = (chunk.clone() for chunk in logits)  # a draft may be the same model
     return standardized_along(chunks, tokens, prompt_length, prompt_length, sampling)
-
-
-def betas_along(
-    drafter: Drafter,
-    target: LanguageModel,
-    tokens: Many[int],
-    prompt_length: int,
-    sampling: SamplingSettings,
-    source: Source | None = None,
-) -> list[float]:
-    """Sum min(target, draft) at each new token (Leviathan Theorem 3.5); NaN where nothing is proposed."""
-    pairs = pairs_along(drafter, target, tokens, prompt_length, sampling, source)
-    return [beta for pair in pairs for beta in acceptance_probability(*pair).tolist()]
 
 
 def pairs_along(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 Origin = Literal["prompt", "accepted", "lenient", "recovered", "bonus", "target"]
 """Where a token came from: accepted from the draft, or accepted by lenience alone (lossy); drawn after a rejection
@@ -153,10 +153,23 @@ class Stats:
         }
 
 
+class Timed(Protocol):
+    """What has taken time, by phase."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]: ...
+
+
+def seconds_by_phase(rounds: Iterable[Timed], phases: Iterable[str] = PHASES) -> dict[str, float]:
+    """What all of them took."""
+    rounds = list(rounds)
+    return {phase: sum(one.seconds.get(phase, 0.0) for one in rounds) for phase in phases}
+
+
 def summarise(rounds: Iterable[Round], prefill_seconds: float = 0.0) -> Stats:
     """Add up the rounds of one sequence."""
     rounds = list(rounds)
-    seconds = {phase: sum(r.seconds.get(phase, 0.0) for r in rounds) for phase in PHASES}
+    seconds = seconds_by_phase(rounds)
     seconds["prefill"] += prefill_seconds
     return Stats(
         rounds=len(rounds),

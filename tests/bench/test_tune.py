@@ -18,7 +18,7 @@ from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter, PromptLookupDrafter
 from outrider.errors import ParameterError
-from outrider.forced import betas_along, draft_laws_along, logits_along, target_laws_along
+from outrider.forced import draft_laws_along, logits_along, target_laws_along
 from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
 from outrider.request.prompt_file import read_prompts
@@ -26,6 +26,7 @@ from outrider.sampling import SamplingSettings
 from outrider.tune.chances import Chances, chances
 from outrider.tune.configuration import Configuration, read_configuration
 from outrider.tune.predict import predict
+from tests.helpers.betas import betas_along
 from tests.helpers.toys import SETTINGS, table
 
 ONE = SamplingSettings(temperature=1.0)

@@ -25,7 +25,6 @@ from outrider.drafters import (
 )
 from outrider.drafters.head import comes_with_head, find_shipped_head
 from outrider.errors import ModelError, ParameterError
-from outrider.forced import betas_along
 from outrider.heads.config import load_config, load_head
 from outrider.heads.engine import HeadSequence
 from outrider.heads.opening import open_head
@@ -35,6 +34,7 @@ from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.request.from_specs import make_from_spec
 from outrider.sampling import SamplingSettings
+from tests.helpers.betas import betas_along
 from tests.helpers.heads import KINDS, Shape, exact_joint, first_draft, propose, sample, small_target, write_head
 from tests.helpers.marks import slow
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests

@@ -16,7 +16,6 @@ from outrider.costs import Costs, DraftSeconds
 from outrider.decode import Request, decode
 from outrider.drafters import HeadDrafter
 from outrider.drafters.base import DraftContext
-from outrider.forced import betas_along
 from outrider.heads.config import load_head
 from outrider.heads.layers import make_network
 from outrider.heads.opening import open_head
@@ -31,6 +30,7 @@ from outrider.train.states import StateFolder, StateWindows, keep_states, states
 from outrider.train.texts import ANSWERS, FOR_TRAINING
 from outrider.train.trainee import HeadTrainee
 from outrider.train.unroll import blocks, chains
+from tests.helpers.betas import betas_along
 from tests.helpers.commands import call
 from tests.helpers.heads import KINDS, Shape, write_head
 from tests.helpers.marks import slow

@@ -1,4 +1,4 @@
-"""Two other exact rules, for comparison only: both keep the target's law and both accept less than `verify`.
+"""Two other exact rules, for study only: both keep the target's law and accept less than `verify`. Nothing decodes by them.
 
 `verify_match` is what llama.cpp and mlx-lm do: draw from the target, keep the draft's token if it is the same (the notes'
 "naive" rule); accepts with probability sum target · draft. `verify_rejection` is rejection sampling in one step

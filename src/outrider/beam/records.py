@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from outrider.records import PHASES
+from outrider.records import PHASES, seconds_by_phase
 
 EndReason = Literal["eos", "length", "context", "cancelled"]
 
@@ -87,7 +87,7 @@ class BeamStats:
 def summarise(rounds: Iterable[BeamRound], prefill_seconds: float = 0.0) -> BeamStats:
     """Add up the rounds of one search."""
     rounds = list(rounds)
-    seconds = {phase: sum(one.seconds.get(phase, 0.0) for one in rounds) for phase in PHASES}
+    seconds = seconds_by_phase(rounds)
     seconds["prefill"] += prefill_seconds
     names = ("steps", "drafted", "accepted", "tested", "hypotheses", "scored", "again", "rows")
     totals: dict[str, int] = {name: sum(getattr(one, name) for one in rounds) for name in names}

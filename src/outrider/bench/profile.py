@@ -10,7 +10,7 @@ import torch
 
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.models.base import LanguageModel, ReadsWeights
-from outrider.records import PHASES, Round
+from outrider.records import PHASES, Round, seconds_by_phase
 
 _PROBE_BYTES = 1 << 29
 _PROBES = 7
@@ -59,7 +59,7 @@ class Profile:
 def profile(rounds: Iterable[Round], target: LanguageModel, drafter: Drafter | None) -> Profile:
     """Of one sequence. Models that draft are listed, with a pass a token. Measures the memory for half a second."""
     rounds = list(rounds)
-    seconds = {phase: sum(r.seconds.get(phase, 0.0) for r in rounds) for phase in PHASES}
+    seconds = seconds_by_phase(rounds)
     readings = [Reading(target.name, len(rounds), seconds["verify"], _weight_bytes(target))]
     for part in [] if drafter is None else drafter.parts():
         if isinstance(part, ModelDrafter):

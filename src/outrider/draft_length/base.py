@@ -55,7 +55,10 @@ class Plan(Protocol):
         """Whether `go_on` wants to be asked."""
 
     def go_on(self, signals: Many[int], others: Many[Many[float]] = ()) -> bool:
-        """Whether to draft one more, after tokens with these signals (`draft_steps.signals`), one per token. others: as in `choose`."""
+        """Whether to draft one more, after tokens with these signals (`draft_steps.signals`), one per token.
+
+        others: as in `choose`.
+        """
 
     def choose(self, signals: Many[int], others: Many[Many[float]]) -> list[list[int]]:
         """Which alternatives to have scored beside the drafted tokens. others: what the draft gave to the likeliest other

@@ -13,7 +13,7 @@ from math import ceil, log10
 
 from outrider.costs import Costs
 from outrider.draft_length.predicted import plain_steps
-from outrider.records import Round
+from outrider.records import Round, seconds_by_phase
 
 WIDTH = 960.0  # of a line, in SVG units
 TOTALS = 1000.0  # of the longer bar of totals
@@ -149,7 +149,7 @@ class _Scale:
 
 def make_timeline(rounds: Sequence[Round], prompt_tokens: int, costs: Costs | None) -> Timeline | None:
     """The time line of one sequence's rounds; None where the records hold no time."""
-    seconds = {phase: sum(r.seconds.get(phase, 0.0) for r in rounds) for phase in HEIGHTS}
+    seconds = seconds_by_phase(rounds, HEIGHTS)
     total = sum(seconds.values())
     if total <= 0:
         return None

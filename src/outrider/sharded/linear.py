@@ -3,7 +3,8 @@
 transformers cuts the weights by its plan and hooks calls of DTensor around each layer. What remains of that here is the
 cut: a column-wise layer is an ordinary layer with fewer outputs; a row-wise one is an ordinary layer whose results are
 summed over the ranks (two sums a layer, Shoeybi et al. 2019, section 3). So the shares can be packed for the CPU's kernels
-(`models.packed_linear`), and what communication takes can be measured. Layers of other styles keep transformers' hooks.
+(`models.weights.packed_linear`), and what communication takes can be measured. Layers of other styles keep transformers'
+hooks.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class OpenVinoModel:
         return widths
 
     def keep_width(self, on: bool) -> None:
-        """Whether passes are kept as wide as the one before (the default); see `steady`."""
+        """Whether passes are kept as wide as the one before (the default); see `SteadyWidth`."""
         self._steady.on = on
         self._steady.forget()
 

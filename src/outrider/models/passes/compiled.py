@@ -1,12 +1,12 @@
 """Compiled passes: of one row and a few tokens, for which Python and small operations take a third of the time on a CPU.
 
 `torch.compile` traces a model in every process before it finds what it has compiled, 20 s and more for 30 layers and four
-widths. Here each pass is traced once (`graph`), compiled by the same compiler and kept in the cache folder; the next
+widths. Here each pass is traced once (`tracing`), compiled by the same compiler and kept in the cache folder; the next
 process reads it. A width is used only where it was measured to be quicker than the ordinary pass, a decision that is kept
 beside it: like cost tables, it must be the same in the next run for the same seed to give the same tokens.
 
 A compiled pass computes what the ordinary one computes, but rounds otherwise where operations are fused, as a pass of
-another width does. 8-bit models promise the same bits in any pass (`quantized`), so they are not compiled.
+another width does. 8-bit models promise the same bits in any pass (`models.weights.quantized`), so they are not compiled.
 """
 
 from __future__ import annotations

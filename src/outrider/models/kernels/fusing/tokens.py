@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fuse_masks(graph: GraphModule, ops: Any) -> None:
-    """Make one `seen` of a mask (`models.masks`): columns up to a token's position, or before it and its own."""
+    """Make one `seen` of a mask (`models.cache.masks`): columns up to a token's position, or before it and its own."""
     for node in list(graph.graph.nodes):
         found = _mask(node)
         if found is not None and not any(_mask(user) for user in node.users):  # the whole of it
