@@ -57,6 +57,11 @@ class Round:
         return self.lenience < 1.0
 
     @property
+    def counts(self) -> list[int]:
+        """[tokens, drafted, accepted], as files hold rounds (`audit.sources.read_rounds`)."""
+        return [len(self.tokens), self.drafted, self.accepted]
+
+    @property
     def scored(self) -> int:
         """Tokens in the target's pass: the newest one, the draft and its alternatives."""
         return 1 + self.drafted + self.alternatives

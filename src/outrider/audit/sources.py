@@ -136,7 +136,7 @@ def to_json(text: Text, sampling: SamplingSettings, target: str, draft: str | No
         line["prompt"] = [int(token) for token in read]
     line["tokens"] = list(text.tokens[text.prompt_length :])
     if text.rounds:
-        line["rounds"] = [[len(record.tokens), record.drafted, record.accepted] for record in text.rounds]
+        line["rounds"] = [record.counts for record in text.rounds]
     return json.dumps(line)
 
 

@@ -241,7 +241,7 @@ def _record(place: _Place, ready: Ready, logprobs: bool) -> Record:
     )
     record = {"index": place.job.index, **place.job.passed, **result.to_dict()}
     if ready.rounds:
-        record["rounds"] = [[len(made.tokens), made.drafted, made.accepted] for made in place.rounds]
+        record["rounds"] = [made.counts for made in place.rounds]
     return record
 
 

@@ -116,7 +116,7 @@ def _generate(
         ignore_eos=True,
         seed=example.number,
     )
-    rounds = [[len(r.tokens), r.drafted, r.accepted, r.origins.count("lenient")] for r in result.rounds]
+    rounds = [[*r.counts, r.origins.count("lenient")] for r in result.rounds]
     key = (example.name, example.digest, setting.name, lenience)
     return LenientRun(*key, prepare(target, prompt).tokens, result.tokens, rounds, result.stats.decode_seconds)
 

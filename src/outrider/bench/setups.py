@@ -9,7 +9,7 @@ from outrider.bench.contest import Contender, ours
 from outrider.drafters import Drafter
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
-from outrider.report.names import where_apart, without_folder
+from outrider.request.draft_names import where_apart, without_folder
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _generate(
         length=length,
         prompt_tokens=result.prompt_tokens,
         tokens=result.tokens,
-        rounds=[[len(r.tokens), r.drafted, r.accepted, sum(r.seconds.values()), r.drafter] for r in result.rounds],
+        rounds=[[*r.counts, sum(r.seconds.values()), r.drafter] for r in result.rounds],
         draft_seconds=[r.seconds.get("draft", 0.0) for r in result.rounds],
         moment=asdict(mean_moment([before, after])),
     )

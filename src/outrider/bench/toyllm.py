@@ -106,7 +106,7 @@ def _generate(target: TextModel, draft: Drafter, lookahead: int, side: Side, rep
         seconds=sum(result.stats.seconds.values()),
         decode_seconds=result.stats.decode_seconds,
         draft_seconds=result.stats.seconds["draft"],
-        rounds=[[len(r.tokens), r.drafted, r.accepted] for r in result.rounds],
+        rounds=[r.counts for r in result.rounds],
     )
 
 

@@ -267,7 +267,7 @@ def _show(found: _Found, output: Path | None) -> None:
     from rich.table import Table
 
     from outrider.cli.output import wide_console
-    from outrider.report.names import where_apart, without_folder
+    from outrider.request.draft_names import where_apart, without_folder
     from outrider.tune.trial import overall
 
     console, short = wide_console(), where_apart({one.name: without_folder(one.name) for one in found.candidates})

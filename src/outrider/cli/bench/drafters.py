@@ -36,7 +36,7 @@ def drafters(models: ModelChoice, log: Path | None, as_json: bool, **given: Any)
     from outrider.bench.drafters import Matrix, count_runs, measure, noise_of, of_one_text, over_all_texts, summarise
     from outrider.bench.machine import machine
     from outrider.bench.texts import kinds_for
-    from outrider.report.names import where_apart
+    from outrider.request.draft_names import where_apart
 
     made = {spec: models.load_one_draft(spec, model) for spec in dict.fromkeys(models.draft)}
     names = where_apart({spec: drafter.name for spec, drafter in made.items()})
