@@ -21,8 +21,9 @@ from outrider.models.passes.captured import Captured
 from outrider.models.passes.captured_trial import Trial
 from outrider.models.passes.compiled_trial import spread_off
 from outrider.models.passes.cuda_graphs import say_uncaptured
+from outrider.models.passes.guards import Sizes
 from outrider.models.passes.recording import Recording, changed, record
-from outrider.models.passes.tracing import Inputs, Sizes, Traced, parts_of, trace
+from outrider.models.passes.tracing import Inputs, Traced, parts_of, trace
 from outrider.models.probe import TOLERANCE
 
 if TYPE_CHECKING:

@@ -30,7 +30,9 @@ from outrider.errors import CacheFolderError, ParameterError, in_one_line
 from outrider.models.passes.captured import captured_pass, columns_captured
 from outrider.models.passes.compiled_trial import difference, gain
 from outrider.models.passes.graph import describe_pass, trace_pass
-from outrider.models.passes.tracing import STEP, PassInputs, check_free, lower_packed, versions
+from outrider.models.passes.guards import check_free
+from outrider.models.passes.packed_ops import lower_packed
+from outrider.models.passes.tracing import STEP, PassInputs, versions
 from outrider.models.probe import TOLERANCE
 from outrider.support.cache_folder import cache_folder
 from outrider.support.whole_files import replace_whole

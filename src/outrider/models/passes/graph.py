@@ -18,8 +18,9 @@ from outrider.models.attention.in_blocks import describe_attention
 from outrider.models.attention.shared_keys import masks_made_once
 from outrider.models.base import LAST
 from outrider.models.hidden_states import Put, caught
+from outrider.models.passes.guards import Sizes
 from outrider.models.passes.model_code import describe_code
-from outrider.models.passes.tracing import Inputs, Sizes, Traced, parts_of, trace
+from outrider.models.passes.tracing import Inputs, Traced, parts_of, trace
 
 if TYPE_CHECKING:
     from outrider.models.transformers_model import TransformersModel

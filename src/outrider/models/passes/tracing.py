@@ -11,14 +11,12 @@ capacity, size], then the parameters, buffers and packed weights (`Parts.inputs`
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +24,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from outrider.models.attention.shared_keys import WIDEST
 from outrider.models.cache.slot_cache import SlotCache, View
+from outrider.models.passes.guards import Sizes, check_free, check_guards, symbol
+from outrider.models.passes.packed_ops import filled, name_packed, product_of
 from outrider.models.weights.int8_linear import Int8Linear, RowScale
-from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear, packed_arguments
+from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -36,38 +36,6 @@ STEP = 32  # columns are read in multiples of this, so that kernels for aligned 
 # Sizes while tracing: equal to no size of a model, so that none is mistaken.
 _COLUMNS, _CAPACITY, _SOURCE, _WIDTH, _ROWS = 11 * STEP, 23 * STEP, 13 * STEP, WIDEST - 3, 19
 MOST_VIEWS = 8
-_torch_library: Any = torch.library  # parts of which have no types
-_library = _torch_library.Library("outrider", "FRAGMENT")
-_library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_library.define("filled_linear(Tensor x, Tensor weight, Tensor? bias, int fill) -> Tensor")
-_library.define("int8_product(Tensor x, Tensor weight) -> Tensor")
-_library.define("int8_tiles(Tensor x, Tensor weight, Tensor scales, Tensor zeros) -> Tensor")
-
-
-def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(*packed_arguments(x, weight, bias))
-    return out
-
-
-def _packed_shape(x: Tensor, weight: Tensor, *others: object) -> Tensor:
-    del others
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _product_shape(x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
-    del scales
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32)
-
-
-_library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
-torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
-torch.library.register_fake("outrider::filled_linear", _packed_shape, lib=_library)
-torch.library.register_fake("outrider::int8_product", _product_shape, lib=_library)
-torch.library.register_fake("outrider::int8_tiles", _product_shape, lib=_library)
-
-
-class DecidesError(RuntimeError):
-    """The code of a model does other things for other sizes."""
 
 
 @dataclass(frozen=True)
@@ -201,15 +169,6 @@ class TracedRows(CacheLayerMixin):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of a traced pass, numbers or symbols. source: the longest source of an encoder-decoder's rows."""
-
-    rows: Any
-    tokens: Any
-    source: Any
-
-
-@dataclass(frozen=True)
 class Inputs:
     """What a traced function is called with."""
 
@@ -244,19 +203,19 @@ def trace(
     mode = FakeTensorMode(shape_env=shapes)
     mode.cache_enabled = False  # small models are traced sooner without, large ones as soon
     parts, held = parts_of(model.module), model.cache_rows(slice(0, 1))
-    columns, capacity = _symbol(shapes, "columns", _COLUMNS), _symbol(shapes, "capacity", _CAPACITY)
-    tokens = _symbol(shapes, "width", _WIDTH) if width is None else width
-    rows = _symbol(shapes, "rows", _ROWS) if several else 1
-    source = _symbol(shapes, "source", _SOURCE)
+    columns, capacity = symbol(shapes, "columns", _COLUMNS), symbol(shapes, "capacity", _CAPACITY)
+    tokens = symbol(shapes, "width", _WIDTH) if width is None else width
+    rows = symbol(shapes, "rows", _ROWS) if several else 1
+    source = symbol(shapes, "source", _SOURCE)
     with mode:
         leading = about(Sizes(rows, tokens, source))
         inputs = [columns, capacity, *leading, *_stand_ins(held, parts, rows, capacity)]
     with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
         # Compiled passes have other bits anyway.
         graph = make_fx(_flat(function, parts, len(leading), len(held), fills=width is None))(*inputs)
-    _name_packed(graph)
+    name_packed(graph)
     check_free(shapes)
-    _check_guards(shapes, columns, capacity, Sizes(rows, tokens, source))
+    check_guards(shapes, columns, capacity, Sizes(rows, tokens, source))
     return Traced(graph, inputs, mode)
 
 
@@ -271,74 +230,13 @@ def _flat(function: Callable[[Inputs], tuple[Tensor, ...]], parts: Parts, about:
         for layer, weight in zip(parts.packed, flat[about + held + len(names) :], strict=True):
             layer._packed = weight
             if isinstance(layer, Int8Linear):
-                layer._rows, layer._product = scales, _product_of(layer)  # type: ignore[method-assign,assignment]
+                layer._rows, layer._product = scales, product_of(layer)  # type: ignore[method-assign,assignment]
             elif isinstance(layer, PackedLinear):
-                layer.filled = partial(_filled, layer) if fills else layer.product  # type: ignore[method-assign]
+                layer.filled = partial(filled, layer) if fills else layer.product  # type: ignore[method-assign]
         given = dict(zip(names, tensors, strict=True))
         return function(Inputs(columns, flat[:about], flat[about : about + held], given))
 
     return run
-
-
-def _filled(layer: PackedLinear, x: Tensor) -> Tensor:
-    """What stands for it in a graph, which asks for the number of rows in each pass."""
-    out: Tensor = torch.ops.outrider.filled_linear(x, layer._packed, layer.bias, layer.fill)
-    return out
-
-
-def _product_of(layer: Int8Linear) -> Callable[[Tensor], Tensor]:
-    """What can be traced in place of a kernel whose weight is no tensor, or no ordinary one."""
-    if layer.tiles:
-        return lambda x: torch.ops.outrider.int8_tiles(x, layer._packed, layer.scales, layer.zeros)
-    return lambda x: torch.ops.outrider.int8_product(x, layer._packed)
-
-
-def check_free(shapes: Any) -> None:
-    """Raise if the graph holds for some contexts only: a symbol was replaced by a number on the way."""
-    fixed = {symbol: value for symbol, value in shapes.replacements.items() if not value.free_symbols}
-    if fixed:
-        raise DecidesError(f"its pass depends on the length of the context: {fixed}")
-
-
-def _check_guards(shapes: Any, columns: Any, capacity: Any, of: Sizes) -> None:
-    """Raise if the model's code took a decision by one of the sizes that is another one for other sizes.
-
-    Each decision about one size is tried for every small one and some large ones, others by corners and at random. Sizes of
-    1 apart, for which everything is contiguous: that changes what is copied. Whether it changes what is computed, passes
-    tell (`recorded`).
-    """
-    about = ((of.rows, _SIZES), (of.tokens, _WIDTHS), (columns, _SIZES), (capacity, _SIZES), (of.source, _SIZES))
-    alone = {size.node.expr: all_of_it for size, all_of_it in about if not isinstance(size, int)}
-    for decision in {guard.expr for guard in shapes.guards}:
-        found = [symbol for symbol in alone if symbol in decision.free_symbols]
-        one = found[0] if len(found) == 1 else None
-        tried = _several_sizes(columns, capacity, of) if one is None else ({one: size} for size in alone[one])
-        if any(decision.subs(sizes) != True for sizes in tried):  # noqa: E712 - of a computer algebra
-            raise DecidesError(f"its pass depends on sizes: {decision}")
-
-
-_WIDTHS = range(2, WIDEST + 1)
-_LARGE = [size + more for size in (128, 256, 512, 1024, 4096, 1 << 15, 1 << 20) for more in (-1, 0, 1)]
-_SIZES = [*_WIDTHS, *_LARGE]
-
-
-def _several_sizes(columns: Any, capacity: Any, of: Sizes) -> Iterator[dict[Any, int]]:
-    """Sizes that can come together."""
-    corners = [*product((WIDEST, 1 << 20), (2, 1 << 10), (2, WIDEST), (2, 1 << 15))]
-    draw = random.Random(0)
-    some = [(draw.choice(_LARGE), draw.randint(2, 70), draw.choice(_WIDTHS), draw.choice(_SIZES)) for _ in range(60)]
-    for most, high, wide, far in (*corners, *some):
-        sizes = ((columns, most), (capacity, 2 * most + 1), (of.rows, high), (of.tokens, wide), (of.source, far))
-        yield {symbol.node.expr: size for symbol, size in sizes if not isinstance(symbol, int)}
-
-
-def _symbol(shapes: Any, name: str, size: int) -> Any:
-    from torch._dynamo.source import ConstantSource
-    from torch.fx.experimental.symbolic_shapes import DimDynamic
-
-    source = ConstantSource(name)
-    symbol = shapes.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-    return shapes.create_symintnode(symbol, hint=size, source=source)
 
 
 def _stand_ins(held: list[Tensor], parts: Parts, rows: Any, capacity: Any) -> list[Tensor]:
@@ -360,28 +258,3 @@ def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
         for part, held in before:
             part.__dict__.clear()
             part.__dict__.update(held)
-
-
-def _name_packed(graph: GraphModule) -> None:
-    """Let the graph name our own operation: the compiler takes torch's only for weights that are constants."""
-    op = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
-    for node in graph.graph.nodes:
-        if op is not None and node.op == "call_function" and node.target is op:
-            node.target = torch.ops.outrider.packed_linear.default
-            node.args = node.args[:3]
-    graph.recompile()
-
-
-def lower_packed() -> None:
-    """Tell the compiler to call torch's operation for ours directly, which saves a detour through Python a layer."""
-    from torch._inductor.ir import TensorBox
-    from torch._inductor.lowering import lowerings, register_lowering
-    from torch._inductor.mkldnn_ir import LinearUnary
-
-    op, call = torch.ops.outrider.packed_linear.default, cast(Any, LinearUnary.create)
-    if op in lowerings:
-        return
-
-    @register_lowering(op, type_promotion_kind=None)
-    def lower(x: Any, weight: Any, bias: Any) -> Any:
-        return TensorBox.create(call(x, weight, bias, "none", [], ""))
