@@ -25,7 +25,7 @@ from transformers import (
     TextStreamer,
 )
 
-from outrider.errors import ModelError, ParameterError
+from outrider.errors import ModelError, NumericalError, ParameterError
 from outrider.hf_generate.engines import engine_of
 from outrider.request.choices import make_length
 from tests.helpers.drop_in import IDS, MASK, PADDED, ours
@@ -327,6 +327,22 @@ def test_an_assistant_that_is_no_model_is_refused(model: Any, assistant: Any, go
         ours(model, IDS, max_new_tokens=4, pad_token_id=0, do_sample=False, num_beams=beams, assistant_model=assistant)
 
 
+def test_beams_may_be_drafted_by_the_target_itself(model: Any) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "num_beams": 3}
+    found: list[Any] = []
+    assert torch.equal(ours(model, IDS, draft="self", stats=found, **options), model.generate(IDS, **options))
+    assert found[0].drafted > 0
+
+
+def test_rules_that_allow_no_text_are_said_to(model: Any) -> None:
+    def forbids(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        del input_ids
+        return torch.full_like(scores, -float("inf"))
+
+    with pytest.raises(NumericalError, match="rules allow no text at all"):
+        ours(model, IDS, max_new_tokens=4, num_beams=2, pad_token_id=0, do_sample=False, logits_processor=[forbids])
+
+
 def test_a_model_with_a_recurrent_state_is_refused_for_that() -> None:
     small = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(ModelError, match="its recurrent state can't be rolled back"):
@@ -337,7 +353,7 @@ def test_constraints_by_row_are_honoured_alone_and_refused_in_batches(model: Any
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     options["prefix_allowed_tokens_fn"] = lambda row, ids: [40, 41, 42 + row]
     assert torch.equal(ours(model, IDS, **options), model.generate(IDS, **options))
-    with pytest.raises(ParameterError, match="PrefixConstrainedLogitsProcessor must be used with one prompt, got 2"):
+    with pytest.raises(ParameterError, match="PrefixConstrainedLogitsProcessor must be used with one row, got 2"):
         ours(model, PADDED, attention_mask=MASK, **options)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 import outrider
 from outrider.audit.greedy import first_divergence
 from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.models.base import has_same_bits
 from outrider.models.llama_cpp.engine import FIRST_CELLS, SPARE, LlamaCppModel
 from outrider.models.llama_cpp.library import OUTPUTS, Context
 from outrider.models.loading import load_llama_cpp
@@ -114,6 +115,7 @@ def test_more_outputs_than_a_pass_takes_and_a_cache_that_grows() -> None:
 @pytest.mark.parametrize("context", [100, 255, 300, 600])
 def test_the_width_of_a_pass_does_not_change_the_bits(context: int) -> None:
     """Attention has other kernels for a lone token after 256 and for 64 tokens, unless it is kept from them."""
+    assert has_same_bits(model())
     row = some_tokens(context + 70, 9)
     sequence = model().open()
     model().score([sequence], torch.tensor([row[:context]]), [context], "none")

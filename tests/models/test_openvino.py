@@ -12,7 +12,7 @@ from torch import Tensor
 
 import outrider
 from outrider.errors import ContextLengthError, ModelError, ParameterError
-from outrider.models.base import is_flat
+from outrider.models.base import has_same_bits, is_flat
 from outrider.models.choices import QUANTIZED
 from outrider.models.loading import load_openvino
 from outrider.models.openvino.blocks import Blocks
@@ -143,6 +143,7 @@ def test_the_bits_of_a_tokens_logits_do_not_depend_on_the_width_of_the_pass(weig
     # Large enough for the head to be quantized, deep enough for a last bit to grow.
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     model, _ = opened("Llama", weights, **sizes, num_hidden_layers=6, vocab_size=1024, max_position_embeddings=256)
+    assert has_same_bits(model)
     tokens = some_tokens(52, 0)
     sequence, beside = model.open(), model.open()
     prefill(model, [sequence, beside], [tokens[:40], tokens[:33]])

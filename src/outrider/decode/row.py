@@ -97,8 +97,8 @@ class Row:
         elif known < keep:
             raise NumericalError(
                 f"the target gave no distribution for row {self.number} after token {len(self.tokens) + known - 1}: "
-                "its logits are NaN or all excluded: loosen what must hold together (schema, regex, processors, bias), "
-                "or try dtype float32"
+                "its logits are NaN or all excluded: loosen what must hold together (schema, regex, processors, bias; a "
+                "forced end: ignore_eos, or more max_new_tokens), or try dtype float32"
             )
         self.tokens.extend(new[:keep])
         for finding in self._previews.compare(self.tokens):

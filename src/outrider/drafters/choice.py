@@ -56,7 +56,10 @@ class ChoiceDrafter(Drafter):
         drafters = [part for one in drafters for part in (one.drafters if type(one) is ChoiceDrafter else [one])]
         names = [drafter.name for drafter in drafters]
         if len(set(names)) < len(names):
-            raise ParameterError(f"drafters must have different names, got {', '.join(names)}: give each only once")
+            raise ParameterError(
+                f"drafters must have different names, got {', '.join(names)}: give each only once, and a model "
+                "in one dtype and on one engine"
+            )
         self.drafters: list[Drafter] = list(drafters)
         self.name = " + ".join(names)
         self.remembers = any(drafter.remembers for drafter in self.drafters)

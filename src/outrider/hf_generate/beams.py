@@ -14,7 +14,7 @@ from outrider.beam.records import BeamStats, summarise
 from outrider.beam.search import BeamDecoder
 from outrider.beam.state import Finished, Path
 from outrider.beam.task import BeamTask
-from outrider.errors import ParameterError
+from outrider.errors import NumericalError, ParameterError
 from outrider.forced import logits_along
 from outrider.hf_generate.inputs import Inputs
 from outrider.hf_generate.outputs import output, padded_sequences, padding, wanted_scores, warn_of_context
@@ -156,6 +156,8 @@ def _best(
     )
     rounds = list(decoder.rounds())
     found = decoder.state.finished[: settings.num_return_sequences]
+    if not found:
+        raise NumericalError("the call's rules allow no text at all: loosen what must hold together")
     if len(found) < settings.num_return_sequences:
         most = len(found)
         raise ParameterError(f"num_return_sequences must be {most} at most here: the call's rules allow no further text")

@@ -16,7 +16,7 @@ from outrider.models.base import LanguageModel
 from outrider.models.compatibility import share_source
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
-from outrider.request.choices import make_drafter
+from outrider.request.choices import bound_drafter, make_drafter
 from outrider.support.alone import Alone, OneAtATime
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def beam_draft(assistant_model: Any, draft: Any, target: TransformersModel) -> L
         asked = asked[0]
     if asked is None or isinstance(asked, nn.Module):
         return None if asked is None else engine_of(asked)
-    drafter = make_drafter(asked, target)
+    drafter = bound_drafter(asked, target)
     return None if drafter is None else draft_model(drafter)
 
 

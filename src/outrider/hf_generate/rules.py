@@ -22,13 +22,13 @@ _BY_ROW = (
 )
 
 
-def check_processors(given: Sequence[Any], prompts: int) -> None:
-    """Raise for those that can't be asked about one row at a time, out of order."""
+def check_processors(given: Sequence[Any], rows: int) -> None:
+    """Raise for those that can't be asked about one row at a time, out of order. rows: prompts, each with its copies."""
     for name in (type(processor).__name__ for processor in given):
         if name in _STATEFUL:
             raise ParameterError(f"{name} can't be used with speculation, it keeps a state of its own: leave it out")
-        if prompts > 1 and name in _BY_ROW:
-            raise ParameterError(f"{name} must be used with one prompt, got {prompts}: it depends on the row")
+        if rows > 1 and name in _BY_ROW:
+            raise ParameterError(f"{name} must be used with one row, got {rows}: it depends on the row, copies are rows")
 
 
 def row_processors(given: Sequence[Any], row: int) -> tuple[Any, ...]:

@@ -101,6 +101,6 @@ def build() -> SamplingKernels:
 def reading(*values: Tensor | None) -> SamplingKernels | None:
     """The kernels, if they can read all of these: on a CPU, in float32 or bfloat16, without a gradient."""
     for each in values:
-        if each is not None and (each.device.type != "cpu" or each.dtype not in _READ or each.requires_grad):
+        if each is not None and (not each.is_cpu or each.dtype not in _READ or each.requires_grad):
             return None
     return sampling_kernels()

@@ -26,6 +26,8 @@ from outrider.models.weights.gguf_tensors import gguf_tensors, mapped
 FIRST_CELLS = 1024
 SPARE = 2  # contexts kept for sequences to come
 
+SAME_BITS = ("Q4_0", "Q4_1", "Q8_0")  # types of files (docs/engines.md)
+
 
 class LlamaSequence:
     """A sequence of tokens in a context of its own. The cells of tokens taken back are freed by the next pass."""
@@ -94,6 +96,11 @@ class LlamaCppModel:
 
         number = self._weights.entry("general.file_type")
         return LlamaFileType(int(number)).name.removeprefix("MOSTLY_") if number.isdigit() else "gguf"
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether a token's logits have the same bits in a pass of any width: kernels of other types add up otherwise."""
+        return self.dtype_name in SAME_BITS
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -151,6 +151,11 @@ class OpenVinoModel:
         return self._about.weights
 
     @property
+    def same_bits(self) -> bool:
+        """Whether a token's logits have the same bits in a pass of any width."""
+        return self._about.weights in ("int8", "int4")
+
+    @property
     def end_tokens(self) -> frozenset[int]:
         """The tokens that the model's generation config names as ends."""
         return frozenset(self._about.end_tokens)
