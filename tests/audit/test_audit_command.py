@@ -99,6 +99,17 @@ def test_texts_are_saved_resumed_and_audited_again(target_folder: Path, tmp_path
     assert "temperature is 0.8" in err
 
 
+def test_the_highest_temperature_has_no_higher_one(target_folder: Path) -> None:
+    """It was told that it is out of range, with a number that nobody had given."""
+    arguments = ["--target", str(target_folder), "--dtype", "float32", "--tokens", "32"]
+    code, out, err = run(*arguments, "--temperature", "1e6")
+    assert code == 2  # too few to tell
+    assert "too few" in out
+    assert "must be in 0" not in err
+    assert "temperature a tenth higher" not in out
+    assert "temperature a tenth higher" in run(*arguments)[1]
+
+
 def test_texts_by_position_are_resumed_as_such(target_folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "texts.jsonl"
     common = ["--target", str(target_folder), "--dtype", "float32", "--tokens", "32", "--log", str(saved)]

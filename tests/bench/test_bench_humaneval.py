@@ -55,6 +55,8 @@ def test_code_is_executed_only_when_asked() -> None:
     assert "\n" not in str(result.exception)
     other = CliRunner().invoke(cli, [*command, "--task", "chat", "--metric", "pass@1", "--execute-generated-code"])
     assert "pass@1 is for task humaneval" in str(other.exception)
+    none = CliRunner().invoke(cli, [*command, "--task", "chat", "--execute-generated-code"])
+    assert "executes nothing: drop --execute-generated-code" in str(none.exception)
 
 
 def test_the_code_of_an_answer_is_its_block_or_its_continuation() -> None:

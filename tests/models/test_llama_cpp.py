@@ -12,17 +12,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 import outrider
 from outrider.audit.greedy import first_divergence
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.base import has_same_bits
-from outrider.models.llama_cpp.engine import FIRST_CELLS, SPARE, LlamaCppModel
+from outrider.models.llama_cpp.engine import FIRST_CELLS, SPARE, LlamaCppModel, have_same_bits
 from outrider.models.llama_cpp.library import OUTPUTS, Context
 from outrider.models.loading import load_llama_cpp
 from outrider.models.names import default_model
 from outrider.models.weights.gguf import gguf_tokenizer
+from outrider.models.weights.gguf_tensors import GgufTensor
 from outrider.prefill import prefill
 from outrider.support.device_data import pad_rows
 from tests.helpers.real_models import smollm2
@@ -265,7 +267,16 @@ def test_bad_calls_are_refused_in_words(tmp_path: Path, target_folder: Path) -> 
         load_llama_cpp(broken)
 
 
+def test_a_head_of_another_type_is_not_promised_the_same_bits() -> None:
+    """As files have that are called Q4_0."""
+    norm = GgufTensor("norm", (576,), GGMLQuantizationType.F32, 0)
+    layer = GgufTensor("q", (8, 8), GGMLQuantizationType.Q4_0, 0)
+    assert have_same_bits([norm, layer])
+    assert not have_same_bits([norm, layer, GgufTensor("output.weight", (8, 8), GGMLQuantizationType.Q6_K, 0)])
+
+
 def test_the_file_says_what_it_is() -> None:
     assert model().dtype_name == "Q4_1"
     assert model().tokenizer.eos_token_id in model().end_tokens
+    assert model().same_bits
     assert model().weight_bytes == pytest.approx(default_model().stat().st_size, rel=0.05)  # its head is its embeddings

@@ -155,7 +155,7 @@ def read_texts(
     lines = read_lines(path)
     wanted: dict[str, Any] = {"target": target.name, **{name: getattr(sampling, name) for name in _SETTINGS}}
     if drafts:
-        wanted["draft"] = drafts[0]
+        wanted["draft"] = drafts
     if drafter_invariant is not None:
         wanted["drafter_invariant"] = drafter_invariant
     seen: dict[tuple[Any, ...], int] = {}
@@ -164,7 +164,7 @@ def read_texts(
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        text = _parse(line, f"{path}, line {number}", target, wanted, drafts, recordings)
+        text = _parse(line, f"{path}, line {number}", target, wanted, recordings)
         first = seen.setdefault((text.heard or text.source, text.tokens), number)
         if first != number and (len(text.new) >= SURELY_DIFFERENT or sampling.greedy):
             raise ParameterError(f"{path}, line {number}: repeats line {first}, so it is no further sample: remove it")
@@ -181,9 +181,7 @@ def drop_torn_line(path: Path) -> None:
         path.write_bytes(whole[: whole.rfind(b"\n") + 1])
 
 
-def _parse(
-    line: str, where: str, target: TextModel, wanted: dict[str, Any], drafts: Sequence[str], recordings: Recordings
-) -> Text:
+def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], recordings: Recordings) -> Text:
     try:
         entry = json.loads(line)
         if not isinstance(entry, dict):
@@ -195,7 +193,7 @@ def _parse(
         read = asked(target, prompt) if isinstance(prompt, str | Audio) else token_ids(prompt)
         rounds = read_rounds(entry.get("rounds") or (), new)
         _refuse_other_laws(entry, where)
-        other = next((name for name in wanted if _differs(entry, wanted, name, drafts)), None)
+        other = next((name for name in wanted if _differs(entry, wanted, name)), None)
     except ParameterError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -205,8 +203,9 @@ def _parse(
         ) from None
     if other is not None:
         option = other.replace("_", "-")
-        remedy = f"leave out --{option}" if wanted[other] is True else f"give --{option}"
-        raise ParameterError(f"{where}: {other} is {entry.get(other, False)!r}, audited is {wanted[other]!r}: {remedy}")
+        audited = wanted[other][0] if other == "draft" else wanted[other]
+        remedy = f"leave out --{option}" if audited is True else f"give --{option}"
+        raise ParameterError(f"{where}: {other} is {entry.get(other, False)!r}, audited is {audited!r}: {remedy}")
     ids = [] if isinstance(read, Audio) else read
     wrong = [token for token in (*ids, *new) if not 0 <= token < target.vocab_size]
     if wrong or not new or not read:
@@ -234,13 +233,13 @@ def _refuse_other_laws(entry: dict[str, Any], where: str) -> None:
             raise ParameterError(f"{where}: {name!r} is no setting: did you mean {meant[0]!r}?")
 
 
-def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str, drafts: Sequence[str]) -> bool:
+def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:
     if name == "drafter_invariant":
         return bool(entry.get(name)) is not wanted[name]
     if entry.get(name) is None:
         return False  # not said
     if name == "draft":
-        return str(entry[name]) not in drafts
+        return str(entry[name]) not in wanted[name]
     if name == "target":
         return bool(str(entry[name]) != wanted[name])
     given = float(entry[name])

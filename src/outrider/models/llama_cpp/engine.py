@@ -6,8 +6,9 @@ the other, at little loss; but not evenly, so they are padded to the widths that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,18 @@ from outrider.models.base import Sequence, WhichLogits, represented
 from outrider.models.engine_checks import check_truncate, new_tokens, owned_sequences
 from outrider.models.llama_cpp.library import BATCH, OUTPUTS, Context, Weights
 from outrider.models.weights.gguf import fingerprint
-from outrider.models.weights.gguf_tensors import gguf_tensors, mapped
+from outrider.models.weights.gguf_tensors import GgufTensor, gguf_tensors, mapped
 
 FIRST_CELLS = 1024
 SPARE = 2  # contexts kept for sequences to come
+SAME_BITS = ("Q4_0", "Q4_1", "Q8_0")  # types whose kernels give the same bits in any width (docs/engines.md)
 
-SAME_BITS = ("Q4_0", "Q4_1", "Q8_0")  # types of files (docs/engines.md)
+
+def have_same_bits(read: Iterable[GgufTensor]) -> bool:
+    """Whether a pass that reads these has: files of such a type often have a head of another one."""
+    from gguf.constants import GGMLQuantizationType
+
+    return all(GGMLQuantizationType(tensor.kind).name in SAME_BITS for tensor in read if len(tensor.shape) > 1)
 
 
 class LlamaSequence:
@@ -97,10 +104,10 @@ class LlamaCppModel:
         number = self._weights.entry("general.file_type")
         return LlamaFileType(int(number)).name.removeprefix("MOSTLY_") if number.isdigit() else "gguf"
 
-    @property
+    @cached_property
     def same_bits(self) -> bool:
-        """Whether a token's logits have the same bits in a pass of any width: kernels of other types add up otherwise."""
-        return self.dtype_name in SAME_BITS
+        """Whether a token's logits have the same bits in a pass of any width."""
+        return have_same_bits(self._read())
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -116,15 +123,18 @@ class LlamaCppModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a pass of one token reads: the table of embeddings only if it is the head, too."""
+        """Bytes of weights that a pass of one token reads."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        sizes: dict[str, int] = {}
+        sizes = [(prod(tensor.shape), *GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]) for tensor in self._read()]
+        return sum(count // block * size for count, block, size in sizes)
+
+    def _read(self) -> list[GgufTensor]:
+        """What a pass reads: the table of embeddings only if it is the head, too."""
         with mapped(self._path) as data:
-            for tensor in gguf_tensors(data, self._path.name):
-                block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
-                sizes[tensor.name] = prod(tensor.shape) // block * size
-        return sum(sizes.values()) - (sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0)
+            found = gguf_tensors(data, self._path.name)
+        has_head = any(tensor.name == "output.weight" for tensor in found)
+        return [tensor for tensor in found if not (has_head and tensor.name == "token_embd.weight")]
 
     def pad_widths(self, width: Callable[[int, int], int]) -> None:
         """From now on score n tokens of one sequence as width(n, context) ≥ n, where that is quicker (`costs`)."""
