@@ -42,6 +42,11 @@ class EarlyExitDrafter(ModelDrafter):
         if not isinstance(target, TransformersModel) or target.has_encoder:
             wanted = "a decoder-only model of the transformers engine, in one process"
             raise ModelError(f"early-exit can't draft for {target.name}: it needs {wanted}; name another draft")
+        if target.keeps_states:
+            raise ModelError(
+                f"early-exit can't draft for {target.name}: its recurrent layers keep states, which the first layers would "
+                "change; name another draft"
+            )
         total = int(target.module.config.get_text_config().num_hidden_layers)
         layers = self._layers or max(1, total // 3)
         if layers >= total:

@@ -64,7 +64,7 @@ def transformers_generate(
     assistant_model = assistant_model if assistant_model is not None else _from_caller("assistant_model")
     streamer = streamer if streamer is not None else _from_caller("streamer")
     refuse_settings(generation_config, input_ids, streamer, bool(synced_gpus or _from_caller("synced_gpus")))
-    refuse_without_rollback(model, type(model).__name__, model.config.is_encoder_decoder)
+    refuse_without_rollback(model, type(model).__name__, model.config.is_encoder_decoder, keeps_states=True)
     refuse_inputs(model, input_ids, model_kwargs)
     beams = (generation_config.num_beams or 1) > 1
     drafter_invariant = check_switch("drafter_invariant", drafter_invariant)

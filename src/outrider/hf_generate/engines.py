@@ -14,7 +14,7 @@ from outrider.errors import ParameterError
 from outrider.models.as_opened import AsOpened, refuse_training
 from outrider.models.base import LanguageModel
 from outrider.models.compatibility import share_source
-from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.kinds import engine_kind
 from outrider.models.transformers_model import TransformersModel
 from outrider.request.choices import bound_drafter, make_drafter
 from outrider.support.alone import Alone, OneAtATime
@@ -43,8 +43,7 @@ def engine_of(model: Any) -> TransformersModel:
     refuse_training(model, name)
     kept, as_opened = model.__dict__.get(_KEPT_AS), AsOpened.of(model, name)
     if kept is None or kept.engine is None or kept.as_opened != as_opened or kept.engine.module is not model:
-        made = EncoderDecoderModel if model.config.is_encoder_decoder else TransformersModel
-        kept = model.__dict__[_KEPT_AS] = _Kept(as_opened, made(model))
+        kept = model.__dict__[_KEPT_AS] = _Kept(as_opened, engine_kind(model)(model))
     return kept.engine  # type: ignore[no-any-return]
 
 

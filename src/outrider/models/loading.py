@@ -17,6 +17,7 @@ from outrider.models.base import TextModel
 from outrider.models.choices import QUANTIZED, check_choices
 from outrider.models.cut_head import cut_head, cut_name, draft_tokens
 from outrider.models.dtypes import native_dtype, parse_device, parse_dtype
+from outrider.models.kinds import engine_kind
 from outrider.models.names import check_at_hand, resolve
 from outrider.models.pretrained import read_feature_extractor, read_pretrained, read_tokenizer
 from outrider.models.sources import folder_of, identity
@@ -138,8 +139,9 @@ def around(module: Any, tokenizer: Any = None, **options: Any) -> TransformersMo
     words = getattr(tokenizer, "tokenizer", tokenizer) if extractor is not None else tokenizer
     if words is not None and not hasattr(words, "decode"):
         raise ParameterError(f"tokenizer must be the model's, or its processor, got {type(tokenizer).__name__}")
-    if not getattr(module.config, "is_encoder_decoder", False):
-        return TransformersModel(module, words)
+    kind = engine_kind(module)
+    if not kind.has_encoder:
+        return kind(module, words)
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
     return EncoderDecoderModel(module, words, None, extractor)
@@ -235,8 +237,9 @@ def _cut(module: Any, num_tokens: int | None, name: str) -> None:
 
 def _opened(module: Any, tokenizer: Any, name: str, folder: str | Path) -> TransformersModel:
     """The engine for this kind of model."""
-    if not getattr(module.config, "is_encoder_decoder", False):
-        return TransformersModel(module, tokenizer, name)
+    kind = engine_kind(module)
+    if not kind.has_encoder:
+        return kind(module, tokenizer, name)
     from outrider.models.encoder_decoder import EncoderDecoderModel
 
     hears = module.main_input_name == "input_features"

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # 0.04 in bfloat16 (SmolLM2-135M) and 1e-5 in float32; wrong positions give 0.3 and more.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 
+# Some recurrent layers go over a prompt by other formulas than token by token; Zamba 2's differ by 0.0012 in eight tokens.
+STEP_BY_STEP = 0.02
+
 
 def probe(model: TransformersModel) -> None:
     """Raise `ModelError` if rows of different length, a roll-back, or a later position change the logits."""
@@ -38,7 +41,7 @@ def probe(model: TransformersModel) -> None:
     rows = ~wanted[0].isneginf()  # a head that was cut has none for the others
     wanted, found = wanted[:, rows], cached[:, rows].double()
     off = float((found - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
-    if not off <= TOLERANCE.get(model.dtype, 0.15):
+    if not off <= max(TOLERANCE.get(model.dtype, 0.15), STEP_BY_STEP if model.keeps_states else 0):
         raise ModelError(
             f"{model.name} ({model.module.config.model_type}) can't be used: it gives other logits through the slot cache "
             f"than without a cache (off by {off:.2g} of their spread), so it can't be rolled back safely"

@@ -8,13 +8,15 @@ from outrider.errors import ModelError
 from outrider.models.attention.in_blocks import BLOCKS
 from outrider.models.attention.in_float64 import STEADY
 from outrider.models.attention.shared_keys import SHARED_KEYS
+from outrider.models.cache.masks import has_recurrent_layers
 from outrider.models.kernels.attention import KERNEL
 
 
-def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False) -> None:
+def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False, keeps_states: bool = False) -> None:
     """Raise `ModelError`, naming the model and the reason, if rejected tokens could not be taken back.
 
-    has_encoder: whether the engine that asks takes encoder-decoder models, and no others.
+    has_encoder: whether the engine that asks takes encoder-decoder models, and no others. keeps_states: whether it can go
+    back to earlier states of recurrent layers.
     """
     config = model.config
     kind = getattr(config, "model_type", type(model).__name__)
@@ -22,7 +24,8 @@ def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False) ->
     if bool(getattr(config, "is_encoder_decoder", False)) is not has_encoder:
         what = "a decoder-only model" if has_encoder else "an encoder-decoder model"
         raise ModelError(f"{name} ({kind}) can't be used here: it is {what}; outrider.load opens either kind")
-    if getattr(model, "_is_stateful", False):
+    recurrent = has_recurrent_layers(config.get_text_config())
+    if (recurrent or getattr(model, "_is_stateful", False)) and not (recurrent and keeps_states):
         raise ModelError(
             f"{name} ({kind}) can't be used: its recurrent state can't be rolled back, and speculation discards "
             f"rejected tokens; {remedy}"

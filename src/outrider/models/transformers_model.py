@@ -55,10 +55,11 @@ class TransformersModel(StatesModel):
     """
 
     has_encoder = False
+    keeps_states = False  # of recurrent layers (`recurrent_model`)
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-        refuse_without_rollback(model, self._name, self.has_encoder)
+        refuse_without_rollback(model, self._name, self.has_encoder, self.keeps_states)
         self.module = model.eval()
         self.device: torch.device = model.device  # asking a module means looking through it; a pass asks several times
         self._quantization = quantization_of(model.modules())
@@ -181,7 +182,7 @@ class TransformersModel(StatesModel):
         self._cache.move(source.slot, target.slot, length, target.length)
         target.advance(length - target.length)
 
-    recorded_on = ("cpu", "cuda")
+    recorded_on: tuple[str, ...] = ("cpu", "cuda")
 
     def _record_now(self) -> RecordedPasses | CapturedPasses | None:
         make = record_passes if self.device.type == "cpu" else capture_passes

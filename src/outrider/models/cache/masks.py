@@ -19,12 +19,21 @@ from outrider.errors import ModelError
 WINDOWED = ("ministral3", "mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "qwen3_moe", "starcoder2")
 
 
+# Types of layers that keep a state (`recurrent_cache`), and what attention they have beside it.
+RECURRENT = {"linear_attention": None, "conv": None, "hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+WITHOUT_CACHE = ("moe", "mlp")
+
+
 @dataclass(frozen=True)
 class AttentionPattern:
-    """The windows of a model's layers: {layer type: window or None}. by_type: the model wants one mask a type."""
+    """The windows of a model's layers: {layer type: window or None}. by_type: the model wants one mask a type.
+
+    recurrent: its types of layers that read no mask.
+    """
 
     windows: dict[str, int | None]
     by_type: bool
+    recurrent: tuple[str, ...] = ()
 
     @property
     def narrowest(self) -> int | None:
@@ -33,10 +42,12 @@ class AttentionPattern:
 
 
 def attention_pattern(config: Any, name: str) -> AttentionPattern:
-    """Read the pattern from a transformers config; refuse layers that keep no key and value per position."""
+    """Read the pattern from a transformers config; refuse layers with neither a key and value per position nor a state."""
     window = getattr(config, "sliding_window", None)
     kind = config.model_type
-    types = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    named = layer_types(config)
+    recurrent = tuple(type_ for type_ in named if type_ in RECURRENT and RECURRENT[type_] is None)
+    types = list(dict.fromkeys(beside for type_ in named if (beside := RECURRENT.get(type_, type_)) is not None))
     known: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
     unknown = [kind for kind in types if kind not in known]
     if unknown:
@@ -44,27 +55,39 @@ def attention_pattern(config: Any, name: str) -> AttentionPattern:
             f"{name} ({config.model_type}) can't be used: its {unknown[0]} layers can't be rolled back, and speculation "
             "discards rejected tokens; use a model with attention in every layer"
         )
-    if not types and window is not None and kind not in WINDOWED:
+    if not named and window is not None and kind not in WINDOWED:
         raise ModelError(
             f"{name} ({kind}) can't be used: its config has sliding_window={window}, which {kind} may not heed; "
             "set it to null in config.json if it does not"
         )
-    if not types:
+    if not named:
         return AttentionPattern({"full_attention": window}, by_type=False)
-    return AttentionPattern({kind: known[kind] for kind in types}, by_type=len(types) > 1)
+    return AttentionPattern({kind: known[kind] for kind in types}, by_type=len(types) > 1, recurrent=recurrent)
+
+
+def layer_types(config: Any) -> list[str]:
+    """The types of layers with a memory that a config names, each once; none where all are alike."""
+    named = dict.fromkeys(getattr(config, "layer_types", None) or ())
+    return [type_ for type_ in named if type_ not in WITHOUT_CACHE]
+
+
+def has_recurrent_layers(config: Any) -> bool:
+    """Whether some of a model's layers keep a state."""
+    return any(type_ in RECURRENT for type_ in layer_types(config))
 
 
 def make_mask(
     positions: Tensor, length: int, pattern: AttentionPattern, additive: torch.dtype | None = None, at: Tensor | None = None
 ) -> Any:
-    """The `attention_mask` argument of a forward pass: [R, 1, N, length], or a dict of those by layer type.
+    """The `attention_mask` argument of a forward pass: [R, 1, N, length], or a dict of those by layer type; None where no
+    layer reads one.
 
     positions: int64 [R, N]. additive: the dtype of 0 / -large masks, for models without scaled-dot-product attention;
     boolean otherwise. at: int64 [R, N], the columns of these tokens where they need not be their positions.
     """
     keys = torch.arange(length, device=positions.device)
     masks = {kind: _mask(positions, keys, window, additive, at) for kind, window in pattern.windows.items()}
-    return masks if pattern.by_type else next(iter(masks.values()))
+    return masks | dict.fromkeys(pattern.recurrent) if pattern.by_type else next(iter(masks.values()), None)
 
 
 def _mask(positions: Tensor, keys: Tensor, window: int | None, additive: torch.dtype | None, at: Tensor | None) -> Tensor:

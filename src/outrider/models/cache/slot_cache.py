@@ -10,7 +10,7 @@ Rows are returned as views wherever they are contiguous, since a gather would co
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -219,9 +219,9 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Hold the hidden states after that layer, too, from now on."""
         self.states.setdefault(layer, StateLayer(self))
 
-    def like(self) -> SlotCache:
+    def like(self) -> Self:
         """An empty one of a single slot, for the same layers and states."""
-        twin = SlotCache(len(self.layers), self.kept_dtype)
+        twin = type(self)(len(self.layers), self.kept_dtype)
         for layer, mine in zip(self.layers, twin.layers, strict=True):
             if layer.keys is not None and layer.values is not None:
                 mine.lazy_initialization(layer.keys, layer.values)

@@ -1,0 +1,174 @@
+"""Models some or all of whose layers keep a state instead of keys and values: Qwen 3.5, LFM2, Granite 4, Mamba, Jamba, …
+
+A rejected token has changed that state, so states are kept as they were after each token (`cache.recurrent_cache`), and a
+sequence goes on from the one that it is rolled back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.models.base import Sequence, WhichLogits
+from outrider.models.cache.recurrent_cache import STEPS, RecurrentCache
+from outrider.models.cache.slots import SlotSequence
+from outrider.models.probe import TOLERANCE
+from outrider.models.recurrent_layers import Mixer, find_mixers, stepping
+from outrider.models.transformers_model import TransformersModel
+from outrider.support.device_data import pad_rows
+
+
+class RecurrentSequence(SlotSequence):
+    """tokens: those that were scored; beyond `length` some that were taken back."""
+
+    def __init__(self, model: RecurrentModel, slot: int) -> None:
+        super().__init__(model, slot)
+        self.tokens: list[int] = []
+        self._cache = model.recurrent_cache
+
+    def advance(self, count: int) -> None:
+        """See `SlotSequence`. Whoever measures costs pretends that something was scored (`costs.pass_timer`)."""
+        super().advance(count)
+        if self.length > len(self.tokens):
+            self.tokens += [0] * (self.length - len(self.tokens))
+            self._cache.pretend(self.slot, self.length)
+
+    def go_back(self, length: int) -> None:
+        """For scoring once more what it holds beyond."""
+        self._length = length
+
+
+class RecurrentModel(TransformersModel):
+    """A loaded `PreTrainedModel` with recurrent layers as a `LanguageModel`.
+
+    Its passes are the module's own: none is recorded, captured or compiled, and no alternatives are scored. Its recurrent
+    layers go token by token over what is verified, with the projections of all tokens at once (`recurrent_layers`).
+    """
+
+    keeps_states = True
+    recorded_on: tuple[str, ...] = ()
+    _cache: RecurrentCache
+    _mixers: list[Mixer]
+
+    def _prepare(self, model: Any) -> None:
+        kind = f"{self._name} ({model.config.model_type})"
+        if not hasattr(Cache, "is_recording_past"):
+            raise ModelError(f"{kind} can't be used: its recurrent layers need a later transformers, 5.23 for one")
+        self._cache, self._mixers = RecurrentCache(len(self._cache.layers)), []
+        try:
+            self._mixers = find_mixers(model, self._cache, lambda: self._scored([[3]]))
+            if self._mixers:
+                self._cache.goes_on = self._goes_on()
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+            raise ModelError(
+                f"{kind} can't be used: it does not run with kept states ({in_one_line(error, 160)})"
+            ) from error
+        if not self._mixers:
+            raise ModelError(f"{kind} can't be used: it keeps a state of its own that can't be rolled back")
+
+    def _goes_on(self) -> bool:
+        """Whether the recurrent layers go over many tokens at once not from an empty sequence alone (Mamba's do)."""
+        tokens = [[3, 1, 4, 2], [1, 5, 2, 6]]
+        stepped = self._scored(tokens).double()
+        self._cache.steps = 1
+        try:
+            at_once = self._scored(tokens).double()
+        finally:
+            self._cache.steps = STEPS
+        off = float((at_once - stepped).square().mean().sqrt() / stepped.std().clamp(min=1e-30))
+        return off <= max(0.02, TOLERANCE.get(self.dtype, 0.15))
+
+    def _scored(self, parts: Many[list[int]]) -> Tensor:
+        """The logits of the last of some passes, one after the other, of a sequence of its own. [N, V]"""
+        sequence = self.open()
+        try:
+            for part in parts:
+                out = self.score_few([sequence], *pad_rows([[t % self._vocab_size for t in part]], self.device), "all")
+            assert out is not None
+            return out[0].clone()
+        finally:
+            sequence.close()
+
+    @property
+    def recurrent_cache(self) -> RecurrentCache:
+        """Where its states are kept."""
+        return self._cache
+
+    @property
+    def same_bits(self) -> bool:
+        """Not looked into."""
+        return False
+
+    @property
+    def scores_alternatives(self) -> bool:
+        """What follows a token in another one's place would go on from the other one's state."""
+        return False
+
+    def compile(self) -> None:
+        """Raises `ParameterError`."""
+        raise ParameterError(
+            f"compile can't be used with {self._name}: its recurrent layers go token by token; leave it out"
+        )
+
+    def open(self, reserve: int = 0) -> SlotSequence:
+        return self._enter(RecurrentSequence(self, slot=len(self._open)), min(reserve, self._max_length or reserve))
+
+    def release(self, sequence: SlotSequence) -> None:
+        """See `SlotModel`."""
+        super().release(sequence)
+        self._cache.forget(len(self._open))
+
+    def copy_prefix(self, source: Sequence, target: Sequence, length: int) -> None:
+        """See `CopiesPrefixes`."""
+        super().copy_prefix(source, target, length)
+        assert isinstance(source, RecurrentSequence)
+        assert isinstance(target, RecurrentSequence)
+        target.tokens[:] = source.tokens[:length]
+
+    def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
+        own = [row for row in rows if isinstance(row, RecurrentSequence)]
+        for row in own:
+            self._catch_up(row)
+        for row, new, count in zip(own, tokens.tolist(), lengths, strict=True):
+            row.tokens[row.length :] = new[:count]
+        return self._with_states(own, tokens, lengths, logits)
+
+    def _catch_up(self, row: RecurrentSequence) -> None:
+        """Score once more what lies between the last state known of a sequence and its end."""
+        length, known = row.length, self._cache.rewind(row.slot, row.length)
+        if known == length:
+            return
+        row.go_back(known)
+        try:
+            self._with_states([row], *pad_rows([row.tokens[known:length]], self.device), "none")
+        finally:
+            row.go_back(length)
+
+    def _with_states(
+        self, rows: list[RecurrentSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits
+    ) -> Tensor | None:
+        """A pass whose states are kept if it comes to its end."""
+        slots, starts = [row.slot for row in rows], [row.length for row in rows]
+        self._cache.begin(slots, starts, lengths, reading=logits == "none")
+        out = self._in_one_pass(list(rows), tokens, lengths, logits)
+        self._cache.commit(slots, starts, lengths)
+        return out
+
+    def pass_arguments(
+        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor], at: Tensor | None = None
+    ) -> dict[str, Any]:
+        """See `TransformersModel`. Models without attention call their cache otherwise."""
+        arguments = super().pass_arguments(tokens, positions, longest, cache, source, at)
+        if "past_key_values" not in self._takes and "cache_params" in self._takes:
+            arguments["cache_params"] = arguments.pop("past_key_values")
+        return arguments
+
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None, at: Tensor | None = None
+    ) -> Tensor:
+        with stepping(self._mixers, self._cache):
+            return super()._forward(tokens, positions, longest, kept, at)
