@@ -1,9 +1,9 @@
-"""The modules of a model that keep a state (its *mixers*), found by watching a pass, and run token by token.
+"""The modules of a model that keep a state (its *mixers*), found by watching a pass, and run so that each token leaves one.
 
-Every layer of the kind in transformers asks the cache for its states by one interface, and goes over one token exactly as
-over many. So a mixer is taken token by token where states are needed after each of them, whatever it computes in between.
-What it does with weights alone, the projections of its input and of its output, is done for all tokens at once: most of its
-time is reading those.
+Every layer of the kind in transformers asks the cache for its states by one interface. So any mixer can be taken token by
+token, whatever it computes in between; what it does with weights alone, the projections of its input and of its output, is
+done for all tokens at once, since most of its time is reading those. Where its rule is known (`recurrent_rules`), its own
+code runs over all tokens, and the rule alone goes step by step.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.cache.recurrent_cache import RecurrentCache, Run
+from outrider.models.recurrent_rules import Ruled, ruled
 
 
 @dataclass(frozen=True)
 class Mixer:
     """inputs: its linear layers that read what it is given, once. output: the one that makes what it returns, if it is one.
 
-    argument: the name of the hidden states among its arguments.
+    argument: the name of the hidden states among its arguments. ruled: its code for many tokens that leaves all states.
     """
 
     module: nn.Module
     argument: str
     inputs: tuple[nn.Module, ...]
     output: nn.Module | None
+    ruled: Ruled | None
 
 
 @dataclass(eq=False)
@@ -50,12 +52,12 @@ class _Watch:
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
-        self._asking: set[nn.Module] = set()
+        self._asking: dict[nn.Module, set[str]] = {}
         self.found: list[Mixer] = []
 
-    def asked(self) -> None:
-        """The module at work is a mixer."""
-        self._asking.add(self._calls[-1].module)
+    def asked(self, kind: str) -> None:
+        """The module at work is a mixer, which keeps such a state."""
+        self._asking.setdefault(self._calls[-1].module, set()).add(kind)
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module begins."""
@@ -75,13 +77,14 @@ class _Watch:
             for outer in self._calls:
                 outer.made_by.append((out, module))
         if module in self._asking:
-            self._asking.remove(module)
+            kinds = self._asking.pop(module)
             made = [linear for made, linear in call.made_by if made is out]
             often = [linear for _, linear in call.made_by]
             once = {linear for linear in often if often.count(linear) == 1}
             inputs = tuple(linear for linear in call.read_by if linear in once and linear not in made)
             output = made[0] if made and made[0] in once else None
-            self.found.append(Mixer(module, _first_argument(module), inputs, output))
+            whole = ruled(module, convolves=kinds == {"conv"})
+            self.found.append(Mixer(module, _first_argument(module), inputs, output, whole))
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -116,59 +119,34 @@ def stepping(mixers: Many[Mixer], cache: RecurrentCache) -> Iterator[None]:
         yield
 
 
-def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, *args: Any, **kwargs: Any) -> Any:
-    """What `forward` gives, for the rows and tokens of all runs. [R, N, W] → [R, N, W]
+@dataclass(frozen=True)
+class _Given:
+    """What a mixer is called with, for all rows and tokens of a pass, [R, N, ..] where there is an entry for each."""
 
-    What nobody asked for, padding, is 0.
-    """
-    hidden: Tensor = args[0] if args else kwargs[mixer.argument]
-    whole: Tensor | None = None
-    for run in cache.runs:
-        cache.run = run
-        part = partial(_part, shape=hidden.shape[:2], rows=run.rows)
-        of_run = (
-            _in_steps(mixer, forward, run, part, args, kwargs) if run.steps else _at_once(forward, run, part, args, kwargs)
-        )
-        if len(cache.runs) == 1 and of_run.shape[:2] == hidden.shape[:2]:
-            return of_run
-        if whole is None:
-            whole = of_run.new_zeros(*hidden.shape[:2], of_run.shape[-1])
-        whole[list(run.rows), : run.width] = of_run
-    return whole
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    argument: str
 
+    @property
+    def hidden(self) -> Tensor:
+        """The hidden states, [R, N, W]."""
+        found: Tensor = self.args[0] if self.args else self.kwargs[self.argument]
+        return found
 
-Part = Callable[..., Any]
+    def of(self, rows: tuple[int, ...], columns: slice) -> _Given:
+        """What of it belongs to some rows and tokens."""
+        part = partial(_part, shape=self.hidden.shape[:2], rows=rows, columns=columns)
+        return _Given(tuple(map(part, self.args)), {name: part(one) for name, one in self.kwargs.items()}, self.argument)
 
-
-def _at_once(forward: Callable[..., Any], run: Run, part: Part, args: Any, kwargs: Any) -> Tensor:
-    columns = slice(0, run.width)
-    out = forward(*(part(one, columns=columns) for one in args), **{k: part(v, columns=columns) for k, v in kwargs.items()})
-    run.end_step()
-    return _only(out)
-
-
-def _in_steps(mixer: Mixer, forward: Callable[..., Any], run: Run, part: Part, args: Any, kwargs: Any) -> Tensor:
-    hidden = part(args[0] if args else kwargs[mixer.argument], columns=slice(0, run.width))
-    projected = [(linear, linear(hidden)) for linear in mixer.inputs]
-    outs = []
-    for step in range(run.width):
-        columns = slice(step, step + 1)
-        with ExitStack() as replaced:
-            for linear, of_all in projected:
-                replaced.enter_context(_instead(linear, partial(_given, of_all[:, columns])))
-            if mixer.output is not None:
-                replaced.enter_context(_instead(mixer.output, _as_it_is))
-            of_step = {name: part(value, columns=columns) for name, value in kwargs.items()}
-            out = forward(*(part(one, columns=columns) for one in args), **of_step)
-        run.end_step()
-        outs.append(_only(out))
-    every = torch.cat(outs, dim=1)
-    made: Tensor = every if mixer.output is None else mixer.output(every)
-    return made
+    def to(self, forward: Callable[..., Any]) -> Tensor:
+        """What a mixer makes of it. → [R, N, W]"""
+        out = forward(*self.args, **self.kwargs)
+        if not isinstance(out, Tensor):
+            raise TypeError(f"its recurrent layers return {type(out).__name__}, not hidden states alone")
+        return out
 
 
 def _part(value: Any, shape: Many[int], rows: tuple[int, ...], columns: slice) -> Any:
-    """What of an argument belongs to some rows and tokens; all of what has not one entry for each token, [R, N, ..]."""
     if isinstance(value, tuple):
         return tuple(_part(one, shape, rows, columns) for one in value)
     if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != shape[1] or value.shape[0] not in (1, shape[0]):
@@ -178,11 +156,59 @@ def _part(value: Any, shape: Many[int], rows: tuple[int, ...], columns: slice) -
     return value[:, columns]
 
 
-def _only(out: Any) -> Tensor:
-    """The hidden states among what a mixer returns."""
-    if isinstance(out, Tensor):
-        return out
-    raise TypeError(f"its recurrent layers return {type(out).__name__}, not hidden states alone")
+def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, *args: Any, **kwargs: Any) -> Tensor:
+    """What `forward` gives, for the rows and tokens of all runs. [R, N, W] → [R, N, W]
+
+    What nobody asked for, padding, is 0.
+    """
+    given = _Given(args, kwargs, mixer.argument)
+    hidden = given.hidden
+    every: Tensor | None = None
+    for run in cache.runs:
+        cache.run = run
+        out = _run(mixer, forward, run, given.of(run.rows, slice(0, run.width)))
+        if len(cache.runs) == 1 and out.shape[:2] == hidden.shape[:2]:
+            return out
+        if every is None:
+            every = out.new_zeros(*hidden.shape[:2], out.shape[-1])
+        every[list(run.rows), : run.width] = out
+    assert every is not None
+    return every
+
+
+def _run(mixer: Mixer, forward: Callable[..., Any], run: Run, given: _Given) -> Tensor:
+    if run.steps and run.width > 1:
+        return _in_steps(mixer, forward, run, given) if mixer.ruled is None else _by_rule(mixer.ruled, run, given)
+    out = given.to(forward)
+    run.end_step()
+    return out
+
+
+def _by_rule(ruled: Ruled, run: Run, given: _Given) -> Tensor:
+    run.whole = True
+    try:
+        with ruled.on(run):
+            return given.to(ruled.forward)
+    finally:
+        run.whole, run.lent, run.made = False, None, None
+
+
+def _in_steps(mixer: Mixer, forward: Callable[..., Any], run: Run, given: _Given) -> Tensor:
+    projected = [(linear, linear(given.hidden)) for linear in mixer.inputs]
+    rows = tuple(range(len(run.rows)))
+    outs = []
+    for step in range(run.width):
+        columns = slice(step, step + 1)
+        with ExitStack() as replaced:
+            for linear, of_all in projected:
+                replaced.enter_context(_instead(linear, partial(_given, of_all[:, columns])))
+            if mixer.output is not None:
+                replaced.enter_context(_instead(mixer.output, _as_it_is))
+            outs.append(given.of(rows, columns).to(forward))
+        run.end_step()
+    every = torch.cat(outs, dim=1)
+    made: Tensor = every if mixer.output is None else mixer.output(every)
+    return made
 
 
 def _given(out: Tensor, hidden: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ sequence goes on from the one that it is rolled back to.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -16,10 +18,13 @@ from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.cache.recurrent_cache import STEPS, RecurrentCache
 from outrider.models.cache.slots import SlotSequence
-from outrider.models.probe import TOLERANCE
+from outrider.models.probe import STEP_BY_STEP, TOLERANCE
 from outrider.models.recurrent_layers import Mixer, find_mixers, stepping
 from outrider.models.transformers_model import TransformersModel
 from outrider.support.device_data import pad_rows
+
+NEAR = {torch.float64: 1e-4, torch.float32: 1e-4}  # by how much steps of a rule may differ from single tokens
+_TOKENS = [[3, 1, 4, 2], [1, 5, 2, 6]]
 
 
 class RecurrentSequence(SlotSequence):
@@ -62,6 +67,7 @@ class RecurrentModel(TransformersModel):
         try:
             self._mixers = find_mixers(model, self._cache, lambda: self._scored([[3]]))
             if self._mixers:
+                self._try_rules()
                 self._cache.goes_on = self._goes_on()
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
             raise ModelError(
@@ -70,17 +76,33 @@ class RecurrentModel(TransformersModel):
         if not self._mixers:
             raise ModelError(f"{kind} can't be used: it keeps a state of its own that can't be rolled back")
 
+    def _try_rules(self) -> None:
+        """Keep to single tokens where steps of the rules known here give other logits, or do not fit the layers."""
+        known, self._mixers = self._mixers, [replace(mixer, ruled=None) for mixer in self._mixers]
+        singly = self._scored(_TOKENS)
+        self._mixers = known
+        try:
+            same = self._off(self._scored(_TOKENS), singly) <= NEAR.get(self.dtype, 0.05)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError):
+            same = False
+        if not same:
+            self._mixers = [replace(mixer, ruled=None) for mixer in self._mixers]
+
     def _goes_on(self) -> bool:
-        """Whether the recurrent layers go over many tokens at once not from an empty sequence alone (Mamba's do)."""
-        tokens = [[3, 1, 4, 2], [1, 5, 2, 6]]
-        stepped = self._scored(tokens).double()
+        """Whether the recurrent layers go over many tokens at once from any state, not from an empty one alone (Mamba's)."""
+        stepped = self._scored(_TOKENS)
         self._cache.steps = 1
         try:
-            at_once = self._scored(tokens).double()
+            at_once = self._scored(_TOKENS)
         finally:
             self._cache.steps = STEPS
-        off = float((at_once - stepped).square().mean().sqrt() / stepped.std().clamp(min=1e-30))
-        return off <= max(0.02, TOLERANCE.get(self.dtype, 0.15))
+        return self._off(at_once, stepped) <= max(STEP_BY_STEP, TOLERANCE.get(self.dtype, 0.15))
+
+    def _off(self, logits: Tensor, wanted: Tensor) -> float:
+        """By how much logits differ, of what those that are wanted spread."""
+        finite = wanted[0].isfinite()  # a head that was cut has none for the others
+        wanted, logits = wanted[:, finite].double(), logits[:, finite].double()
+        return float((logits - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
 
     def _scored(self, parts: Many[list[int]]) -> Tensor:
         """The logits of the last of some passes, one after the other, of a sequence of its own. [N, V]"""
@@ -124,10 +146,11 @@ class RecurrentModel(TransformersModel):
 
     def copy_prefix(self, source: Sequence, target: Sequence, length: int) -> None:
         """See `CopiesPrefixes`."""
-        super().copy_prefix(source, target, length)
+        source, target = self._own(source), self._own(target)
         assert isinstance(source, RecurrentSequence)
         assert isinstance(target, RecurrentSequence)
-        target.tokens[:] = source.tokens[:length]
+        target.tokens[target.length :] = source.tokens[target.length : length]
+        super().copy_prefix(source, target, length)
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         own = [row for row in rows if isinstance(row, RecurrentSequence)]

@@ -32,6 +32,9 @@ class Run:
 
     rows: their numbers in the pass. width: tokens. before: each row's mark at its beginning, None if it is empty.
     states: what each key became by and by, [R, ..] each: after every token, or at the end alone if there are no `steps`.
+
+    whole: whether the layer at work is given all tokens and still leaves the state after each (`recurrent_rules`).
+    lent: the recurrent state that it was given; made: what it has made of that, a state a token.
     """
 
     rows: tuple[int, ...]
@@ -40,6 +43,9 @@ class Run:
     before: tuple[Mark | None, ...]
     states: dict[Key, list[Tensor]] = field(default_factory=dict)
     now: dict[Key, Tensor] = field(default_factory=dict)  # of the step at hand, as far as it has come
+    whole: bool = False
+    lent: Tensor | None = None
+    made: list[Tensor] | None = None
 
     def end_step(self) -> None:
         """Keep what the step at hand has left."""
@@ -62,14 +68,14 @@ class Mark:
 
 
 class RecurrentCache(SlotCache):
-    """asked: called whenever a layer asks for a state, by whoever wants to know which (`recurrent_layers`).
+    """asked: called with the kind whenever a layer asks for a state, by whoever wants to know which (`recurrent_layers`).
 
     steps: more tokens of a row than these are gone over at once, and leave the last state alone.
     """
 
     def __init__(self, num_layers: int, kept_dtype: torch.dtype | None = None) -> None:
         super().__init__(num_layers, kept_dtype)
-        self.asked: Callable[[], None] | None = None
+        self.asked: Callable[[str], None] | None = None
         self.steps = STEPS
         self.goes_on = True  # whether layers go on from a state over many tokens at once
         self.runs: list[Run] = []  # of the pass at hand
@@ -173,34 +179,51 @@ class RecurrentCache(SlotCache):
         if before is None:
             before = conv_states.new_zeros(*conv_states.shape[:-1], conv_kernel_size)
         inputs = torch.cat([before, conv_states], dim=-1)
-        self._note(key, inputs[..., -conv_kernel_size:].clone())
+        if self.run.whole:
+            ends = range(inputs.shape[-1] - conv_states.shape[-1] + 1, inputs.shape[-1] + 1)
+            self._note(key, *(inputs[..., end - conv_kernel_size : end] for end in ends))
+        else:
+            self._note(key, inputs[..., -conv_kernel_size:].clone())
         return inputs
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Note the state after the tokens at hand, [R, ..]."""
         del kwargs
-        self._note((layer_idx, state_idx, "recurrent"), recurrent_states)
+        assert self.run is not None
+        if self.run.whole:
+            assert self.run.made is not None
+            self._note((layer_idx, state_idx, "recurrent"), *self.run.made)
+            self.run.made = None
+        else:
+            self._note((layer_idx, state_idx, "recurrent"), recurrent_states)
         return recurrent_states
 
     def _lent(self, key: Key) -> Tensor | None:
         """A copy of a state, which is what it will have become unless another is noted."""
-        state = self._state(key)
+        state, run = self._state(key), self.run
         if state is None:
             return None
-        assert self.run is not None
-        mine = self.run.now[key] = state.clone()
+        assert run is not None
+        if run.whole:
+            run.lent = state if key[2] == "recurrent" else run.lent
+            return state
+        mine = run.now[key] = state.clone()
         return mine
 
-    def _note(self, key: Key, state: Tensor) -> None:
-        assert self.run is not None
+    def _note(self, key: Key, *states: Tensor) -> None:
+        run = self.run
+        assert run is not None
         if key not in self._empty:
-            self._empty[key] = torch.zeros_like(state[:1])
-        self.run.now[key] = state
+            self._empty[key] = torch.zeros_like(states[0][:1])
+        if run.whole:
+            run.states[key] = list(states)
+        else:
+            run.now[key] = states[0]
 
     def _state(self, key: Key) -> Tensor | None:
         """What a run begins its next step with, [R, ..]; None if nothing is known of that state yet."""
         if self.asked is not None:
-            self.asked()
+            self.asked(key[2])
         run = self.run
         assert run is not None
         made = run.states.get(key)
