@@ -110,7 +110,8 @@ def find_mixers(module: nn.Module, cache: RecurrentCache, run: Callable[[], obje
 @contextmanager
 def stepping(mixers: Many[Mixer], cache: RecurrentCache) -> Iterator[None]:
     """Until the block ends, mixers do the runs that the cache has begun."""
-    if len(cache.runs) == 1 and cache.runs[0].width == 1:  # one token of each row: nothing to do otherwise
+    one = len(cache.runs) == 1 and cache.runs[0].width == 1
+    if one and not any(mixer.ruled is not None and mixer.ruled.alone for mixer in mixers):  # as it is without us
         yield
         return
     with ExitStack() as replaced:
@@ -177,8 +178,10 @@ def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, *
 
 
 def _run(mixer: Mixer, forward: Callable[..., Any], run: Run, given: _Given) -> Tensor:
+    if run.steps and mixer.ruled is not None and (run.width > 1 or mixer.ruled.alone):
+        return _by_rule(mixer.ruled, run, given)
     if run.steps and run.width > 1:
-        return _in_steps(mixer, forward, run, given) if mixer.ruled is None else _by_rule(mixer.ruled, run, given)
+        return _in_steps(mixer, forward, run, given)
     out = given.to(forward)
     run.end_step()
     return out
@@ -190,7 +193,7 @@ def _by_rule(ruled: Ruled, run: Run, given: _Given) -> Tensor:
         with ruled.on(run):
             return given.to(ruled.forward)
     finally:
-        run.whole, run.lent, run.made = False, None, None
+        run.whole, run.lent, run.lent_as, run.made = False, None, None, None
 
 
 def _in_steps(mixer: Mixer, forward: Callable[..., Any], run: Run, given: _Given) -> Tensor:

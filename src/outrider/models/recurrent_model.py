@@ -23,8 +23,10 @@ from outrider.models.recurrent_layers import Mixer, find_mixers, stepping
 from outrider.models.transformers_model import TransformersModel
 from outrider.support.device_data import pad_rows
 
-NEAR = {torch.float64: 1e-4, torch.float32: 1e-4}  # by how much steps of a rule may differ from single tokens
-_TOKENS = [[3, 1, 4, 2], [1, 5, 2, 6]]
+# By how much logits by steps of a rule may differ from those of single tokens, as `TOLERANCE`. Steps of ours are in float32
+# where the layers' own are in bfloat16: 24 layers of Mamba 2 with random weights differ by 0.13 there. Wrong ones differ by 1.
+NEAR = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
+_TOKENS = [[3, 1, 4, 2], [1], [5, 2, 6]]
 
 
 class RecurrentSequence(SlotSequence):
@@ -82,7 +84,7 @@ class RecurrentModel(TransformersModel):
         singly = self._scored(_TOKENS)
         self._mixers = known
         try:
-            same = self._off(self._scored(_TOKENS), singly) <= NEAR.get(self.dtype, 0.05)
+            same = self._off(self._scored(_TOKENS), singly) <= NEAR.get(self.dtype, 0.3)
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError):
             same = False
         if not same:

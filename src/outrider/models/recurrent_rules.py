@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from outrider.kernels.recurrences import recurrence_kernels
 from outrider.models.cache.recurrent_cache import Run
 
 Step = Callable[..., Any]
@@ -24,8 +26,25 @@ States = list[Tensor]
 
 
 def _gated(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
-    """Delta rules (Qwen 3.5, Olmo hybrid, Kimi): query, key, value, [R, N, heads, size] each; g and beta, too."""
+    """Delta rules (Qwen 3.5, Olmo hybrid, Kimi), one token or several. args: query, key, value, [R, N, heads, size] each."""
     del run
+    kernels, state = recurrence_kernels(), kwargs["initial_state"]
+    if kernels is None or state is None or not args[0].is_cpu:
+        return _gated_by_torch(step, args, kwargs)
+    query, key, value = (one.float() for one in args)
+    if kwargs.get("use_qk_l2norm_in_kernel"):
+        query, key = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + 1e-6) for one in (query, key))
+    query = query / query.shape[-1] ** 0.5
+    heads = value.shape[2] // key.shape[2]
+    if heads > 1:
+        query, key = (one.repeat_interleave(heads, dim=2) for one in (query, key))
+    decay = kwargs["g"].float().exp()
+    decay = decay if decay.dim() == 4 else decay.unsqueeze(-1)
+    out, states = kernels.delta(query, key, value, decay, kwargs["beta"].float(), state.float())
+    return out.to(args[0].dtype), list(states.unbind())
+
+
+def _gated_by_torch(step: Step, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
     state, gates = kwargs.pop("initial_state"), {name: kwargs.pop(name) for name in ("g", "beta")}
     outs, states = [], []
     for t in range(args[0].shape[1]):
@@ -38,64 +57,115 @@ def _gated(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any
 
 
 def _mamba2(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
-    """X [R, N, heads, size], dt [R, N, heads], A [heads], B and C [R, N, groups, states]."""
-    del run
+    """args: x [R, N, heads, size], dt [R, N, heads], A [heads], B and C [R, N, groups, width]. As in a step, dt has no limits."""
+    del step, run
     x, dt, a, b, c = args
-    size, width = x.shape[3], b.shape[3]
-    by_size = {name: kwargs[name][:, None].expand(-1, size) for name in ("D", "dt_bias")}
-    a = a[:, None, None].expand(-1, size, width)
-    outs, states = [], [kwargs["initial_states"]]
+    state, bias, skip, gate = (kwargs[name] for name in ("initial_states", "dt_bias", "D", "z"))
+    dt = F.softplus(dt + bias.to(dt.dtype)).float()
+    decay, scaled = (dt * a.float()).exp(), x.float() * dt.unsqueeze(-1)
+    kernels = recurrence_kernels() if x.is_cpu else None
+    if state is None:
+        state = scaled.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[-1])
+    of_rows = (scaled, decay, b.float(), c.float(), state.float())
+    out, states = _outer(*of_rows) if kernels is None else kernels.outer(*of_rows)
+    out = out + x.float() * skip.float().unsqueeze(-1)
+    out = out if gate is None else out * F.silu(gate.float())
+    return out.to(x.dtype), list(states.unbind())
+
+
+def _outer(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """`recurrences.cpp`'s, by torch."""
+    b, c = (one.repeat_interleave(x.shape[2] // one.shape[2], dim=2) for one in (b, c))
+    outs, states = [], []
     for t in range(x.shape[1]):
-        state = states[-1].clone()  # which is written over
-        step_size = dt[:, t, :, None].expand(-1, -1, size)
-        outs.append(step(state, x[:, t], step_size, a, b[:, t], c[:, t], z=None, dt_softplus=True, **by_size))
+        state = state * decay[:, t, :, None, None] + x[:, t].unsqueeze(-1) * b[:, t].unsqueeze(2)
+        outs.append((state * c[:, t].unsqueeze(2)).sum(-1))
         states.append(state)
-    return torch.stack(outs, dim=1), states[1:]
+    return torch.stack(outs, dim=1), torch.stack(states)
+
+
+def _mamba2_alone(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
+    """args: state, x [R, heads, size], dt, A, B, C, D, those without a size of their own expanded to it."""
+    state, x, dt, a, b, c, skip = args
+    gate, bias = kwargs["z"], kwargs["dt_bias"]
+    of_tokens = (x.unsqueeze(1), dt[..., 0].unsqueeze(1), a[:, 0, 0], b.unsqueeze(1), c.unsqueeze(1))
+    own = {"initial_states": state, "dt_bias": bias[:, 0], "D": skip[:, 0], "z": None if gate is None else gate.unsqueeze(1)}
+    out, states = _mamba2(step, run, of_tokens, own)
+    run.leave(states)  # it is meant to be written into the state, and nobody is told
+    return out[:, 0]
 
 
 def _mamba(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
-    """X and dt [R, channels, N], A, B and C [R, states, N]; the formula for many knows of no state to begin with."""
+    """args: x and dt [R, channels, N], A, B and C [R, states, N]. The formula for many knows of no state to begin with."""
     x, dt, a, b, c = args
     gate, bias, skip = kwargs["z"], kwargs["delta_bias"], kwargs["D"]
     assert run.lent is not None
     outs, states = [], [run.lent]
     for t in range(x.shape[2]):
-        state = states[-1].clone()
+        state = states[-1].clone()  # which is written over
         of_step = (x[..., t], dt[..., t], a, b[..., t], c[..., t], skip)
         outs.append(step(state, *of_step, z=gate[..., t], dt_bias=bias, dt_softplus=True))
         states.append(state)
     return torch.stack(outs, dim=-1), states[1:]
 
 
-# The function for many tokens, the one for a step, and how to do the first by the second.
-_RULES: tuple[tuple[str, str, Callable[..., tuple[Tensor, States]]], ...] = (
-    ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", _gated),
-    ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", _gated),
-    ("mamba2_chunk_scan", "mamba2_selective_state_update", _mamba2),
-    ("mamba_selective_scan", "mamba_selective_state_update", _mamba),
+@dataclass(frozen=True)
+class _Known:
+    """A rule: the names of its functions for many tokens and for one, and what is done instead of either.
+
+    instead: of the function for many, → the output and the states; alone: of the one for one, None: nothing else.
+    """
+
+    many: str
+    one: str
+    instead: Callable[..., tuple[Tensor, States]]
+    alone: Callable[..., Any] | None = None
+
+
+def _last(way: Callable[..., tuple[Tensor, States]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What the function for many returns, the states kept for the cache (`RecurrentCache.update_recurrent_state`)."""
+
+    def stepped(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        out, run.made = way(step, run, args, kwargs)
+        return out, run.made[-1]
+
+    return stepped
+
+
+_RULES = (
+    _Known("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", _gated, _last(_gated)),
+    _Known("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", _gated),  # alone, its inputs are changed
+    _Known("mamba2_chunk_scan", "mamba2_selective_state_update", _mamba2, _mamba2_alone),
+    _Known("mamba_selective_scan", "mamba_selective_state_update", _mamba),
 )
 
 
 @dataclass(eq=False)
 class SteppedRule:
-    """In the place of a function for many tokens. run: what it works on."""
+    """In the place of functions of a rule. step: the function for one token. run: what it works on."""
 
     step: Step
-    way: Callable[..., tuple[Tensor, States]]
     run: Run | None = None
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        assert self.run is not None
-        out, self.run.made = self.way(self.step, self.run, args, kwargs)
-        return out, self.run.made[-1]
+    def instead(self, way: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that does it this way."""
+
+        def function(*args: Tensor, **kwargs: Any) -> Any:
+            return way(self.step, self.run, args, kwargs)
+
+        return function
 
 
 @dataclass(frozen=True)
 class Ruled:
-    """A mixer's code for all tokens of a run at once. forward: instead of its own. rule: the steps in it, if it has any."""
+    """A mixer's code for all tokens of a run at once. forward: instead of its own. rule: the steps in it, if it has any.
+
+    alone: whether it is for single tokens, too.
+    """
 
     forward: Callable[..., Any]
     rule: SteppedRule | None
+    alone: bool = False
 
     @contextmanager
     def on(self, run: Run) -> Iterator[None]:
@@ -122,11 +192,14 @@ def ruled(mixer: nn.Module, convolves: bool) -> Ruled | None:
     own = inspect.unwrap(type(mixer).forward)
     if not isinstance(own, FunctionType):
         return None
-    for many, step, way in _RULES:
-        known = own.__globals__
-        if many in own.__code__.co_names and many in known and step in known:
-            rule = SteppedRule(known[step], way)
-            code = FunctionType(own.__code__, {**known, many: rule}, own.__name__, own.__defaults__, own.__closure__)
+    known = own.__globals__
+    for known_rule in _RULES:
+        if known_rule.many in own.__code__.co_names and known_rule.many in known and known_rule.one in known:
+            rule = SteppedRule(known[known_rule.one])
+            replaced = {**known, known_rule.many: rule.instead(_last(known_rule.instead))}
+            if known_rule.alone is not None:
+                replaced[known_rule.one] = rule.instead(known_rule.alone)
+            code = FunctionType(own.__code__, replaced, own.__name__, own.__defaults__, own.__closure__)
             code.__kwdefaults__ = own.__kwdefaults__
-            return Ruled(MethodType(code, mixer), rule)
+            return Ruled(MethodType(code, mixer), rule, known_rule.alone is not None)
     return None

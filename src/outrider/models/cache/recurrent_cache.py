@@ -34,7 +34,7 @@ class Run:
     states: what each key became by and by, [R, ..] each: after every token, or at the end alone if there are no `steps`.
 
     whole: whether the layer at work is given all tokens and still leaves the state after each (`recurrent_rules`).
-    lent: the recurrent state that it was given; made: what it has made of that, a state a token.
+    lent: the recurrent state that it was given, lent_as: its key; made: what it has made of that, a state a token.
     """
 
     rows: tuple[int, ...]
@@ -45,7 +45,13 @@ class Run:
     now: dict[Key, Tensor] = field(default_factory=dict)  # of the step at hand, as far as it has come
     whole: bool = False
     lent: Tensor | None = None
+    lent_as: Key | None = None
     made: list[Tensor] | None = None
+
+    def leave(self, states: list[Tensor]) -> None:
+        """Keep what became of the recurrent state that was lent, after each token."""
+        assert self.lent_as is not None
+        self.states[self.lent_as] = states
 
     def end_step(self) -> None:
         """Keep what the step at hand has left."""
@@ -205,7 +211,8 @@ class RecurrentCache(SlotCache):
             return None
         assert run is not None
         if run.whole:
-            run.lent = state if key[2] == "recurrent" else run.lent
+            if key[2] == "recurrent":
+                run.lent, run.lent_as = state, key
             return state
         mine = run.now[key] = state.clone()
         return mine
