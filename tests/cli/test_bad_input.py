@@ -181,12 +181,12 @@ def test_models_that_can_not_be_used(tmp_path: Path, capsys: pytest.CaptureFixtu
     transformers.T5ForConditionalGeneration(transformers.T5Config(**small)).save_pretrained(tmp_path / "t5")
     capsys.readouterr()  # its progress bar
     assert "encoder-decoder" in refused(capsys, "hi", "--target", str(tmp_path / "t5"), "--engine", "openvino")
-    mamba = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
-    transformers.MambaForCausalLM(mamba).save_pretrained(tmp_path / "mamba")
+    rwkv = transformers.RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16)
+    transformers.RwkvForCausalLM(rwkv).save_pretrained(tmp_path / "rwkv")
     capsys.readouterr()
     for path in target_folder.glob("tokenizer*"):
-        (tmp_path / "mamba" / path.name).write_bytes(path.read_bytes())
-    assert "recurrent state" in refused(capsys, "hi", "--target", str(tmp_path / "mamba"))
+        (tmp_path / "rwkv" / path.name).write_bytes(path.read_bytes())
+    assert "recurrent state" in refused(capsys, "hi", "--target", str(tmp_path / "rwkv"))
 
 
 def test_a_missing_default_model_says_what_to_install(

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.recurrent_model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
 
 VOCABULARY = 61
@@ -53,6 +54,64 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "GPTJ": {**_SHARED, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "rotary_dim": 4},
 }
+_RECURRENT: dict[str, Any] = {**_LLAMA, "num_hidden_layers": 3}
+_HEADS_OF_8 = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+_DELTA = {**_RECURRENT, **_HEADS_OF_8, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
+_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "experts_implementation": "eager"}
+_MAMBA2 = {
+    **_RECURRENT,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
+_LINEAR_THEN_FULL = ["linear_attention", "linear_attention", "full_attention"]
+RECURRENT: dict[str, dict[str, Any]] = {
+    "Qwen3_5": {**_DELTA, "layer_types": _LINEAR_THEN_FULL},
+    "Qwen3Next": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "layer_types": _LINEAR_THEN_FULL},
+    "OlmoHybrid": {**_DELTA, "linear_num_key_heads": 4, "layer_types": _LINEAR_THEN_FULL},
+    "Lfm2": {**_RECURRENT, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3},
+    "Mamba": {**_SHARED, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "Mamba2": {
+        **_SHARED,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "state_size": 4,
+        "num_heads": 8,
+        "head_dim": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+    },
+    "Bamba": {**_MAMBA2, "attn_layer_indices": [1]},
+    "GraniteMoeHybrid": {
+        **_MAMBA2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "shared_intermediate_size": 32,
+        "experts_implementation": "eager",
+    },
+    "FalconH1": {**_MAMBA2, "mamba_d_ssm": 64},
+    "Jamba": {
+        **_RECURRENT,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "BailingHybrid": {
+        **_RECURRENT,
+        **_EXPERTS,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "layer_types": _LINEAR_THEN_FULL,
+    },
+}
 _BART: dict[str, Any] = {
     **_SHARED,
     "decoder_start_token_id": 1,
@@ -88,13 +147,14 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "Pegasus": _BART,
     "Whisper": {**_BART, **WHISPER},
 }
-CONFIGS_OF_ALL = {**CONFIGS, **ENCODER_DECODERS}
+CONFIGS_OF_ALL = {**CONFIGS, **RECURRENT, **ENCODER_DECODERS}
 _CLASSES = {
     **{name: (f"{name}Config", f"{name}ForConditionalGeneration") for name in ENCODER_DECODERS},
     "Marian": ("MarianConfig", "MarianMTModel"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "Gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
     "OPT": ("OPTConfig", "OPTForCausalLM"),
+    "Qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
 }
 
 
@@ -118,6 +178,12 @@ def module(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64,
 def tiny_encoder_decoder(architecture: str, seed: int = 0) -> EncoderDecoderModel:
     """An encoder–decoder behind its engine."""
     return EncoderDecoderModel(module(architecture, seed), name=f"tiny-{architecture}-{seed}")
+
+
+@cache
+def tiny_recurrent(architecture: str, seed: int = 0) -> RecurrentModel:
+    """One with recurrent layers behind its engine."""
+    return RecurrentModel(module(architecture, seed), name=f"tiny-{architecture}-{seed}")
 
 
 @cache

@@ -17,10 +17,10 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    MambaConfig,
-    MambaForCausalLM,
     MaxLengthCriteria,
     RepetitionPenaltyLogitsProcessor,
+    RwkvConfig,
+    RwkvForCausalLM,
     StoppingCriteriaList,
     TextStreamer,
 )
@@ -343,10 +343,20 @@ def test_rules_that_allow_no_text_are_said_to(model: Any) -> None:
         ours(model, IDS, max_new_tokens=4, num_beams=2, pad_token_id=0, do_sample=False, logits_processor=[forbids])
 
 
-def test_a_model_with_a_recurrent_state_is_refused_for_that() -> None:
-    small = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
+@pytest.mark.parametrize("architecture", ["Lfm2", "Mamba", "Qwen3_5"])
+def test_models_with_recurrent_layers_write_what_they_do_without(architecture: str) -> None:
+    """transformers' own assisted generation refuses them, and any `assistant_model`: a draft is named as such."""
+    kept, assistant = module(architecture), module("Lfm2", 1)
+    for options in ({"max_new_tokens": 20}, {"max_new_tokens": 12, "num_beams": 3}):
+        want = kept.generate(PADDED, attention_mask=MASK, pad_token_id=0, do_sample=False, **options)
+        got = ours(kept, PADDED, attention_mask=MASK, pad_token_id=0, do_sample=False, draft=assistant, **options)
+        assert torch.equal(got, want)
+
+
+def test_a_model_with_a_state_of_its_own_is_refused_for_that() -> None:
+    small = RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16)
     with pytest.raises(ModelError, match="its recurrent state can't be rolled back"):
-        ours(MambaForCausalLM(small).eval(), IDS, max_new_tokens=4)
+        ours(RwkvForCausalLM(small).eval(), IDS, max_new_tokens=4)
 
 
 def test_constraints_by_row_are_honoured_alone_and_refused_in_batches(model: Any) -> None:

@@ -10,6 +10,7 @@ import transformers
 
 from outrider.errors import ContextLengthError, ModelError, ParameterError
 from outrider.models.cache.slot_cache import MIN_CAPACITY
+from outrider.models.kinds import engine_kind
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.support.device_data import pad_rows
@@ -115,14 +116,14 @@ def test_wrong_sequences_and_lengths_are_refused() -> None:
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
 REFUSED: dict[str, tuple[Any, str]] = {
     "recurrent": (
-        lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SMALL, state_size=4)),
-        "recurrent state",
+        lambda: transformers.RwkvForCausalLM(transformers.RwkvConfig(**SMALL, attention_hidden_size=32)),
+        "recurrent state can't be rolled back",
     ),
     "hybrid": (
         lambda: transformers.RecurrentGemmaForCausalLM(
             transformers.RecurrentGemmaConfig(**SMALL, num_attention_heads=4, lru_width=32, intermediate_size=48)
         ),
-        "recurrent state|rolled back",
+        "keeps a state of its own that can't be rolled back",
     ),
     "encoder-decoder": (
         lambda: transformers.T5ForConditionalGeneration(
@@ -137,10 +138,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "ALiBi",
     ),
     "linear attention": (
-        lambda: transformers.Qwen3NextForCausalLM(
-            transformers.Qwen3NextConfig(**{**CONFIGS["Llama"], "head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1})
+        lambda: transformers.MiniMaxForCausalLM(
+            transformers.MiniMaxConfig(
+                **{**CONFIGS["Llama"], "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+            )
         ),
-        "recurrent state|rolled back",
+        "does not run with kept states .*cache of its own",
     ),
     "window by batch": (
         lambda: transformers.GPTNeoForCausalLM(
@@ -157,8 +160,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_models_that_can_not_roll_back_are_refused_by_name_and_reason(kind: str) -> None:
     build, reason = REFUSED[kind]
+    made = build()
+    kind_of_engine = TransformersModel if kind == "encoder-decoder" else engine_kind(made)
     with pytest.raises(ModelError, match=reason) as refusal:
-        TransformersModel(build(), name="the-model")
+        kind_of_engine(made, name="the-model")
     assert "the-model" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

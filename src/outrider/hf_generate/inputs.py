@@ -15,7 +15,15 @@ from outrider.models.transformers_model import TransformersModel
 
 _HERE = "with outrider.transformers_generate: leave it out"
 _UNSUPPORTED = ("output_attentions", "output_hidden_states")
-_KNOWN = ("past_key_values", "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
+_KNOWN = (
+    "past_key_values",
+    "cache_params",
+    "position_ids",
+    "attention_mask",
+    "use_cache",
+    "cache_position",
+    "logits_to_keep",
+)
 _KNOWN_WITH_ENCODER = (*_KNOWN, "encoder_outputs", "decoder_attention_mask")
 _MODES = ("greedy_search", "sample", "assisted_generation", "beam_search")
 
@@ -54,15 +62,22 @@ def refuse_settings(config: Any, input_ids: Tensor, streamer: Any, synced_gpus: 
         )
 
 
+def _holds_tokens(cache: Any) -> bool:
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:  # it has no layer that counts them
+        return bool(cache.has_previous_state())
+
+
 def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
     """Raise for inputs of the model that would be ignored; `generate` itself adds some harmless ones."""
     known = _KNOWN_WITH_ENCODER if model.config.is_encoder_decoder else _KNOWN
     unknown = [name for name, value in given.items() if name not in known and not _is_nothing(value)]
     if unknown:
         raise ParameterError(f"{unknown[0]} is not available {_HERE}")
-    past = given.get("past_key_values")
-    if past is not None and past.get_seq_length() > 0:
-        raise ParameterError(f"past_key_values must be empty {_HERE}")
+    for name in _CACHES:
+        if given.get(name) is not None and _holds_tokens(given[name]):
+            raise ParameterError(f"{name} must be empty {_HERE}")
     positions, mask = given.get("position_ids"), given.get("attention_mask")
     if mask is not None and not model.config.is_encoder_decoder:
         others = mask[(mask != 0) & (mask != 1)]  # which transformers sums to positions

@@ -109,12 +109,12 @@ def _sources(model: Any) -> tuple[Source, Source]:
 
 
 def _through_cache(model: TransformersModel, tokens: list[int]) -> Tensor:
-    """Logits of tokens[4:], scored beside a longer row and after a wrong continuation was taken back. [4, V]"""
+    """Logits of tokens[4:], scored beside a longer row and after a pass that was right in part. [4, V]"""
     theirs, mine = _sources(model) if model.has_encoder else (None, None)
     longer, ours = open_sequence(model, theirs), open_sequence(model, mine)
     try:
-        model.score([longer, ours], *pad_rows([tokens[:6], tokens[:3]], model.device), "none")
-        model.score([longer, ours], *pad_rows([tokens[6:7], [1, 2]], model.device), "none")
+        model.score([longer, ours], *pad_rows([tokens[:6], tokens[:2]], model.device), "none")
+        model.score([longer, ours], *pad_rows([tokens[6:7], [tokens[2], 1, 2]], model.device), "none")
         ours.truncate(3)
         model.score([ours], *pad_rows([tokens[3:4]], model.device), "none")
         out = model.score([longer, ours], *pad_rows([tokens[7:8], tokens[4:]], model.device), "all")

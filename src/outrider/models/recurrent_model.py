@@ -6,7 +6,10 @@ sequence goes on from the one that it is rolled back to.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +24,28 @@ from outrider.models.cache.slots import SlotSequence
 from outrider.models.probe import STEP_BY_STEP, TOLERANCE
 from outrider.models.recurrent_layers import Mixer, find_mixers, stepping
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.same_bits import convolutions_alike
 from outrider.support.device_data import pad_rows
 
 # By how much logits by steps of a rule may differ from those of single tokens, as `TOLERANCE`. Steps of ours are in float32
-# where the layers' own are in bfloat16: 24 layers of Mamba 2 with random weights differ by 0.13 there. Wrong ones differ by 1.
+# where the layers' own are in bfloat16: 24 layers of Mamba 2 with random weights differ by 0.13 there, wrong ones by 1.
 NEAR = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 _TOKENS = [[3, 1, 4, 2], [1], [5, 2, 6]]
+
+
+@contextmanager
+def _without_hints() -> Iterator[None]:
+    """Transformers says once of each function that a package for GPUs would be faster."""
+    log = logging.getLogger("transformers.integrations.hub_kernels")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "falling back to its reference" not in record.getMessage()
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
 
 
 class RecurrentSequence(SlotSequence):
@@ -60,6 +79,7 @@ class RecurrentModel(TransformersModel):
     recorded_on: tuple[str, ...] = ()
     _cache: RecurrentCache
     _mixers: list[Mixer]
+    _alike = False  # whether its recurrent layers have the same bits for a token in passes of any width
 
     def _prepare(self, model: Any) -> None:
         kind = f"{self._name} ({model.config.model_type})"
@@ -67,16 +87,23 @@ class RecurrentModel(TransformersModel):
             raise ModelError(f"{kind} can't be used: its recurrent layers need a later transformers, 5.23 for one")
         self._cache, self._mixers = RecurrentCache(len(self._cache.layers)), []
         try:
-            self._mixers = find_mixers(model, self._cache, lambda: self._scored([[3]]))
-            if self._mixers:
-                self._try_rules()
-                self._cache.goes_on = self._goes_on()
+            with _without_hints() if self.device.type == "cpu" else nullcontext():
+                self._find_out(model)
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
             raise ModelError(
                 f"{kind} can't be used: it does not run with kept states ({in_one_line(error, 160)})"
             ) from error
         if not self._mixers:
             raise ModelError(f"{kind} can't be used: it keeps a state of its own that can't be rolled back")
+
+    def _find_out(self, model: Any) -> None:
+        """What the recurrent layers are, and how they can be taken."""
+        self._mixers = find_mixers(model, self._cache, lambda: self._scored([[3]]))
+        if self._mixers:
+            self._try_rules()
+            self._cache.goes_on = self._goes_on()
+            convolving = all(mixer.ruled is not None and mixer.ruled.rule is None for mixer in self._mixers)
+            self._alike = convolving and convolutions_alike(model.modules())
 
     def _try_rules(self) -> None:
         """Keep to single tokens where steps of the rules known here give other logits, or do not fit the layers."""
@@ -124,8 +151,8 @@ class RecurrentModel(TransformersModel):
 
     @property
     def same_bits(self) -> bool:
-        """Not looked into."""
-        return False
+        """See `TransformersModel`; not with rules of torch's, which computes the last few of many numbers otherwise."""
+        return super().same_bits and self._alike
 
     @property
     def scores_alternatives(self) -> bool:
@@ -134,9 +161,7 @@ class RecurrentModel(TransformersModel):
 
     def compile(self) -> None:
         """Raises `ParameterError`."""
-        raise ParameterError(
-            f"compile can't be used with {self._name}: its recurrent layers go token by token; leave it out"
-        )
+        raise ParameterError(f"compile can't be used with {self._name}, which has recurrent layers: leave it out")
 
     def open(self, reserve: int = 0) -> SlotSequence:
         return self._enter(RecurrentSequence(self, slot=len(self._open)), min(reserve, self._max_length or reserve))

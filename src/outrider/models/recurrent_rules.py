@@ -57,7 +57,10 @@ def _gated_by_torch(step: Step, args: tuple[Tensor, ...], kwargs: dict[str, Any]
 
 
 def _mamba2(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
-    """args: x [R, N, heads, size], dt [R, N, heads], A [heads], B and C [R, N, groups, width]. As in a step, dt has no limits."""
+    """args: x [R, N, heads, size], dt [R, N, heads], A [heads], B and C [R, N, groups, width].
+
+    dt is not limited: in steps it is not, and those are what plain decoding does.
+    """
     del step, run
     x, dt, a, b, c = args
     state, bias, skip, gate = (kwargs[name] for name in ("initial_states", "dt_bias", "D", "z"))

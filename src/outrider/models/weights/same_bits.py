@@ -11,11 +11,13 @@ gives other bits. Where the trial fails all stays as it was, and near-ties may f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outrider.models.attention.in_blocks import use_block_attention
 from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear, plain_weight
@@ -23,6 +25,7 @@ from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear, pl
 FILL = 4  # rows
 FALLS_BACK = ("attn_logit_softcapping", "v_head_dim", "kv_lora_rank")  # of what `in_blocks` leaves to other attention
 WIDTHS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 24, 32, 33, 48, 64)
+CONVOLVED = (*range(1, 20), 33, 64, 257)  # tokens
 OWN = 1 << 24  # layers of more weights than that are tried with these: so many outputs show it on any input
 
 
@@ -52,8 +55,38 @@ def _products_alike(module: Any) -> bool:
     return True
 
 
+def convolutions_alike(layers: Iterable[torch.nn.Module]) -> bool:
+    """Whether convolutions of each channel by itself have the same bits over any number of tokens."""
+    threads = torch.get_num_threads()
+    return all(
+        _convolves_alike(layer.weight.shape[0], layer.weight.shape[2], layer.weight.dtype, threads)
+        for layer in layers
+        if isinstance(layer, nn.Conv1d)
+    )
+
+
+@cache
+def _convolves_alike(channels: int, kernel: int, dtype: torch.dtype, threads: int) -> bool:
+    del threads
+    weight, x = (_wide(channels, count).to(dtype) for count in (kernel, 2 * kernel + 1 + max(CONVOLVED)))
+    with torch.inference_mode():
+        wanted = F.conv1d(x.unsqueeze(0), weight.unsqueeze(1), padding=kernel - 1, groups=channels)
+        for first in range(kernel, 2 * kernel + 1):  # of the tokens that are new, behind the inputs that are kept
+            for width in CONVOLVED:
+                part = x[None, :, first - kernel : first + width]
+                found = F.conv1d(part, weight.unsqueeze(1), padding=kernel - 1, groups=channels)
+                if not torch.equal(found[..., kernel : kernel + width], wanted[..., first : first + width]):
+                    return False
+    return True
+
+
 def multiplies(layer: torch.nn.Module) -> bool:
-    """Whether a layer has weights of its own to multiply with: experts have, over as many tokens as are sent to each."""
+    """Whether a layer has weights of its own to multiply with: experts have, over as many tokens as are sent to each.
+
+    Convolutions of each channel by itself are tried apart (`convolutions_alike`).
+    """
+    if isinstance(layer, nn.Conv1d) and layer.groups == layer.in_channels == layer.out_channels:
+        return False
     own = layer.parameters(recurse=False)
     return not isinstance(layer, torch.nn.Embedding) and any(weight.dim() > 1 for weight in own)
 

@@ -1,0 +1,262 @@
+"""Models that keep a state: whatever is rolled back, copied or read again, logits are those of the plain forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.decode import Request, decode
+from outrider.draft_length import FixedLength
+from outrider.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter, SuffixDrafter
+from outrider.errors import ModelError, ParameterError
+from outrider.models.cache import recurrent_cache
+from outrider.models.cache.recurrent_cache import STEPS, Mark, RecurrentCache
+from outrider.models.kinds import engine_kind
+from outrider.models.recurrent_model import RecurrentModel
+from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.packed_linear import pack_linears
+from outrider.models.weights.same_bits import use_same_bits
+from outrider.prefill import prefill
+from outrider.randomness import RandomStream
+from outrider.sampling import SamplingSettings
+from tests.helpers.ragged import ragged_difference, reference, score, some_tokens
+from tests.helpers.tiny_models import RECURRENT, module, tiny, tiny_recurrent
+
+# Nearly all compute their recurrences in float32, whatever their weights are, in sums that differ by hundreds of steps.
+CLOSE = {"Lfm2": 1e-9}
+SINGLE = 5e-3
+
+
+def far(got: Tensor, want: Tensor) -> float:
+    assert got.shape == want.shape
+    return float((got - want).abs().max())
+
+
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_ragged_calls_and_rollbacks_give_the_logits_of_the_plain_pass(architecture: str) -> None:
+    model = tiny_recurrent(architecture)
+    rows = [some_tokens(n, n) for n in (40, 23, 31)]
+    sequences = [model.open() for _ in rows]
+    try:
+        wanted = [reference(model, row) for row in rows]
+        assert ragged_difference(model, sequences, rows, wanted) <= CLOSE.get(architecture, SINGLE)
+    finally:
+        for sequence in sequences:
+            sequence.close()
+
+
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_far_rollbacks_copies_and_long_passes_do(architecture: str) -> None:
+    """What is rolled back further than states are known is scored once more; sequences that move take their states along."""
+    model = tiny_recurrent(architecture)
+    close = CLOSE.get(architecture, SINGLE)
+    tokens = some_tokens(96, 9)
+    want = reference(model, tokens)
+    first, second = model.open(), model.open()
+    prefill(model, [first, second], [tokens[:50], tokens[: STEPS + 1]])
+    second.truncate(10)
+    got = score(model, [first, second], [tokens[50:55], tokens[10:14]])
+    assert far(got[0], want[50:55]) <= close
+    assert far(got[1], want[10:14]) <= close
+    first.truncate(52)
+    got = score(model, [second, first], [tokens[14:20], tokens[52:54]])
+    assert far(got[0], want[14:20]) <= close
+    for at in range(54, 70):
+        (got_one,) = score(model, [first], [tokens[at : at + 1]])
+        assert far(got_one, want[at : at + 1]) <= close
+    first.truncate(51)
+    assert far(score(model, [first], [tokens[51:57]])[0], want[51:57]) <= close
+    copy = model.open()
+    model.copy_prefix(first, copy, 55)
+    assert far(score(model, [copy], [tokens[55:59]])[0], want[55:59]) <= close
+    second.close()  # the copy moves into its slot
+    got = score(model, [copy, first], [tokens[59:61], tokens[57 : 57 + STEPS + 2]])
+    assert far(got[0], want[59:61]) <= close
+    assert far(got[1], want[57 : 57 + STEPS + 2]) <= close
+    first.close()
+    assert far(score(model, [copy], [tokens[61:62]])[0], want[61:62]) <= close
+    copy.close()
+
+
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_token_by_token_without_rules_known_here_it_is_the_same(architecture: str) -> None:
+    """Layers whose rule is not known go over single tokens, their projections apart: what any layer can do."""
+    model = tiny_recurrent(architecture)
+    assert all(mixer.ruled is not None for mixer in model._mixers)
+    plain = model.with_a_cache_of_its_own()
+    plain._mixers = [replace(mixer, ruled=None) for mixer in model._mixers]
+    assert any(mixer.inputs for mixer in plain._mixers) or architecture == "FalconH1"  # which scales its input before
+    tokens = some_tokens(30, 2)
+    found = []
+    for each in (model, plain):
+        sequence = each.open()
+        prefill(each, [sequence], [tokens[:9]])
+        score(each, [sequence], [[5, 6, 7, 8]])
+        sequence.truncate(10)
+        sequence.truncate(9)
+        found.append(
+            torch.cat([score(each, [sequence], [part])[0] for part in (tokens[9:14], tokens[14:15], tokens[15:30])])
+        )
+        sequence.close()
+    assert far(*found) <= CLOSE.get(architecture, 1e-3)
+
+
+def test_rows_do_not_change_each_other() -> None:
+    model = tiny_recurrent("Lfm2")
+    tokens = some_tokens(30, 4)
+    alone = model.open()
+    prefill(model, [alone], [tokens[:12]])
+    (want,) = score(model, [alone], [tokens[12:17]])
+    other, again = model.open(), model.open()
+    prefill(model, [other, again], [tokens[3:29], tokens[:12]])
+    got = score(model, [alone, other, again], [tokens[17:18], [3, 4], tokens[12:17]])[2]
+    assert far(got, want) <= 1e-12
+    for sequence in (alone, other, again):
+        sequence.close()
+
+
+def test_states_are_forgotten_but_for_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RecurrentModel(module("Qwen3_5"))
+    each = sum(state.nbytes for state in model.recurrent_cache._empty.values())
+    monkeypatch.setattr(recurrent_cache, "KEPT_BYTES", 4 * each)
+    tokens = some_tokens(60, 5)
+    want = reference(model, tokens)
+    sequence = model.open()
+    prefill(model, [sequence], [tokens[:20]])
+    for at in range(20, 50):
+        score(model, [sequence], [tokens[at : at + 1]])
+    known = sorted(model.recurrent_cache._marks[0])
+    assert known == [20, *range(45, 51)]  # where the prompt ends, four older ones, the last pass's
+    sequence.truncate(30)
+    assert far(score(model, [sequence], [tokens[30:36]])[0], want[30:36]) <= SINGLE
+    assert sorted(model.recurrent_cache._marks[0]) == [20, *range(30, 37)]
+    sequence.close()
+    assert not model.recurrent_cache._marks
+
+
+def test_a_pass_that_fails_leaves_states_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RecurrentModel(module("Bamba"))
+    tokens = some_tokens(30, 6)
+    want = reference(model, tokens)
+    sequence = model.open()
+    prefill(model, [sequence], [tokens[:9]])
+    last = model.module.get_output_embeddings()
+
+    def interrupted(hidden: Tensor) -> Tensor:
+        del hidden
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(last, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        score(model, [sequence], [tokens[9:14]])
+    monkeypatch.undo()
+    assert sequence.length == 9
+    assert all("forward" not in part.__dict__ for part in model.module.modules())
+    assert far(score(model, [sequence], [tokens[9:14]])[0], want[9:14]) <= SINGLE
+    monkeypatch.setattr(model.recurrent_cache, "commit", interrupted)  # between the pass and what is noted of it
+    with pytest.raises((KeyboardInterrupt, TypeError)):
+        score(model, [sequence], [tokens[14:17]])
+    monkeypatch.undo()
+    sequence.truncate(14)
+    assert far(score(model, [sequence], [tokens[14:20]])[0], want[14:20]) <= SINGLE
+    sequence.close()
+
+
+class _LastState(Mark):
+    """A planted fault: what is rolled back keeps the state of what was rejected."""
+
+    def of(self, key: Any) -> Tensor:
+        return self.run.states[key][-1][self.row : self.row + 1]
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5", "Lfm2", "Mamba2"])
+def test_a_state_that_is_not_rolled_back_is_seen_when_a_model_is_opened(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrent_cache, "Mark", _LastState)
+    with pytest.raises(ModelError, match="other logits through the slot cache"):
+        RecurrentModel(module(architecture), name="forgetful")
+
+
+DRAFTERS: dict[str, Any] = {
+    "prompt lookup": PromptLookupDrafter,
+    "suffix": SuffixDrafter,
+    "a recurrent model": lambda: ModelDrafter(tiny_recurrent("Lfm2", 1)),
+    "a model with attention": lambda: ModelDrafter(tiny("Llama")),
+    "a model with a draft of its own": lambda: SpeculativeDrafter(
+        tiny_recurrent("Mamba2", 1), PromptLookupDrafter(), FixedLength(2)
+    ),
+    "itself": lambda: ModelDrafter(tiny_recurrent("Lfm2")),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drawn", [False, True])
+def test_speculation_writes_plain_decodings_texts(drafter: str, drawn: bool) -> None:
+    """Greedy, and drawn by position: rows of different lengths, with drafts that are rejected in part."""
+    target = tiny_recurrent("Lfm2")
+    sampling = SamplingSettings(temperature=1.0, top_k=20) if drawn else SamplingSettings()
+    prompts = [some_tokens(n, n) for n in (7, 40, 2, 13)]
+
+    def texts(made: Drafter | None) -> list[list[int]]:
+        requests = [Request(prompt, 30, RandomStream(7, i, by_position=True)) for i, prompt in enumerate(prompts)]
+        found, _ = decode(target, requests, sampling, made, None if made is None else FixedLength(4))
+        return found
+
+    assert texts(DRAFTERS[drafter]()) == texts(None)
+
+
+def test_in_bfloat16_short_convolutions_have_the_same_bits_in_any_width() -> None:
+    """LFM 2's kind, on processors whose products are alike: then greedy texts are plain decoding's, ties and all."""
+    made = module("Lfm2", dtype=torch.bfloat16, hidden_size=64, num_attention_heads=4, intermediate_size=96)
+    pack_linears(made)
+    if not use_same_bits(made):
+        pytest.skip("products of this processor depend on the width")
+    model = RecurrentModel(made)
+    assert model.same_bits
+    tokens = some_tokens(60, 8)
+    sequence = model.open()
+    prefill(model, [sequence], [tokens[:21]])
+    together = torch.cat([score(model, [sequence], [part])[0].clone() for part in (tokens[21:38], tokens[38:43])])
+    sequence.truncate(21)
+    singly = torch.cat([score(model, [sequence], [[token]])[0].clone() for token in tokens[21:43]])
+    assert torch.equal(together, singly)
+    sequence.close()
+    assert not RecurrentModel(module("Qwen3_5")).same_bits
+
+
+def test_what_goes_with_attention_alone_is_refused() -> None:
+    model = tiny_recurrent("Qwen3_5")
+    assert not model.scores_alternatives
+    with pytest.raises(ModelError, match="early-exit can't draft for tiny-Qwen3_5-0: its recurrent layers keep states"):
+        EarlyExitDrafter(1).bind(model)
+    with pytest.raises(ParameterError, match="compile can't be used with tiny-Qwen3_5-0, which has recurrent layers"):
+        model.compile()
+    model.record()
+    assert model.recorded is None
+    with pytest.raises(ModelError, match="recurrent state"):
+        TransformersModel(module("Lfm2"))
+
+
+def test_the_engine_follows_from_the_layers() -> None:
+    assert engine_kind(module("Lfm2")) is RecurrentModel
+    assert engine_kind(module("Llama")) is TransformersModel
+    assert engine_kind(module("T5")).has_encoder
+
+
+def test_layers_that_do_not_go_on_over_many_tokens_are_found() -> None:
+    """Mamba's formula for many tokens begins with nothing: later parts of a long prompt are taken in steps."""
+    assert not tiny_recurrent("Mamba").recurrent_cache.goes_on
+    assert tiny_recurrent("Mamba2").recurrent_cache.goes_on
+
+
+def test_an_older_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = module("Lfm2")
+    monkeypatch.delattr("transformers.cache_utils.Cache.is_recording_past")
+    monkeypatch.delattr(RecurrentCache, "is_recording_past")
+    with pytest.raises(ModelError, match="need a later transformers"):
+        RecurrentModel(made)
