@@ -15,15 +15,8 @@ from outrider.models.transformers_model import TransformersModel
 
 _HERE = "with outrider.transformers_generate: leave it out"
 _UNSUPPORTED = ("output_attentions", "output_hidden_states")
-_KNOWN = (
-    "past_key_values",
-    "cache_params",
-    "position_ids",
-    "attention_mask",
-    "use_cache",
-    "cache_position",
-    "logits_to_keep",
-)
+_CACHES = ("past_key_values", "cache_params")  # the latter of models without attention
+_KNOWN = (*_CACHES, "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
 _KNOWN_WITH_ENCODER = (*_KNOWN, "encoder_outputs", "decoder_attention_mask")
 _MODES = ("greedy_search", "sample", "assisted_generation", "beam_search")
 
