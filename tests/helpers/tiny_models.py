@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from outrider.models.encoder_decoder import EncoderDecoderModel
-from outrider.models.recurrent_model import RecurrentModel
+from outrider.models.recurrent.model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
 
 VOCABULARY = 61

@@ -16,7 +16,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.models.cache import recurrent_cache
 from outrider.models.cache.recurrent_cache import STEPS, Mark, RecurrentCache
 from outrider.models.kinds import engine_kind
-from outrider.models.recurrent_model import RecurrentModel
+from outrider.models.recurrent.model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import pack_linears
 from outrider.models.weights.same_bits import use_same_bits
@@ -238,7 +238,7 @@ def test_what_goes_with_attention_alone_is_refused() -> None:
         model.compile()
     model.record()
     assert model.recorded is None
-    with pytest.raises(ModelError, match="recurrent state"):
+    with pytest.raises(ModelError, match="can't be used here: it has recurrent layers"):
         TransformersModel(module("Lfm2"))
 
 

@@ -1,5 +1,5 @@
 // Steps of linear attention, several tokens one after the other, with the state after each: what layers that keep a state
-// instead of keys and values do between their projections (`models.recurrent_rules`).
+// instead of keys and values do between their projections (`models.recurrent.rules`).
 //
 // A token's result has the same bits whatever tokens and rows are beside it, and however many threads there are.
 

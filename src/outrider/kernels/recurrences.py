@@ -1,4 +1,4 @@
-"""Steps of layers that keep a state, on a CPU, several tokens in one call, for `models.recurrent_rules`."""
+"""Steps of layers that keep a state, on a CPU, several tokens in one call, for `models.recurrent.rules`."""
 
 from __future__ import annotations
 

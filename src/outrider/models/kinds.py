@@ -15,7 +15,7 @@ def engine_kind(module: Any) -> type[TransformersModel]:
 
         return EncoderDecoderModel
     if has_recurrent_layers(module.config.get_text_config()):
-        from outrider.models.recurrent_model import RecurrentModel
+        from outrider.models.recurrent.model import RecurrentModel
 
         return RecurrentModel
     return TransformersModel

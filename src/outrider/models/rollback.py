@@ -25,7 +25,12 @@ def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False, ke
         what = "a decoder-only model" if has_encoder else "an encoder-decoder model"
         raise ModelError(f"{name} ({kind}) can't be used here: it is {what}; outrider.load opens either kind")
     recurrent = has_recurrent_layers(config.get_text_config())
-    if (recurrent or getattr(model, "_is_stateful", False)) and not (recurrent and keeps_states):
+    if recurrent and not keeps_states:
+        raise ModelError(
+            f"{name} ({kind}) can't be used here: it has recurrent layers, which the transformers engine alone takes; "
+            "outrider.load opens it there"
+        )
+    if getattr(model, "_is_stateful", False) and not recurrent:
         raise ModelError(
             f"{name} ({kind}) can't be used: its recurrent state can't be rolled back, and speculation discards "
             f"rejected tokens; {remedy}"

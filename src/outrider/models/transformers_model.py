@@ -55,7 +55,7 @@ class TransformersModel(StatesModel):
     """
 
     has_encoder = False
-    keeps_states = False  # of recurrent layers (`recurrent_model`)
+    keeps_states = False  # of recurrent layers (`recurrent.model`)
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self._name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__

@@ -4,7 +4,7 @@ convolutions): states are kept after each of a sequence's last tokens, so that i
 A state can't be cut as keys can; it can be kept as it was. A pass makes new states and leaves the old ones as they are, so a
 kept state is a reference, copying a sequence copies references, and what a pass that failed has made is dropped. What is
 known of a sequence at a position is a *mark*. Where a roll-back finds none, what is missing is scored once more, from the
-last one before it (`recurrent_model`).
+last one before it (`recurrent.model`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Run:
     rows: their numbers in the pass. width: tokens. before: each row's mark at its beginning, None if it is empty.
     states: what each key became by and by, [R, ..] each: after every token, or at the end alone if there are no `steps`.
 
-    whole: whether the layer at work is given all tokens and still leaves the state after each (`recurrent_rules`).
+    whole: whether the layer at work is given all tokens and still leaves the state after each (`recurrent.rules`).
     lent: the recurrent state that it was given, lent_as: its key; made: what it has made of that, a state a token.
     """
 
@@ -74,7 +74,7 @@ class Mark:
 
 
 class RecurrentCache(SlotCache):
-    """asked: called with the kind whenever a layer asks for a state, by whoever wants to know which (`recurrent_layers`).
+    """asked: called with the kind whenever a layer asks for a state, by whoever wants to know which (`recurrent.mixers`).
 
     steps: more tokens of a row than these are gone over at once, and leave the last state alone.
     """

@@ -70,7 +70,7 @@ class LlamaCppModel:
         if not self._weights.forgets:
             raise ModelError(
                 f"{path.name} ({kind}) can't be used: its recurrent state can't be rolled back, and speculation discards "
-                "rejected tokens; use a model with attention in every layer"
+                "rejected tokens; use engine transformers, if it reads this file, or a model with attention in every layer"
             )
         self.tokenizer = tokenizer
         self.threads = torch.get_num_threads()

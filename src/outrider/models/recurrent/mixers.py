@@ -2,7 +2,7 @@
 
 Every layer of the kind in transformers asks the cache for its states by one interface. So any mixer can be taken token by
 token, whatever it computes in between; what it does with weights alone, the projections of its input and of its output, is
-done for all tokens at once, since most of its time is reading those. Where its rule is known (`recurrent_rules`), its own
+done for all tokens at once, since most of its time is reading those. Where its rule is known (`recurrent.rules`), its own
 code runs over all tokens, and the rule alone goes step by step.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.cache.recurrent_cache import RecurrentCache, Run
-from outrider.models.recurrent_rules import Ruled, ruled
+from outrider.models.recurrent.rules import Ruled, ruled
 
 
 @dataclass(frozen=True)

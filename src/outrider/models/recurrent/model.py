@@ -22,7 +22,7 @@ from outrider.models.base import Sequence, WhichLogits
 from outrider.models.cache.recurrent_cache import STEPS, RecurrentCache
 from outrider.models.cache.slots import SlotSequence
 from outrider.models.probe import STEP_BY_STEP, TOLERANCE
-from outrider.models.recurrent_layers import Mixer, find_mixers, stepping
+from outrider.models.recurrent.mixers import Mixer, find_mixers, stepping
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.same_bits import convolutions_alike
 from outrider.support.device_data import pad_rows
@@ -71,8 +71,9 @@ class RecurrentSequence(SlotSequence):
 class RecurrentModel(TransformersModel):
     """A loaded `PreTrainedModel` with recurrent layers as a `LanguageModel`.
 
-    Its passes are the module's own: none is recorded, captured or compiled, and no alternatives are scored. Its recurrent
-    layers go token by token over what is verified, with the projections of all tokens at once (`recurrent_layers`).
+    Its passes are the module's own: none is recorded, captured or compiled, and no alternatives are scored. Over what is
+    verified its recurrent layers go step by step, so that each token leaves a state (`recurrent.mixers`); prompts are read
+    as they are without us.
     """
 
     keeps_states = True

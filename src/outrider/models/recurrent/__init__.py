@@ -1,0 +1,1 @@
+"""Models with layers that keep a state instead of keys and values."""
