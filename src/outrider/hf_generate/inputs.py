@@ -10,13 +10,13 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.models.base import Source
+from outrider.models.cache.slot_cache import CACHE_NAMES
 from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 
 _HERE = "with outrider.transformers_generate: leave it out"
 _UNSUPPORTED = ("output_attentions", "output_hidden_states")
-_CACHES = ("past_key_values", "cache_params")  # the latter of models without attention
-_KNOWN = (*_CACHES, "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
+_KNOWN = (*CACHE_NAMES, "position_ids", "attention_mask", "use_cache", "cache_position", "logits_to_keep")
 _KNOWN_WITH_ENCODER = (*_KNOWN, "encoder_outputs", "decoder_attention_mask")
 _MODES = ("greedy_search", "sample", "assisted_generation", "beam_search")
 
@@ -68,7 +68,7 @@ def refuse_inputs(model: Any, input_ids: Tensor, given: dict[str, Any]) -> None:
     unknown = [name for name, value in given.items() if name not in known and not _is_nothing(value)]
     if unknown:
         raise ParameterError(f"{unknown[0]} is not available {_HERE}")
-    for name in _CACHES:
+    for name in CACHE_NAMES:
         if given.get(name) is not None and _holds_tokens(given[name]):
             raise ParameterError(f"{name} must be empty {_HERE}")
     positions, mask = given.get("position_ids"), given.get("attention_mask")

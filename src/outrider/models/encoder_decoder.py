@@ -201,8 +201,8 @@ class EncoderDecoderModel(TransformersModel):
                 **mask,
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),
                 decoder_input_ids=first,
-                past_key_values=self._both,
                 use_cache=True,
+                **{self._cache_as: self._both},
             )
 
     def release(self, sequence: SlotSequence) -> None:
@@ -256,7 +256,7 @@ class EncoderDecoderModel(TransformersModel):
             "decoder_attention_mask": make_mask(positions, longest, self._pattern, self._additive, at),
             "attention_mask": mask,
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),
-            "past_key_values": both,
+            self._cache_as: both,
             "use_cache": True,
         }
 

@@ -22,6 +22,8 @@ from outrider.support.device_data import index
 from outrider.support.inference import in_inference_mode
 
 MIN_CAPACITY = 256
+# What transformers' models call their cache, by version: from 5.24 on, before, and before where there is no attention.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 @dataclass(frozen=True)

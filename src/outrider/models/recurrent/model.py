@@ -209,15 +209,6 @@ class RecurrentModel(TransformersModel):
         self._cache.commit(slots, starts, lengths)
         return out
 
-    def pass_arguments(
-        self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor], at: Tensor | None = None
-    ) -> dict[str, Any]:
-        """See `TransformersModel`. Models without attention call their cache otherwise."""
-        arguments = super().pass_arguments(tokens, positions, longest, cache, source, at)
-        if "past_key_values" not in self._takes and "cache_params" in self._takes:
-            arguments["cache_params"] = arguments.pop("past_key_values")
-        return arguments
-
     def _forward(
         self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None, at: Tensor | None = None
     ) -> Tensor:
