@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from outrider.heads.engine import HeadModel
 from outrider.heads.opening import open_head
+from outrider.models.cache.slot_cache import cache_name
 from outrider.models.transformers_model import TransformersModel
 from tests.helpers.tiny_models import VOCABULARY, module
 
@@ -185,7 +186,9 @@ class Chain:
         new, total = tokens.shape[1], self.seen
         mask = torch.full((new, total), float("-inf"), dtype=torch.float64).triu(total - new + 1)[None, None]
         turn = self.layer.rotary(residual, positions)
-        mixed, _ = self.layer.self_attn(attended, position_embeddings=turn, attention_mask=mask, past_key_values=self.cache)
+        mixed, _ = self.layer.self_attn(
+            attended, position_embeddings=turn, attention_mask=mask, **{cache_name(()): self.cache}
+        )
         x = residual + mixed
         out: Tensor = x + self.layer.mlp(self.layer.post_attention_layernorm(x))
         return out

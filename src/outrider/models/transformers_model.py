@@ -20,7 +20,7 @@ from outrider.models.attention.shared_keys import forget_masks
 from outrider.models.base import LAST, Sequence, WhichLogits
 from outrider.models.beside import score_beside, take_alternative
 from outrider.models.cache.masks import attention_pattern, make_mask
-from outrider.models.cache.slot_cache import CACHE_NAMES, Placement
+from outrider.models.cache.slot_cache import Placement, cache_name
 from outrider.models.cache.slots import SlotSequence
 from outrider.models.cut_head import spread, tokens_of_rows
 from outrider.models.engine_checks import check_copy
@@ -78,7 +78,7 @@ class TransformersModel(StatesModel):
         # Experts have products of their own, which nobody rounds: of as many tokens as are sent to each, by torch.
         self._multiplies = self.quantized and any(map(multiplies, model.get_decoder().modules()))
         self._takes = set(inspect.signature(model.forward).parameters)
-        self._cache_as = next((name for name in CACHE_NAMES if name in self._takes), "past_key_values")
+        self._cache_as = cache_name(self._takes)
         super().__init__(self._num_layers(config))
         self._width: Callable[[int, int], int] = as_it_is
         self.compiled: CompiledPasses | None = None

@@ -9,11 +9,13 @@ Rows are returned as views wherever they are contiguous, since a gather would co
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -24,6 +26,12 @@ from outrider.support.inference import in_inference_mode
 MIN_CAPACITY = 256
 # What transformers' models call their cache, by version: from 5.24 on, before, and before where there is no attention.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
+
+def cache_name(takes: Collection[str]) -> str:
+    """What a model that takes these arguments calls its cache; one that does not say calls it as others do."""
+    others = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
+    return next((name for name in CACHE_NAMES if name in takes), others)
 
 
 @dataclass(frozen=True)

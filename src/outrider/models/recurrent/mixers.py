@@ -157,7 +157,7 @@ def _part(value: Any, shape: Many[int], rows: tuple[int, ...], columns: slice) -
     return value[:, columns]
 
 
-def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, *args: Any, **kwargs: Any) -> Tensor:
+def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, /, *args: Any, **kwargs: Any) -> Tensor:
     """What `forward` gives, for the rows and tokens of all runs. [R, N, W] → [R, N, W]
 
     What nobody asked for, padding, is 0.
