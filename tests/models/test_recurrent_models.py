@@ -19,6 +19,7 @@ from outrider.models.kinds import engine_kind
 from outrider.models.recurrent.model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import pack_linears
+from outrider.models.weights.quantized import can_quantize, quantize_to_int4, quantize_to_int8
 from outrider.models.weights.same_bits import use_same_bits
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
@@ -105,6 +106,56 @@ def test_token_by_token_without_rules_known_here_it_is_the_same(architecture: st
     assert far(*found) <= CLOSE.get(architecture, 1e-3)
 
 
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_what_fills_a_pass_up_leaves_no_state(architecture: str) -> None:
+    """Passes are padded to widths that are quicker, and shorter rows to the longest one, lone tokens among them."""
+    model = RecurrentModel(module(architecture))
+    model.pad_widths(lambda n, context: max(n, 4))
+    tokens = some_tokens(30, 3)
+    want = reference(model, tokens)
+    sequence = model.open()
+    prefill(model, [sequence], [tokens[:9]])
+    for start, stop in ((9, 10), (10, 11), (11, 14), (14, 15), (15, 21), (21, 22)):
+        (got,) = score(model, [sequence], [tokens[start:stop]])
+        assert far(got, want[start:stop]) <= CLOSE.get(architecture, SINGLE)
+    other = model.open()
+    rows = torch.tensor([[tokens[22], 3, 3], [tokens[0], 3, 3]])
+    out = model.score([sequence, other], rows, [1, 1], "all")
+    assert out is not None
+    assert far(out[0, :1], want[22:23]) <= CLOSE.get(architecture, SINGLE)
+    assert far(torch.cat(score(model, [sequence, other], [tokens[23:24], tokens[1:2]])), want[[23, 1]]) <= CLOSE.get(
+        architecture, SINGLE
+    )
+
+
+@pytest.mark.parametrize("make", [pack_linears, quantize_to_int8, quantize_to_int4])
+@pytest.mark.parametrize("architecture", ["Mamba", "Jamba", "Mamba2", "Lfm2"])
+def test_weights_that_layers_read_themselves_are_left_as_they_are(architecture: str, make: Any) -> None:
+    """Mamba's mixers multiply with a weight of a child that they do not call."""
+    if make is quantize_to_int4 and not can_quantize(4):
+        pytest.skip("no kernels for 4 bits here")
+    plain, made = module(architecture, dtype=torch.float32), module(architecture, dtype=torch.float32)
+    make(made)
+    model = RecurrentModel(made)
+    tokens = some_tokens(20, 1)
+    with torch.inference_mode():
+        want = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    sequence = model.open()
+    prefill(model, [sequence], [tokens[:9]])
+    got = torch.cat([score(model, [sequence], [part])[0].clone() for part in (tokens[9:14], tokens[14:15], tokens[15:])])
+    bound = {pack_linears: 1e-4, quantize_to_int8: 0.15, quantize_to_int4: 0.8}[make]
+    assert float((got - want[9:]).square().mean().sqrt() / want.std()) <= bound
+    sequence.close()
+
+
+def test_limits_of_steps_are_the_plain_passs() -> None:
+    """transformers' own single steps of Mamba 2 ignore them, so that its logits depend on how a text is cut into passes."""
+    model = RecurrentModel(module("Mamba2", time_step_limit=(0.1, 0.5)))
+    rows = [some_tokens(n, n) for n in (40, 23, 31)]
+    sequences = [model.open() for _ in rows]
+    assert ragged_difference(model, sequences, rows, [reference(model, row) for row in rows]) <= SINGLE
+
+
 def test_rows_do_not_change_each_other() -> None:
     model = tiny_recurrent("Lfm2")
     tokens = some_tokens(30, 4)
@@ -133,9 +184,27 @@ def test_states_are_forgotten_but_for_some(monkeypatch: pytest.MonkeyPatch) -> N
     assert known == [20, *range(45, 51)]  # where the prompt ends, four older ones, the last pass's
     sequence.truncate(30)
     assert far(score(model, [sequence], [tokens[30:36]])[0], want[30:36]) <= SINGLE
-    assert sorted(model.recurrent_cache._marks[0]) == [20, *range(30, 37)]
+    assert sorted(model.recurrent_cache._marks[0]) == [*range(30, 37)]
     sequence.close()
     assert not model.recurrent_cache._marks
+
+
+def test_room_for_states_is_shared_and_what_is_kept_holds_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RecurrentModel(module("Qwen3_5"))
+    each = sum(state.nbytes for state in model.recurrent_cache._empty.values())
+    monkeypatch.setattr(recurrent_cache, "KEPT_BYTES", 4 * each)
+    sequences = [model.open() for _ in range(4)]
+    for sequence in sequences:  # one at a time
+        prefill(model, [sequence], [some_tokens(9, 1)])
+        score(model, [sequence], [some_tokens(20, 2)])
+        sequence.truncate(12)
+    for sequence in sequences:
+        for _ in range(6):
+            score(model, [sequence], [[3]])
+    marks = model.recurrent_cache._marks
+    assert [sorted(marks[sequence.slot]) for sequence in sequences] == [[12, 16, 17, 18]] * 4
+    floors = [mark for sequence in sequences if (mark := marks[sequence.slot][12]) is not None]
+    assert all(len(states) == 1 for mark in floors for states in mark.run.states.values())  # of twenty
 
 
 def test_a_pass_that_fails_leaves_states_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from outrider.support.device_data import pad_rows
 
 WIDTHS = (1, 2, 3, 5, 9, 16)
 PASSES = 8  # of each width
+ROUNDING = 1.0  # the most that is called so, of the spread of logits: 8-bit activations were seen to give 0.5
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Divergence:
 
     position: index into the new tokens. first, second: the two tokens there. gap: |logit(first) - logit(second)|, the
     least over the ways of scoring. rounding: the most by which that difference varies between those ways, and no less than
-    what the numbers that logits are given in can tell apart there (bfloat16: an eighth between 16 and 32).
+    what the numbers that logits are given in can tell apart there (bfloat16: an eighth between 16 and 32). spread: of the
+    logits there, their standard deviation.
     """
 
     position: int
@@ -36,14 +38,22 @@ class Divergence:
     second: int
     gap: float
     rounding: float
+    spread: float
+
+    @property
+    def rounds(self) -> bool:
+        """Whether passes of different widths differ by as much as rounding may: else they do not compute the same."""
+        return self.rounding <= ROUNDING * self.spread
 
     @property
     def near_tie(self) -> bool:
         """Whether rounding explains it."""
-        return self.gap <= self.rounding
+        return self.rounds and self.gap <= self.rounding
 
     def __str__(self) -> str:
         verdict = "a tie within rounding" if self.near_tie else "NOT a tie: please report this"
+        if not self.rounds:
+            verdict = f"too much for rounding, since logits spread by {self.spread:.3g}: please report this"
         return (
             f"differ from token {self.position} on ({self.first} or {self.second}): their logits are {self.gap:.3g} apart, "
             f"the engine's rounding is {self.rounding:.3g} there; {verdict}"
@@ -67,7 +77,8 @@ def first_divergence(
     margins = scores[:, a].double() - scores[:, b].double()
     smallest = 0.0 if bool((margins > 0).any() and (margins < 0).any()) else float(margins.abs().min())
     rounding = max(float(margins.max() - margins.min()), last_place(scores[:, [a, b]]))
-    return Divergence(position, a, b, smallest, rounding)
+    finite = scores[scores.isfinite()].double()
+    return Divergence(position, a, b, smallest, rounding, float(finite.std()))
 
 
 def last_place(numbers: Tensor) -> float:

@@ -45,6 +45,8 @@ def contenders(own: Pair, theirs: Pair) -> dict[str, Contender]:
     if own.draft is not None and theirs.draft is not None:
         found["generate + assistant"] = _peer(theirs.target, assistant_model=theirs.draft.module)
         found["outrider + draft"] = ours(own.target, own.draft)
+    if theirs.target.keeps_states:  # transformers speculates for none of them
+        found = {name: run for name, run in found.items() if not name.startswith("generate +")}
     return found
 
 

@@ -74,7 +74,7 @@ def check_alternatives(count: int | None, target: LanguageModel, drafter: Drafte
     if count and not possible:
         raise ParameterError(
             f"alternatives must be 0 for {target.name}, got {count}: decoder-only models of the transformers engine score "
-            "them, but not in int8 or int4, with compiled passes or over several ranks"
+            "them, but not in int8 or int4, with compiled passes or recurrent layers, or over several ranks"
         )
     return count
 

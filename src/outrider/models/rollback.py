@@ -20,15 +20,15 @@ def refuse_without_rollback(model: Any, name: str, has_encoder: bool = False, ke
     """
     config = model.config
     kind = getattr(config, "model_type", type(model).__name__)
-    remedy = "use a decoder-only model with attention in every layer (Llama, Qwen, GPT-2, Mistral, Gemma, …)"
+    remedy = "use a decoder-only model with attention (Llama, Qwen, GPT-2, …) or layers such as Mamba 2's or LFM 2's"
     if bool(getattr(config, "is_encoder_decoder", False)) is not has_encoder:
         what = "a decoder-only model" if has_encoder else "an encoder-decoder model"
         raise ModelError(f"{name} ({kind}) can't be used here: it is {what}; outrider.load opens either kind")
     recurrent = has_recurrent_layers(config.get_text_config())
     if recurrent and not keeps_states:
         raise ModelError(
-            f"{name} ({kind}) can't be used here: it has recurrent layers, which the transformers engine alone takes; "
-            "outrider.load opens it there"
+            f"{name} ({kind}) can't be used here: it has recurrent layers, which the transformers engine alone takes "
+            "(outrider.load opens it there); leave the engine out"
         )
     if getattr(model, "_is_stateful", False) and not recurrent:
         raise ModelError(

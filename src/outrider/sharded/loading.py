@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from outrider.errors import ModelError, ParameterError, in_one_line
+from outrider.models.cache.masks import has_recurrent_layers
 from outrider.models.cut_head import draft_tokens
 from outrider.models.dtypes import native_dtype, parse_dtype
 from outrider.models.loading import load_transformers
@@ -52,6 +53,8 @@ def plan_of(source: str | Path, name: str, ranks: int) -> dict[str, str]:
             skeleton = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"model {name} can't be loaded: {in_one_line(error)}") from error
+    if has_recurrent_layers(config.get_text_config()):
+        raise ModelError(f"{name} ({config.model_type}) can't be sharded: it has recurrent layers; {_REMEDY}")
     plan = dict(getattr(skeleton, "tp_plan", None) or {})
     if not plan:
         raise ModelError(

@@ -53,7 +53,7 @@ def attention_pattern(config: Any, name: str) -> AttentionPattern:
     if unknown:
         raise ModelError(
             f"{name} ({config.model_type}) can't be used: its {unknown[0]} layers can't be rolled back, and speculation "
-            "discards rejected tokens; use a model with attention in every layer"
+            "discards rejected tokens; use another model (Llama, Qwen, LFM 2, …)"
         )
     if not named and window is not None and kind not in WINDOWED:
         raise ModelError(

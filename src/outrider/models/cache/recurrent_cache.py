@@ -72,6 +72,14 @@ class Mark:
         """[1, ..]"""
         return self.run.states[key][self.step][self.row : self.row + 1]
 
+    def alone(self) -> Mark:
+        """The same without what else its run holds."""
+        if len(self.run.rows) == 1 and all(len(states) == 1 for states in self.run.states.values()):
+            return self
+        mine = Run((0,), 1, True, ())
+        mine.states = {key: [self.of(key).clone()] for key in self.run.states}
+        return Mark(mine, 0, 0)
+
 
 class RecurrentCache(SlotCache):
     """asked: called with the kind whenever a layer asks for a state, by whoever wants to know which (`recurrent.mixers`).
@@ -122,20 +130,23 @@ class RecurrentCache(SlotCache):
                 else:
                     kept[start + count] = Mark(run, 0, row)
                     self._floor[slot] = start + count
-                self._forget_some(slot, start, len(slots), all_older=count > 1)
+                self._forget_some(slot, start, all_older=count > 1)
         self.runs, self.run = [], None
 
-    def _forget_some(self, slot: int, start: int, rows: int, all_older: bool) -> None:
-        """Forget what is older than the last pass, but for the floor; after one token, which may be one of a draft, only
-        what there is no room for.
+    def _forget_some(self, slot: int, start: int, all_older: bool) -> None:
+        """Forget what is older than the last pass; after one token, which may be one of a draft, what there is no room for,
+        the floor apart.
         """
         kept = self._marks[slot]
         older = sorted(position for position in kept if position < start)
-        each = sum(state.nbytes for state in self._empty.values()) * rows
+        each = sum(state.nbytes for state in self._empty.values()) * len(self._marks)
         room = 0 if all_older else KEPT_BYTES // max(each, 1)
         for position in older[: max(0, len(older) - room)]:
-            if position != self._floor.get(slot):
+            mark = kept[position]
+            if position != self._floor.get(slot) or all_older:
                 del kept[position]
+            elif mark is not None:
+                kept[position] = mark.alone()
 
     def forget(self, slot: int) -> None:
         """Nobody is in that slot."""

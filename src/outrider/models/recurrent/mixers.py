@@ -110,10 +110,6 @@ def find_mixers(module: nn.Module, cache: RecurrentCache, run: Callable[[], obje
 @contextmanager
 def stepping(mixers: Many[Mixer], cache: RecurrentCache) -> Iterator[None]:
     """Until the block ends, mixers do the runs that the cache has begun."""
-    one = len(cache.runs) == 1 and cache.runs[0].width == 1
-    if one and not any(mixer.ruled is not None and mixer.ruled.alone for mixer in mixers):  # as it is without us
-        yield
-        return
     with ExitStack() as replaced:
         for mixer in mixers:
             replaced.enter_context(_instead(mixer.module, partial(_forward, mixer, mixer.module.forward, cache)))

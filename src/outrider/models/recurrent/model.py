@@ -7,6 +7,7 @@ sequence goes on from the one that it is rolled back to.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
@@ -21,13 +22,13 @@ from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.cache.recurrent_cache import STEPS, RecurrentCache
 from outrider.models.cache.slots import SlotSequence
-from outrider.models.probe import STEP_BY_STEP, TOLERANCE
+from outrider.models.probe import SINGLE, TOLERANCE, plain_logits
 from outrider.models.recurrent.mixers import Mixer, find_mixers, stepping
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.same_bits import convolutions_alike
 from outrider.support.device_data import pad_rows
 
-# By how much logits by steps of a rule may differ from those of single tokens, as `TOLERANCE`. Steps of ours are in float32
+# By how much logits by steps of a rule may differ from those of the plain pass, as `TOLERANCE`. Steps of ours are in float32
 # where the layers' own are in bfloat16: 24 layers of Mamba 2 with random weights differ by 0.13 there, wrong ones by 1.
 NEAR = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 _TOKENS = [[3, 1, 4, 2], [1], [5, 2, 6]]
@@ -95,7 +96,10 @@ class RecurrentModel(TransformersModel):
                 f"{kind} can't be used: it does not run with kept states ({in_one_line(error, 160)})"
             ) from error
         if not self._mixers:
-            raise ModelError(f"{kind} can't be used: it keeps a state of its own that can't be rolled back")
+            raise ModelError(
+                f"{kind} can't be used: it keeps a state of its own that can't be rolled back; use another model (Qwen 3.5, "
+                "LFM 2, Granite 4, …)"
+            )
 
     def _find_out(self, model: Any) -> None:
         """What the recurrent layers are, and how they can be taken."""
@@ -107,12 +111,12 @@ class RecurrentModel(TransformersModel):
             self._alike = convolving and convolutions_alike(model.modules())
 
     def _try_rules(self) -> None:
-        """Keep to single tokens where steps of the rules known here give other logits, or do not fit the layers."""
-        known, self._mixers = self._mixers, [replace(mixer, ruled=None) for mixer in self._mixers]
-        singly = self._scored(_TOKENS)
-        self._mixers = known
+        """Keep to single tokens where steps of the rules known here do not give the plain pass's logits, or do not fit."""
+        count = len(_TOKENS[-1])
+        with torch.inference_mode():
+            want = plain_logits(self, [t % self._vocab_size for part in _TOKENS for t in part])[0, -count:]
         try:
-            same = self._off(self._scored(_TOKENS), singly) <= NEAR.get(self.dtype, 0.3)
+            same = self._off(self._scored(_TOKENS), want) <= NEAR.get(self.dtype, 0.3)
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError):
             same = False
         if not same:
@@ -126,11 +130,13 @@ class RecurrentModel(TransformersModel):
             at_once = self._scored(_TOKENS)
         finally:
             self._cache.steps = STEPS
-        return self._off(at_once, stepped) <= max(STEP_BY_STEP, TOLERANCE.get(self.dtype, 0.15))
+        return self._off(at_once, stepped) <= max(SINGLE, TOLERANCE.get(self.dtype, 0.15))
 
     def _off(self, logits: Tensor, wanted: Tensor) -> float:
         """By how much logits differ, of what those that are wanted spread."""
         finite = wanted[0].isfinite()  # a head that was cut has none for the others
+        if not bool(finite.any()):
+            return math.nan
         wanted, logits = wanted[:, finite].double(), logits[:, finite].double()
         return float((logits - wanted).square().mean().sqrt() / wanted.std().clamp(min=1e-30))
 

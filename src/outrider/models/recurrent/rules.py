@@ -8,6 +8,7 @@ convolution, norms and gates included, and finds the steps in place of the formu
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +26,11 @@ Step = Callable[..., Any]
 States = list[Tensor]
 
 
-def _gated(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
+def _gated(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
     """Delta rules (Qwen 3.5, Olmo hybrid, Kimi), one token or several. args: query, key, value, [R, N, heads, size] each."""
-    del run
     kernels, state = recurrence_kernels(), kwargs["initial_state"]
     if kernels is None or state is None or not args[0].is_cpu:
-        return _gated_by_torch(step, args, kwargs)
+        return _gated_by_torch(rule.step, args, kwargs)
     query, key, value = (one.float() for one in args)
     if kwargs.get("use_qk_l2norm_in_kernel"):
         query, key = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + 1e-6) for one in (query, key))
@@ -56,15 +56,16 @@ def _gated_by_torch(step: Step, args: tuple[Tensor, ...], kwargs: dict[str, Any]
     return torch.cat(outs, dim=1), states
 
 
-def _mamba2(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
+def _mamba2(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
     """args: x [R, N, heads, size], dt [R, N, heads], A [heads], B and C [R, N, groups, width].
 
-    dt is not limited: in steps it is not, and those are what plain decoding does.
+    dt is limited as in the formula for many tokens, by which models are trained. transformers' steps do not limit it, so
+    that there a text's logits depend on how it was cut into passes.
     """
-    del step, run
+    del rule
     x, dt, a, b, c = args
     state, bias, skip, gate = (kwargs[name] for name in ("initial_states", "dt_bias", "D", "z"))
-    dt = F.softplus(dt + bias.to(dt.dtype)).float()
+    dt = F.softplus(dt + bias.to(dt.dtype)).float().clamp(*kwargs["dt_limit"])
     decay, scaled = (dt * a.float()).exp(), x.float() * dt.unsqueeze(-1)
     kernels = recurrence_kernels() if x.is_cpu else None
     if state is None:
@@ -87,27 +88,29 @@ def _outer(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tup
     return torch.stack(outs, dim=1), torch.stack(states)
 
 
-def _mamba2_alone(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
+def _mamba2_alone(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
     """args: state, x [R, heads, size], dt, A, B, C, D, those without a size of their own expanded to it."""
     state, x, dt, a, b, c, skip = args
     gate, bias = kwargs["z"], kwargs["dt_bias"]
     of_tokens = (x.unsqueeze(1), dt[..., 0].unsqueeze(1), a[:, 0, 0], b.unsqueeze(1), c.unsqueeze(1))
-    own = {"initial_states": state, "dt_bias": bias[:, 0], "D": skip[:, 0], "z": None if gate is None else gate.unsqueeze(1)}
-    out, states = _mamba2(step, run, of_tokens, own)
-    run.leave(states)  # it is meant to be written into the state, and nobody is told
+    own = {"initial_states": state, "dt_bias": bias[:, 0], "D": skip[:, 0], "dt_limit": rule.limits}
+    own["z"] = None if gate is None else gate.unsqueeze(1)
+    out, states = _mamba2(rule, of_tokens, own)
+    rule.working_on.leave(states)  # it is meant to be written into the state, and nobody is told
     return out[:, 0]
 
 
-def _mamba(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
+def _mamba(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
     """args: x and dt [R, channels, N], A, B and C [R, states, N]. The formula for many knows of no state to begin with."""
     x, dt, a, b, c = args
     gate, bias, skip = kwargs["z"], kwargs["delta_bias"], kwargs["D"]
-    assert run.lent is not None
-    outs, states = [], [run.lent]
+    lent = rule.working_on.lent
+    assert lent is not None
+    outs, states = [], [lent]
     for t in range(x.shape[2]):
         state = states[-1].clone()  # which is written over
         of_step = (x[..., t], dt[..., t], a, b[..., t], c[..., t], skip)
-        outs.append(step(state, *of_step, z=gate[..., t], dt_bias=bias, dt_softplus=True))
+        outs.append(rule.step(state, *of_step, z=gate[..., t], dt_bias=bias, dt_softplus=True))
         states.append(state)
     return torch.stack(outs, dim=-1), states[1:]
 
@@ -128,9 +131,10 @@ class _Known:
 def _last(way: Callable[..., tuple[Tensor, States]]) -> Callable[..., tuple[Tensor, Tensor]]:
     """What the function for many returns, the states kept for the cache (`RecurrentCache.update_recurrent_state`)."""
 
-    def stepped(step: Step, run: Run, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        out, run.made = way(step, run, args, kwargs)
-        return out, run.made[-1]
+    def stepped(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        out, states = way(rule, args, kwargs)
+        rule.working_on.made = states
+        return out, states[-1]
 
     return stepped
 
@@ -145,16 +149,26 @@ _RULES = (
 
 @dataclass(eq=False)
 class SteppedRule:
-    """In the place of functions of a rule. step: the function for one token. run: what it works on."""
+    """In the place of functions of a rule. step: the function for one token. limits: of the sizes of Mamba's steps.
+
+    run: what it works on.
+    """
 
     step: Step
+    limits: tuple[float, float] = (0.0, math.inf)
     run: Run | None = None
+
+    @property
+    def working_on(self) -> Run:
+        """The run that it is called for."""
+        assert self.run is not None
+        return self.run
 
     def instead(self, way: Callable[..., Any]) -> Callable[..., Any]:
         """A function that does it this way."""
 
         def function(*args: Tensor, **kwargs: Any) -> Any:
-            return way(self.step, self.run, args, kwargs)
+            return way(self, args, kwargs)
 
         return function
 
@@ -198,7 +212,7 @@ def ruled(mixer: nn.Module, convolves: bool) -> Ruled | None:
     known = own.__globals__
     for known_rule in _RULES:
         if known_rule.many in own.__code__.co_names and known_rule.many in known and known_rule.one in known:
-            rule = SteppedRule(known[known_rule.one])
+            rule = SteppedRule(known[known_rule.one], getattr(mixer, "time_step_limit", SteppedRule.limits))
             replaced = {**known, known_rule.many: rule.instead(_last(known_rule.instead))}
             if known_rule.alone is not None:
                 replaced[known_rule.one] = rule.instead(known_rule.alone)

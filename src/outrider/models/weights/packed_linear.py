@@ -8,7 +8,10 @@ bit wherever it was tried, those of float32 layers are to rounding. Only models 
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -145,6 +148,22 @@ def plain_weight(child: nn.Module) -> Tensor | None:
     return None
 
 
+_READ = re.compile(r"self\.(\w+)\.weight\s*@|@\s*self\.(\w+)\.weight\b|linear\([^()]*self\.(\w+)\.weight\b")
+
+
+@cache
+def reads_weights(kind: Any) -> frozenset[str]:
+    """The children whose weights the code of a kind of module multiplies with itself, instead of calling them (Mamba).
+
+    Of a weight that was laid out anew only shape and type are there to be read.
+    """
+    try:
+        code = inspect.getsource(inspect.unwrap(kind.forward))
+    except (OSError, TypeError):
+        return frozenset()
+    return frozenset(name for found in _READ.findall(code) for name in found if name)
+
+
 def replace_linears(module: nn.Module, make: Callable[[Tensor, Tensor | None], OpaqueLinear]) -> int:
     """Replace the linear layers of a model in place by what is made of weight [out, in] and bias; → how many there were.
 
@@ -155,6 +174,9 @@ def replace_linears(module: nn.Module, make: Callable[[Tensor, Tensor | None], O
     count = 0
     for parent in list(module.modules()):
         found = {name: child for name, child in parent.named_children() if plain_weight(child) is not None}
+        kind: Any = type(parent)
+        for name in reads_weights(kind):
+            found.pop(name, None)
         for names in [] if apart else groups_of(found):
             weights = [plain_weight(found[name]) for name in names]
             biases: list[Any] = [found.pop(name).bias for name in names]
