@@ -151,3 +151,18 @@ def test_what_the_numbers_can_not_tell_apart_is_a_tie() -> None:
     exact = first_divergence(TableModel(logits.exp()), [3, 3], [3, 0], [3, 1])
     assert exact is not None
     assert not exact.near_tie
+
+
+def test_passes_that_differ_by_as_much_as_logits_spread_are_no_rounding() -> None:
+    """An engine whose passes of other widths compute something else is not excused by its own differences."""
+
+    class Shifting(TableModel):
+        def score(self, sequences: Any, tokens: Any, lengths: Any, logits: Any = "all") -> Any:
+            out = super().score(sequences, tokens, lengths, logits)
+            return out if out is None or tokens.shape[1] == 1 else out.roll(1, dims=-1)
+
+    found = first_divergence(Shifting(torch.tensor([0.6, 0.3, 0.09, 0.01])), [3, 3, 3], [3, 0], [3, 1])
+    assert found is not None
+    assert found.gap <= found.rounding
+    assert not found.near_tie
+    assert "too much for rounding, since logits spread by" in str(found)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from outrider.bench.peers import Pair, contenders
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter, SuffixDrafter
@@ -24,6 +26,7 @@ from outrider.models.weights.same_bits import use_same_bits
 from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from outrider.sharded.loading import plan_of
 from tests.helpers.ragged import ragged_difference, reference, score, some_tokens
 from tests.helpers.tiny_models import RECURRENT, module, tiny, tiny_recurrent
 
@@ -309,6 +312,22 @@ def test_what_goes_with_attention_alone_is_refused() -> None:
     assert model.recorded is None
     with pytest.raises(ModelError, match="can't be used here: it has recurrent layers"):
         TransformersModel(module("Lfm2"))
+
+
+def test_what_transformers_refuses_is_no_peer_and_ranks_refuse_them(tmp_path: Path) -> None:
+    model, draft = tiny_recurrent("Qwen3_5"), tiny_recurrent("Lfm2")
+    pair = Pair(model, draft)
+    assert set(contenders(pair, pair)) == {
+        "generate",
+        "outrider",
+        "outrider + lookup",
+        "outrider + suffix",
+        "outrider + draft",
+    }
+    assert "generate + assistant" in contenders(Pair(tiny("Llama"), draft), Pair(tiny("Llama"), draft))
+    module("Lfm2").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="can't be sharded: it has recurrent layers"):
+        plan_of(tmp_path, "lfm", 2)
 
 
 def test_the_engine_follows_from_the_layers() -> None:
