@@ -22,7 +22,7 @@ from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.cache.recurrent_cache import STEPS, RecurrentCache
 from outrider.models.cache.slots import SlotSequence
-from outrider.models.probe import SINGLE, TOLERANCE, plain_logits
+from outrider.models.probe import SINGLE, STEPS_OF_8_BITS, TOLERANCE, plain_logits
 from outrider.models.recurrent.mixers import Mixer, find_mixers, stepping
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.same_bits import convolutions_alike
@@ -50,19 +50,38 @@ def _without_hints() -> Iterator[None]:
 
 
 class RecurrentSequence(SlotSequence):
-    """tokens: those that were scored; beyond `length` some that were taken back."""
+    """One that knows its tokens: where no state was kept, they are scored once more."""
 
     def __init__(self, model: RecurrentModel, slot: int) -> None:
         super().__init__(model, slot)
-        self.tokens: list[int] = []
         self._cache = model.recurrent_cache
+        self._tokens = torch.zeros(0, dtype=torch.long, device=model.device)  # on the device: nobody waits for them
+        self._noted = 0  # of these; beyond `length` such as were taken back
+
+    def note(self, tokens: Tensor) -> None:
+        """Tokens that are scored next, int64 [N]."""
+        end = self.length + len(tokens)
+        if end > len(self._tokens):
+            self._tokens = torch.nn.functional.pad(self._tokens, (0, max(end, 64)))
+        self._tokens[self.length : end] = tokens
+        self._noted = end
+
+    def noted(self, start: int, stop: int) -> Tensor:
+        """Those at these positions, int64 [stop - start]."""
+        return self._tokens[start:stop]
+
+    def take_over(self, other: RecurrentSequence, length: int) -> None:
+        """What another one begins with, to that length."""
+        back, self._length = self._length, 0
+        self.note(other.noted(0, length))
+        self._length = back
 
     def advance(self, count: int) -> None:
         """See `SlotSequence`. Whoever measures costs pretends that something was scored (`costs.pass_timer`)."""
+        if self.length + count > self._noted:
+            self.note(self._tokens.new_zeros(count))
+            self._cache.pretend(self.slot, self.length + count)
         super().advance(count)
-        if self.length > len(self.tokens):
-            self.tokens += [0] * (self.length - len(self.tokens))
-            self._cache.pretend(self.slot, self.length)
 
     def go_back(self, length: int) -> None:
         """For scoring once more what it holds beyond."""
@@ -116,7 +135,8 @@ class RecurrentModel(TransformersModel):
         with torch.inference_mode():
             want = plain_logits(self, [t % self._vocab_size for part in _TOKENS for t in part])[0, -count:]
         try:
-            same = self._off(self._scored(_TOKENS), want) <= NEAR.get(self.dtype, 0.3)
+            near = max(NEAR.get(self.dtype, 0.3), STEPS_OF_8_BITS if self.quantized else 0)
+            same = self._off(self._scored(_TOKENS), want) <= near
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError):
             same = False
         if not same:
@@ -183,15 +203,15 @@ class RecurrentModel(TransformersModel):
         source, target = self._own(source), self._own(target)
         assert isinstance(source, RecurrentSequence)
         assert isinstance(target, RecurrentSequence)
-        target.tokens[target.length :] = source.tokens[target.length : length]
+        target.take_over(source, length)
         super().copy_prefix(source, target, length)
 
     def _score(self, rows: list[SlotSequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits) -> Tensor | None:
         own = [row for row in rows if isinstance(row, RecurrentSequence)]
         for row in own:
             self._catch_up(row)
-        for row, new, count in zip(own, tokens.tolist(), lengths, strict=True):
-            row.tokens[row.length :] = new[:count]
+        for row, new, count in zip(own, tokens, lengths, strict=True):
+            row.note(new[:count])
         return self._with_states(own, tokens, lengths, logits)
 
     def _catch_up(self, row: RecurrentSequence) -> None:
@@ -201,7 +221,7 @@ class RecurrentModel(TransformersModel):
             return
         row.go_back(known)
         try:
-            self._with_states([row], *pad_rows([row.tokens[known:length]], self.device), "none")
+            self._with_states([row], row.noted(known, length).unsqueeze(0), [length - known], "none")
         finally:
             row.go_back(length)
 
