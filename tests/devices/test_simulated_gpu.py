@@ -32,8 +32,10 @@ from outrider.models.encoder_decoder import EncoderDecoderModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.round import Extras
+from outrider.sampling import SamplingSettings
 from outrider.support.device_data import moved
 from tests.helpers.device_texts import PROMPTS, SETTINGS, flat, given, opened, write
+from tests.helpers.folders import make_tokenizer
 from tests.helpers.heads import write_head
 from tests.helpers.marks import slow
 from tests.helpers.published_heads import CHECKPOINTS
@@ -135,6 +137,23 @@ def test_a_round_waits_once_for_the_device(
     gpu.waits.clear()
     found, rounds = write(target, draft, setting)
     assert found == wanted
+    assert gpu.waits == ["read back"] * max(map(len, rounds))
+
+
+@pytest.mark.parametrize("architecture", ["Lfm2", "Qwen3_5", "Mamba2"])
+def test_states_of_recurrent_layers_stay_there(architecture: str, gpu: GPU, tmp_path: Path) -> None:
+    """Nobody waits for them, nor for the tokens that may have to be scored again."""
+    saved = module(architecture, dtype=torch.float32)
+    saved.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    texts = {}
+    for device in ("cpu", "cuda"):
+        target = opened(tmp_path, device)
+        drafter = ModelDrafter(target, SamplingSettings(temperature=3.0), step_seconds=0.01)
+        write(target, drafter, count=2)
+        gpu.waits.clear()
+        texts[device], rounds = write(target, drafter)
+    assert texts["cuda"] == texts["cpu"]
     assert gpu.waits == ["read back"] * max(map(len, rounds))
 
 

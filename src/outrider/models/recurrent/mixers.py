@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from outrider.models.cache.recurrent_cache import RecurrentCache, Run
 from outrider.models.recurrent.rules import Ruled, ruled
+from outrider.support.device_data import index
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,14 @@ def _part(value: Any, shape: Many[int], rows: tuple[int, ...], columns: slice) -
     if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != shape[1] or value.shape[0] not in (1, shape[0]):
         return value
     if value.shape[0] == shape[0] and len(rows) < shape[0]:
-        value = value[list(rows)]
+        value = value[_which(rows, value.device)]
     return value[:, columns]
+
+
+def _which(rows: tuple[int, ...], device: torch.device) -> slice | Tensor:
+    """Some rows, as a slice if they follow each other."""
+    together = rows[-1] - rows[0] + 1 == len(rows)
+    return slice(rows[0], rows[-1] + 1) if together else index(rows, device)
 
 
 def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, /, *args: Any, **kwargs: Any) -> Tensor:
@@ -168,7 +175,7 @@ def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, /
             return out
         if every is None:
             every = out.new_zeros(*hidden.shape[:2], out.shape[-1])
-        every[list(run.rows), : run.width] = out
+        every[_which(run.rows, every.device), : run.width] = out
     assert every is not None
     return every
 
