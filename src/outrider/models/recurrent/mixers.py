@@ -207,7 +207,7 @@ def _in_steps(mixer: Mixer, forward: Callable[..., Any], run: Run, given: _Given
         columns = slice(step, step + 1)
         with ExitStack() as replaced:
             for linear, of_all in projected:
-                replaced.enter_context(_instead(linear, partial(_given, of_all[:, columns])))
+                replaced.enter_context(_instead(linear, partial(_computed, of_all[:, columns])))
             if mixer.output is not None:
                 replaced.enter_context(_instead(mixer.output, _as_it_is))
             outs.append(given.of(rows, columns).to(forward))
@@ -217,7 +217,7 @@ def _in_steps(mixer: Mixer, forward: Callable[..., Any], run: Run, given: _Given
     return made
 
 
-def _given(out: Tensor, hidden: Tensor) -> Tensor:
+def _computed(out: Tensor, hidden: Tensor) -> Tensor:
     del hidden
     return out
 

@@ -27,6 +27,7 @@ from outrider.models.recurrent.mixers import Mixer, find_mixers, stepping
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.same_bits import convolutions_alike
 from outrider.support.device_data import pad_rows
+from outrider.support.inference import in_inference_mode
 
 # By how much logits by steps of a rule may differ from those of the plain pass, as `TOLERANCE`. Steps of ours are in float32
 # where the layers' own are in bfloat16: 24 layers of Mamba 2 with random weights differ by 0.13 there, wrong ones by 1.
@@ -58,6 +59,7 @@ class RecurrentSequence(SlotSequence):
         self._tokens = torch.zeros(0, dtype=torch.long, device=model.device)  # on the device: nobody waits for them
         self._noted = 0  # of these; beyond `length` such as were taken back
 
+    @in_inference_mode  # its tensor is made in that mode and can be written in no other
     def note(self, tokens: Tensor) -> None:
         """Tokens that are scored next, int64 [N]."""
         end = self.length + len(tokens)
