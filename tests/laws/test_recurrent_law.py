@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.draft_length import FixedLength
 from outrider.drafters import ModelDrafter
-from outrider.models.cache.recurrent_cache import Mark
+from outrider.models.cache.recurrent_cache import Mark, Steps
 from outrider.models.recurrent.model import RecurrentModel
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.helpers.enumerate import target_joint
@@ -50,9 +50,11 @@ def test_states_that_are_not_rolled_back_are_seen(target: str, monkeypatch: pyte
     model, draft = small(target, 0), small("Mamba2", 1)
     joint = joint_of(model)
 
-    def last(mark: Mark, key: Any) -> Tensor:
-        return mark.run.states[key][-1][mark.row : mark.row + 1]
+    def stale(mark: Mark, key: Any) -> Tensor:
+        states = mark.run.states[key]
+        last = states.last if isinstance(states, Steps) else states[-1]
+        return last[mark.row : mark.row + 1]
 
-    monkeypatch.setattr(Mark, "of", last)
+    monkeypatch.setattr(Mark, "of", stale)
     tokens, _ = run(model, ModelDrafter(draft), SETTINGS, FixedLength(3), samples=SAMPLES)  # type: ignore[arg-type]
     assert p_value_of(tokens, joint) < ALARM

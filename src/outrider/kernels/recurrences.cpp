@@ -1,12 +1,14 @@
-// Steps of linear attention, several tokens one after the other, with the state after each: what layers that keep a state
-// instead of keys and values do between their projections (`models.recurrent.rules`).
+// Steps of linear attention, several tokens one after the other: what layers that keep a state instead of keys and values do
+// between their projections (`models.recurrent.rules`).
 //
-// A token's result has the same bits whatever tokens and rows are beside it, and however many threads there are.
+// Of the states in between nothing is written but what was added to each, which is little: `.._again` makes any of them anew.
+// A token's result has the same bits whatever tokens and rows are beside it, however many threads there are, and made anew.
 
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <tuple>
+#include <vector>
 
 #include <torch/csrc/stable/library.h>
 
@@ -18,37 +20,53 @@ namespace {
 
 constexpr int64_t BLOCK = 64;  // columns whose sums are kept at once
 
-// One step of one head for columns c .. c + count - 1: from (what the state was) -> to (what it is) and out.
-//   S = decay * S; S += k (beta * (v - S'k)); out = S'q
-// apart: whether each row of the state has a decay of its own.
+// A state's columns c .. c + count - 1 of each of its rows, [keys, count], to be worked on.
+void take(const float* state, int64_t keys, int64_t values, int64_t c, int64_t count, float* block) {
+  for (int64_t i = 0; i < keys; i++) std::copy_n(state + i * values + c, count, block + i * count);
+}
+
+void put(const float* block, int64_t keys, int64_t values, int64_t c, int64_t count, float* state) {
+  for (int64_t i = 0; i < keys; i++) std::copy_n(block + i * count, count, state + i * values + c);
+}
+
+// The first half of a step: S = decay * S. apart: whether each row of the state has a decay of its own.
 template <bool APART>
-void delta_step(const float* from, float* to, const float* q, const float* k, const float* v, const float* decay, float beta,
-                int64_t keys, int64_t values, int64_t c, int64_t count, float* out) {
-  float seen[BLOCK] = {}, made[BLOCK] = {};
+void fade(float* block, const float* decay, int64_t keys, int64_t count) {
   for (int64_t i = 0; i < keys; i++) {
-    const float kept = decay[APART ? i : 0], key = k[i];
-    const float* old = from + i * values + c;
-    float* row = to + i * values + c;
+    const float kept = decay[APART ? i : 0];
+    float* row = block + i * count;
+#pragma omp simd
+    for (int64_t j = 0; j < count; j++) row[j] *= kept;
+  }
+}
+
+// The second: S += k added; made = S'q, unless there is no q.
+void add(float* block, const float* k, const float* added, const float* q, int64_t keys, int64_t count, float* made) {
+  float sums[BLOCK] = {};
+  for (int64_t i = 0; i < keys; i++) {
+    const float key = k[i], query = q == nullptr ? 0.0f : q[i];
+    float* row = block + i * count;
 #pragma omp simd
     for (int64_t j = 0; j < count; j++) {
-      const float state = old[j] * kept;
+      const float state = row[j] + key * added[j];
       row[j] = state;
-      seen[j] += state * key;
+      sums[j] += state * query;
     }
   }
-#pragma omp simd
-  for (int64_t j = 0; j < count; j++) seen[j] = (v[c + j] - seen[j]) * beta;
+  if (q != nullptr) std::copy_n(sums, count, made);
+}
+
+// What is added in a step: beta (v - S'k).
+void difference(const float* block, const float* k, const float* v, float beta, int64_t keys, int64_t count, float* added) {
+  float seen[BLOCK] = {};
   for (int64_t i = 0; i < keys; i++) {
-    const float key = k[i], query = q[i];
-    float* row = to + i * values + c;
+    const float key = k[i];
+    const float* row = block + i * count;
 #pragma omp simd
-    for (int64_t j = 0; j < count; j++) {
-      const float state = row[j] + key * seen[j];
-      row[j] = state;
-      made[j] += state * query;
-    }
+    for (int64_t j = 0; j < count; j++) seen[j] += row[j] * key;
   }
-  for (int64_t j = 0; j < count; j++) out[c + j] = made[j];
+#pragma omp simd
+  for (int64_t j = 0; j < count; j++) added[j] = (v[j] - seen[j]) * beta;
 }
 
 bool has_shape(const Tensor& x, std::initializer_list<int64_t> sizes) {
@@ -60,9 +78,19 @@ bool has_shape(const Tensor& x, std::initializer_list<int64_t> sizes) {
   return true;
 }
 
-// The (gated) delta rule. q, k [R, N, heads, keys], v [R, N, heads, values], decay [R, N, heads, 1 or keys], beta [R, N, heads],
-// state [R, heads, keys, values] -> out [R, N, heads, values], states [N, R, heads, keys, values], all in float32
-std::tuple<Tensor, Tensor> delta(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor beta, Tensor state) {
+struct Decay {
+  const float* at;
+  int64_t each;  // 1, or as many as there are keys
+
+  void fade(float* block, int64_t token, int64_t keys, int64_t count) const {
+    each == 1 ? ::fade<false>(block, at + token, keys, count) : ::fade<true>(block, at + token * each, keys, count);
+  }
+};
+
+// The (gated) delta rule: S = decay * S; S += k (beta * (v - S'k)); out = S'q. q, k [R, N, heads, keys], v [R, N, heads, values],
+// decay [R, N, heads, 1 or keys], beta [R, N, heads], state [R, heads, keys, values]
+// -> out and what was added to the state [R, N, heads, values], the last state [R, heads, keys, values], all in float32
+std::tuple<Tensor, Tensor, Tensor> delta(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor beta, Tensor state) {
   STD_TORCH_CHECK(q.dim() == 4 && v.dim() == 4, "queries and values have 4 dimensions");
   const int64_t rows = q.size(0), tokens = q.size(1), heads = q.size(2), keys = q.size(3), values = v.size(3);
   STD_TORCH_CHECK(has_shape(k, {rows, tokens, heads, keys}) && has_shape(v, {rows, tokens, heads, values}) &&
@@ -72,95 +100,143 @@ std::tuple<Tensor, Tensor> delta(Tensor q, Tensor k, Tensor v, Tensor decay, Ten
   STD_TORCH_CHECK(has_shape(decay, {rows, tokens, heads, apart ? keys : 1}), "a head, or each of its keys, decays");
   for (const Tensor* one : {&q, &k, &v, &decay, &beta, &state}) STD_TORCH_CHECK(is_float(*one), "the delta rule is of float32");
   q = whole(q), k = whole(k), v = whole(v), decay = whole(decay), beta = whole(beta), state = whole(state);
-  const int64_t out_shape[] = {rows, tokens, heads, values}, states_shape[] = {tokens, rows, heads, keys, values};
-  Tensor out = torch::stable::new_empty(q, {out_shape, 4}), states = torch::stable::new_empty(q, {states_shape, 5});
-  const float *qs = floats(q), *ks = floats(k), *vs = floats(v), *decays = floats(decay), *betas = floats(beta);
-  const float* before = floats(state);
-  float *to = static_cast<float*>(out.data_ptr()), *after = static_cast<float*>(states.data_ptr());
-  const int64_t blocks = (values + BLOCK - 1) / BLOCK, size = keys * values, each = apart ? keys : 1;
+  Tensor out = torch::stable::empty_like(v), added = torch::stable::empty_like(v), after = torch::stable::empty_like(state);
+  const float *qs = floats(q), *ks = floats(k), *vs = floats(v), *betas = floats(beta), *before = floats(state);
+  const Decay decays{floats(decay), apart ? keys : 1};
+  float *to = static_cast<float*>(out.data_ptr()), *adds = static_cast<float*>(added.data_ptr());
+  float* last = static_cast<float*>(after.data_ptr());
+  const int64_t blocks = (values + BLOCK - 1) / BLOCK, size = keys * values;
   for_rows(rows * heads * blocks, tokens * keys * BLOCK, [=](int64_t m) {
     const int64_t c = m % blocks * BLOCK, head = m / blocks, r = head / heads, h = head % heads;
     const int64_t count = std::min(BLOCK, values - c);
-    const float* from = before + head * size;
+    std::vector<float> block(keys * count);
+    take(before + head * size, keys, values, c, count, block.data());
     for (int64_t n = 0; n < tokens; n++) {
-      const int64_t at = (r * tokens + n) * heads + h;
-      float* next = after + (n * rows * heads + head) * size;
-      const float *query = qs + at * keys, *key = ks + at * keys, *value = vs + at * values;
-      if (apart) {
-        delta_step<true>(from, next, query, key, value, decays + at * each, betas[at], keys, values, c, count, to + at * values);
-      } else {
-        delta_step<false>(from, next, query, key, value, decays + at, betas[at], keys, values, c, count, to + at * values);
-      }
-      from = next;
+      const int64_t at = (r * tokens + n) * heads + h, from = at * values + c;
+      decays.fade(block.data(), at, keys, count);
+      difference(block.data(), ks + at * keys, vs + from, betas[at], keys, count, adds + from);
+      add(block.data(), ks + at * keys, adds + from, qs + at * keys, keys, count, to + from);
     }
+    put(block.data(), keys, values, c, count, last + head * size);
   });
-  return {out, states};
+  return {out, added, after};
 }
 
-// One step of one head: from (what the state was) -> to (what it is) and out.
-//   S = decay * S + x b'; out = S c
+// The state after the first `steps` tokens, from what `delta` was given and what it has added. -> [R, heads, keys, values]
+Tensor delta_again(Tensor k, Tensor added, Tensor decay, Tensor state, int64_t steps) {
+  STD_TORCH_CHECK(k.dim() == 4 && added.dim() == 4 && decay.dim() == 4, "keys and what was added have 4 dimensions");
+  const int64_t rows = k.size(0), tokens = k.size(1), heads = k.size(2), keys = k.size(3), values = added.size(3);
+  const int64_t each = decay.size(3);
+  STD_TORCH_CHECK(has_shape(added, {rows, tokens, heads, values}) && has_shape(state, {rows, heads, keys, values}) &&
+                      has_shape(decay, {rows, tokens, heads, each}) && (each == 1 || each == keys),
+                  "keys, what was added and states are of the same rows, tokens and heads");
+  STD_TORCH_CHECK(0 <= steps && steps <= tokens, "there are no more steps than tokens");
+  for (const Tensor* one : {&k, &added, &decay, &state}) STD_TORCH_CHECK(is_float(*one), "the delta rule is of float32");
+  k = whole(k), added = whole(added), decay = whole(decay), state = whole(state);
+  Tensor after = torch::stable::empty_like(state);
+  const float *ks = floats(k), *adds = floats(added), *before = floats(state);
+  const Decay decays{floats(decay), each};
+  float* last = static_cast<float*>(after.data_ptr());
+  const int64_t blocks = (values + BLOCK - 1) / BLOCK, size = keys * values;
+  for_rows(rows * heads * blocks, steps * keys * BLOCK, [=](int64_t m) {
+    const int64_t c = m % blocks * BLOCK, head = m / blocks, r = head / heads, h = head % heads;
+    const int64_t count = std::min(BLOCK, values - c);
+    std::vector<float> block(keys * count);
+    take(before + head * size, keys, values, c, count, block.data());
+    for (int64_t n = 0; n < steps; n++) {
+      const int64_t at = (r * tokens + n) * heads + h;
+      decays.fade(block.data(), at, keys, count);
+      add(block.data(), ks + at * keys, adds + at * values + c, nullptr, keys, count, nullptr);
+    }
+    put(block.data(), keys, values, c, count, last + head * size);
+  });
+  return after;
+}
+
+// One step of one head of Mamba 2's: S = decay * S + x b'; out = S c, unless there is no c.
 // Sums go by `SUMS` lanes, which are added up in their order.
-void outer_step(const float* from, float* to, const float* x, float decay, const float* b, const float* c, int64_t size,
-                int64_t width, float* out) {
+void outer_step(float* state, const float* x, float decay, const float* b, const float* c, int64_t size, int64_t width,
+                float* out) {
   for (int64_t p = 0; p < size; p++) {
-    const float* old = from + p * width;
-    float *row = to + p * width, lanes[SUMS] = {};
+    float *row = state + p * width, lanes[SUMS] = {};
     int64_t j = 0;
     for (; j + SUMS <= width; j += SUMS) {
 #pragma omp simd
       for (int64_t l = 0; l < SUMS; l++) {
-        const float state = old[j + l] * decay + x[p] * b[j + l];
-        row[j + l] = state;
-        lanes[l] += state * c[j + l];
+        const float now = row[j + l] * decay + x[p] * b[j + l];
+        row[j + l] = now;
+        if (c != nullptr) lanes[l] += now * c[j + l];
       }
     }
     for (int64_t l = 0; j < width; j++, l++) {
-      row[j] = old[j] * decay + x[p] * b[j];
-      lanes[l] += row[j] * c[j];
+      row[j] = row[j] * decay + x[p] * b[j];
+      if (c != nullptr) lanes[l] += row[j] * c[j];
     }
+    if (c == nullptr) continue;
     float sum = 0.0f;
     for (float lane : lanes) sum += lane;
     out[p] = sum;
   }
 }
 
-// Mamba 2's step. x [R, N, heads, size], decay [R, N, heads], b and c [R, N, groups, width], state [R, heads, size, width]
-// -> out [R, N, heads, size], states [N, R, heads, size, width], all in float32
-std::tuple<Tensor, Tensor> outer(Tensor x, Tensor decay, Tensor b, Tensor c, Tensor state) {
+// The states after the first `steps` tokens, and what comes of each, if there is a c.
+Tensor outer_steps(Tensor x, Tensor decay, Tensor b, const Tensor* c, Tensor state, int64_t steps, Tensor* out) {
   STD_TORCH_CHECK(x.dim() == 4 && b.dim() == 4, "inputs have 4 dimensions");
   const int64_t rows = x.size(0), tokens = x.size(1), heads = x.size(2), size = x.size(3);
   const int64_t groups = b.size(2), width = b.size(3);
   STD_TORCH_CHECK(groups > 0 && heads % groups == 0, "groups have as many heads each");
   STD_TORCH_CHECK(has_shape(decay, {rows, tokens, heads}) && has_shape(b, {rows, tokens, groups, width}) &&
-                      has_shape(c, {rows, tokens, groups, width}) && has_shape(state, {rows, heads, size, width}),
+                      has_shape(state, {rows, heads, size, width}),
                   "inputs and states are of the same rows, tokens and heads");
-  for (const Tensor* one : {&x, &decay, &b, &c, &state}) STD_TORCH_CHECK(is_float(*one), "Mamba's steps are of float32");
-  x = whole(x), decay = whole(decay), b = whole(b), c = whole(c), state = whole(state);
-  const int64_t out_shape[] = {rows, tokens, heads, size}, states_shape[] = {tokens, rows, heads, size, width};
-  Tensor out = torch::stable::new_empty(x, {out_shape, 4}), states = torch::stable::new_empty(x, {states_shape, 5});
-  const float *xs = floats(x), *decays = floats(decay), *bs = floats(b), *cs = floats(c), *before = floats(state);
-  float *to = static_cast<float*>(out.data_ptr()), *after = static_cast<float*>(states.data_ptr());
-  for_rows(rows * heads, tokens * size * width, [=](int64_t head) {
+  STD_TORCH_CHECK(0 <= steps && steps <= tokens, "there are no more steps than tokens");
+  for (const Tensor* one : {&x, &decay, &b, &state}) STD_TORCH_CHECK(is_float(*one), "Mamba's steps are of float32");
+  x = whole(x), decay = whole(decay), b = whole(b), state = whole(state);
+  Tensor after = torch::stable::empty_like(state);
+  const float *xs = floats(x), *decays = floats(decay), *bs = floats(b), *cs = c == nullptr ? nullptr : floats(*c);
+  const float* before = floats(state);
+  float* last = static_cast<float*>(after.data_ptr());
+  float* to = out == nullptr ? nullptr : static_cast<float*>(out->data_ptr());
+  for_rows(rows * heads, steps * size * width, [=](int64_t head) {
     const int64_t r = head / heads, h = head % heads, group = h / (heads / groups);
-    const float* from = before + head * size * width;
-    for (int64_t n = 0; n < tokens; n++) {
+    float* now = last + head * size * width;
+    std::copy_n(before + head * size * width, size * width, now);
+    for (int64_t n = 0; n < steps; n++) {
       const int64_t at = (r * tokens + n) * heads + h, own = ((r * tokens + n) * groups + group) * width;
-      float* next = after + (n * rows * heads + head) * size * width;
-      outer_step(from, next, xs + at * size, decays[at], bs + own, cs + own, size, width, to + at * size);
-      from = next;
+      outer_step(now, xs + at * size, decays[at], bs + own, cs == nullptr ? nullptr : cs + own, size, width,
+                 to == nullptr ? nullptr : to + at * size);
     }
   });
-  return {out, states};
+  return after;
+}
+
+// Mamba 2's steps. x [R, N, heads, size], decay [R, N, heads], b and c [R, N, groups, width], state [R, heads, size, width]
+// -> out [R, N, heads, size], the last state [R, heads, size, width], all in float32
+std::tuple<Tensor, Tensor> outer(Tensor x, Tensor decay, Tensor b, Tensor c, Tensor state) {
+  STD_TORCH_CHECK(x.dim() == 4 && b.dim() == 4, "inputs have 4 dimensions");
+  STD_TORCH_CHECK(has_shape(c, {x.size(0), x.size(1), b.size(2), b.size(3)}) && is_float(c), "what is read is like what is added");
+  c = whole(c), x = whole(x);
+  Tensor out = torch::stable::empty_like(x);
+  const Tensor after = outer_steps(x, decay, b, &c, state, x.size(1), &out);
+  return {out, after};
+}
+
+// The state after the first `steps` tokens, from what `outer` was given. -> [R, heads, size, width]
+Tensor outer_again(Tensor x, Tensor decay, Tensor b, Tensor state, int64_t steps) {
+  return outer_steps(x, decay, b, nullptr, state, steps, nullptr);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
-  library.def("delta(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor beta, Tensor state) -> (Tensor, Tensor)");
+  library.def("delta(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor beta, Tensor state) -> (Tensor, Tensor, Tensor)");
+  library.def("delta_again(Tensor k, Tensor added, Tensor decay, Tensor state, int steps) -> Tensor");
   library.def("outer(Tensor x, Tensor decay, Tensor b, Tensor c, Tensor state) -> (Tensor, Tensor)");
+  library.def("outer_again(Tensor x, Tensor decay, Tensor b, Tensor state, int steps) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("delta", TORCH_BOX(&delta));
+  library.impl("delta_again", TORCH_BOX(&delta_again));
   library.impl("outer", TORCH_BOX(&outer));
+  library.impl("outer_again", TORCH_BOX(&outer_again));
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.kernels.build import Library, UnbuiltError, built, level_here, warn_unbuilt
 
@@ -16,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 class RecurrenceKernels:
-    """Operations of torch: `delta`, the delta rule, and `outer`, Mamba 2's. What they are given and return: see
-    `recurrences.cpp`.
+    """Operations of torch: `delta`, the delta rule, and `outer`, Mamba 2's; `delta_again` and `outer_again` give the states
+    in between, with the same bits. What they are given and return: see `recurrences.cpp`.
     """
 
     def __init__(self, level: str, library: Path) -> None:
@@ -25,7 +26,9 @@ class RecurrenceKernels:
         if not hasattr(self._space, "delta"):  # torch ends the process if an operation is defined twice
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         self.delta: Any = self._space.delta.default
+        self.delta_again: Any = self._space.delta_again.default
         self.outer: Any = self._space.outer.default
+        self.outer_again: Any = self._space.outer_again.default
         self._try()
 
     def _try(self) -> None:
@@ -35,28 +38,36 @@ class RecurrenceKernels:
         q, k, v = (torch.randn(2, 3, 2, size, **at) for size in (5, 5, 70))
         beta, state = torch.rand(2, 3, 2, **at), torch.randn(2, 2, 5, 70, **at)
         for decay in (torch.rand(2, 3, 2, 1, **at), torch.rand(2, 3, 2, 5, **at)):
-            out, states = self.delta(q, k, v, decay, beta, state)
-            now = state.double()
+            out, added, last = self.delta(q, k, v, decay, beta, state)
+            wanted, now = [], state.double()
             for n in range(3):
                 now = now * decay[:, n, :, :, None].double()
                 new = beta[:, n, :, None] * (v[:, n] - (now * k[:, n, :, :, None]).sum(2))
                 now = now + k[:, n, :, :, None] * new[:, :, None]
-                want = (now * q[:, n, :, :, None]).sum(2)
-                close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
-                if not torch.allclose(out[:, n].double(), want, **close) or not torch.allclose(
-                    states[n].double(), now, **close
-                ):
-                    raise UnbuiltError("steps of the delta rule are wrong")
+                wanted.append(((now * q[:, n, :, :, None]).sum(2), now))
+            states = [self.delta_again(k, added, decay, state, n) for n in (1, 2, 3)]
+            _compare(out, [*states[:2], last], wanted, "the delta rule")
+            if not torch.equal(states[2], last):
+                raise UnbuiltError("steps of the delta rule that are made again are others")
         x, decay, state = torch.randn(2, 3, 4, 5, **at), torch.rand(2, 3, 4, **at), torch.randn(2, 4, 5, 19, **at)
         b, c = (torch.randn(2, 3, 2, 19, **at) for _ in range(2))
-        out, states = self.outer(x, decay, b, c, state)
-        now = state.double()
+        out, last = self.outer(x, decay, b, c, state)
+        wanted, now = [], state.double()
         for n in range(3):
             of_heads = [one[:, n].repeat_interleave(2, 1).unsqueeze(2).double() for one in (b, c)]
             now = now * decay[:, n, :, None, None] + x[:, n, :, :, None] * of_heads[0]
-            pairs = ((out[:, n].double(), (now * of_heads[1]).sum(-1)), (states[n].double(), now))
-            if not all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in pairs):
-                raise UnbuiltError("steps of Mamba's rule are wrong")
+            wanted.append(((now * of_heads[1]).sum(-1), now))
+        states = [self.outer_again(x, decay, b, state, n) for n in (1, 2, 3)]
+        _compare(out, [*states[:2], last], wanted, "Mamba's rule")
+        if not torch.equal(states[2], last):
+            raise UnbuiltError("steps of Mamba's rule that are made again are others")
+
+
+def _compare(out: Tensor, states: list[Tensor], wanted: list[tuple[Tensor, Tensor]], what: str) -> None:
+    for n, (made, state) in enumerate(wanted):
+        pairs = ((out[:, n].double(), made), (states[n].double(), state))
+        if not all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in pairs):
+            raise UnbuiltError(f"steps of {what} are wrong")
 
 
 @cache

@@ -26,6 +26,26 @@ STEPS = 32  # tokens of a row that are at most taken one by one: as many as are 
 KEPT_BYTES = 2**29  # of states that a model keeps for roll-backs beyond the last pass, all sequences together
 
 
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """States after each of some tokens, of which the last one alone is kept: the others are made anew when they are needed.
+
+    again: (row, number of tokens) → the state after so many of a row's tokens, [1, ..].
+    """
+
+    count: int
+    last: Tensor
+    again: Callable[[int, int], Tensor]
+
+    def of(self, step: int, row: int) -> Tensor:
+        """[1, ..]"""
+        return self.last[row : row + 1] if step == self.count - 1 else self.again(row, step + 1)
+
+
+States = list[Tensor] | Steps
+"""[R, ..] after each token."""
+
+
 @dataclass(eq=False)
 class Run:
     """Rows of a pass whose recurrent layers go over the same number of tokens, in steps or at once.
@@ -41,14 +61,14 @@ class Run:
     width: int
     steps: bool
     before: tuple[Mark | None, ...]
-    states: dict[Key, list[Tensor]] = field(default_factory=dict)
+    states: dict[Key, States] = field(default_factory=dict)
     now: dict[Key, Tensor] = field(default_factory=dict)  # of the step at hand, as far as it has come
     whole: bool = False
     lent: Tensor | None = None
     lent_as: Key | None = None
-    made: list[Tensor] | None = None
+    made: States | None = None
 
-    def leave(self, states: list[Tensor]) -> None:
+    def leave(self, states: States) -> None:
         """Keep what became of the recurrent state that was lent, after each token."""
         assert self.lent_as is not None
         self.states[self.lent_as] = states
@@ -56,8 +76,15 @@ class Run:
     def end_step(self) -> None:
         """Keep what the step at hand has left."""
         for key, state in self.now.items():
-            self.states.setdefault(key, []).append(state)
+            steps = self.states.setdefault(key, [])
+            assert isinstance(steps, list)
+            steps.append(state)
         self.now.clear()
+
+    def state(self, key: Key, step: int, row: int) -> Tensor:
+        """A row's state after a step, [1, ..]."""
+        states = self.states[key]
+        return states.of(step, row) if isinstance(states, Steps) else states[step][row : row + 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +97,11 @@ class Mark:
 
     def of(self, key: Key) -> Tensor:
         """[1, ..]"""
-        return self.run.states[key][self.step][self.row : self.row + 1]
+        return self.run.state(key, self.step, self.row)
 
     def alone(self) -> Mark:
         """The same without what else its run holds."""
-        if len(self.run.rows) == 1 and all(len(states) == 1 for states in self.run.states.values()):
+        if len(self.run.rows) == 1 and all(isinstance(one, list) and len(one) == 1 for one in self.run.states.values()):
             return self
         mine = Run((0,), 1, True, ())
         mine.states = {key: [self.of(key).clone()] for key in self.run.states}
@@ -198,9 +225,9 @@ class RecurrentCache(SlotCache):
         inputs = torch.cat([before, conv_states], dim=-1)
         if self.run.whole:
             ends = range(inputs.shape[-1] - conv_states.shape[-1] + 1, inputs.shape[-1] + 1)
-            self._note(key, *(inputs[..., end - conv_kernel_size : end] for end in ends))
+            self._note(key, [inputs[..., end - conv_kernel_size : end] for end in ends])
         else:
-            self._note(key, inputs[..., -conv_kernel_size:].clone())
+            self._note(key, [inputs[..., -conv_kernel_size:].clone()])
         return inputs
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
@@ -209,10 +236,10 @@ class RecurrentCache(SlotCache):
         assert self.run is not None
         if self.run.whole:
             assert self.run.made is not None
-            self._note((layer_idx, state_idx, "recurrent"), *self.run.made)
+            self._note((layer_idx, state_idx, "recurrent"), self.run.made)
             self.run.made = None
         else:
-            self._note((layer_idx, state_idx, "recurrent"), recurrent_states)
+            self._note((layer_idx, state_idx, "recurrent"), [recurrent_states])
         return recurrent_states
 
     def _lent(self, key: Key) -> Tensor | None:
@@ -228,15 +255,16 @@ class RecurrentCache(SlotCache):
         mine = run.now[key] = state.clone()
         return mine
 
-    def _note(self, key: Key, *states: Tensor) -> None:
+    def _note(self, key: Key, states: States) -> None:
         run = self.run
         assert run is not None
+        last = states.last if isinstance(states, Steps) else states[-1]
         if key not in self._empty:
-            self._empty[key] = torch.zeros_like(states[0][:1])
+            self._empty[key] = torch.zeros_like(last[:1])
         if run.whole:
-            run.states[key] = list(states)
+            run.states[key] = states
         else:
-            run.now[key] = states[0]
+            run.now[key] = last
 
     def _state(self, key: Key) -> Tensor | None:
         """What a run begins its next step with, [R, ..]; None if nothing is known of that state yet."""
@@ -246,7 +274,7 @@ class RecurrentCache(SlotCache):
         assert run is not None
         made = run.states.get(key)
         if made is not None:
-            return made[-1]
+            return made.last if isinstance(made, Steps) else made[-1]
         empty = self._empty.get(key)
         if empty is None:
             return None

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.kernels.recurrences import recurrence_kernels
-from outrider.models.cache.recurrent_cache import Run
+from outrider.kernels.recurrences import RecurrenceKernels, recurrence_kernels
+from outrider.models.cache.recurrent_cache import Run, States, Steps
 
 Step = Callable[..., Any]
-States = list[Tensor]
 
 
 def _gated(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
@@ -40,8 +39,19 @@ def _gated(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) 
         query, key = (one.repeat_interleave(heads, dim=2) for one in (query, key))
     decay = kwargs["g"].float().exp()
     decay = decay if decay.dim() == 4 else decay.unsqueeze(-1)
-    out, states = kernels.delta(query, key, value, decay, kwargs["beta"].float(), state.float())
-    return out.to(args[0].dtype), list(states.unbind())
+    before = state.float()
+    out, added, last = kernels.delta(query, key, value, decay, kwargs["beta"].float(), before)
+
+    def again(row: int, count: int) -> Tensor:
+        one = slice(row, row + 1)
+        state: Tensor = kernels.delta_again(key[one], added[one], decay[one], before[one], count)
+        return state
+
+    return out.to(args[0].dtype), _after(key.shape[1], last, again)
+
+
+def _after(count: int, last: Tensor, again: Callable[[int, int], Tensor]) -> States:
+    return [last] if count == 1 else Steps(count, last, again)
 
 
 def _gated_by_torch(step: Step, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
@@ -70,22 +80,32 @@ def _mamba2(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any])
     kernels = recurrence_kernels() if x.is_cpu else None
     if state is None:
         state = scaled.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[-1])
-    of_rows = (scaled, decay, b.float(), c.float(), state.float())
-    out, states = _outer(*of_rows) if kernels is None else kernels.outer(*of_rows)
+    out, states = _outer(kernels, scaled, decay, b.float(), c.float(), state.float())
     out = out + x.float() * skip.float().unsqueeze(-1)
     out = out if gate is None else out * F.silu(gate.float())
-    return out.to(x.dtype), list(states.unbind())
+    return out.to(x.dtype), states
 
 
-def _outer(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """`recurrences.cpp`'s, by torch."""
+def _outer(
+    kernels: RecurrenceKernels | None, x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, States]:
+    """By our kernel (`recurrences.cpp`), or the same by torch."""
+    if kernels is not None:
+        out, last = kernels.outer(x, decay, b, c, state)
+
+        def again(row: int, count: int) -> Tensor:
+            one = slice(row, row + 1)
+            made: Tensor = kernels.outer_again(x[one], decay[one], b[one], state[one], count)
+            return made
+
+        return out, _after(x.shape[1], last, again)
     b, c = (one.repeat_interleave(x.shape[2] // one.shape[2], dim=2) for one in (b, c))
     outs, states = [], []
     for t in range(x.shape[1]):
         state = state * decay[:, t, :, None, None] + x[:, t].unsqueeze(-1) * b[:, t].unsqueeze(2)
         outs.append((state * c[:, t].unsqueeze(2)).sum(-1))
         states.append(state)
-    return torch.stack(outs, dim=1), torch.stack(states)
+    return torch.stack(outs, dim=1), states
 
 
 def _mamba2_alone(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -134,7 +154,7 @@ def _last(way: Callable[..., tuple[Tensor, States]]) -> Callable[..., tuple[Tens
     def stepped(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         out, states = way(rule, args, kwargs)
         rule.working_on.made = states
-        return out, states[-1]
+        return out, states.last if isinstance(states, Steps) else states[-1]
 
     return stepped
 

@@ -1,0 +1,107 @@
+"""Steps of recurrent layers: what they should be; the same bits however many are done at once, beside whom, and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.kernels.recurrences import RecurrenceKernels, recurrence_kernels
+
+SHAPES = [(1, 1, 1, 1, 1), (2, 5, 3, 16, 64), (3, 4, 2, 7, 65), (1, 9, 16, 128, 128), (2, 3, 4, 33, 200)]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> RecurrenceKernels:
+    found = recurrence_kernels()
+    if found is None:
+        pytest.skip("no kernels here")
+    return found
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def delta_inputs(rows: int, tokens: int, heads: int, keys: int, values: int, apart: bool) -> tuple[Tensor, ...]:
+    q, k, v = (numbers(rows, tokens, heads, size, seed=i) for i, size in enumerate((keys, keys, values)))
+    k = k / k.norm(dim=-1, keepdim=True)  # as models do, or differences grow
+    decay = numbers(rows, tokens, heads, keys if apart else 1, seed=3).sigmoid()
+    return q, k, v, decay, numbers(rows, tokens, heads, seed=4).sigmoid(), numbers(rows, heads, keys, values, seed=5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_delta_rule(shape: tuple[int, int, int, int, int], apart: bool, kernels: RecurrenceKernels) -> None:
+    q, k, v, decay, beta, state = delta_inputs(*shape, apart)
+    out, added, last = kernels.delta(q, k, v, decay, beta, state)
+    now = state.double()
+    for n in range(shape[1]):
+        now = now * decay[:, n].unsqueeze(-1)
+        new = beta[:, n, :, None] * (v[:, n] - (now * k[:, n].unsqueeze(-1)).sum(2))
+        now = now + k[:, n].unsqueeze(-1) * new.unsqueeze(2)
+        torch.testing.assert_close(out[:, n].double(), (now * q[:, n].unsqueeze(-1)).sum(2), rtol=1e-3, atol=1e-3)
+        first = [one[:, : n + 1] for one in (q, k, v, decay, beta)]  # not in one piece
+        assert torch.equal(kernels.delta(*first, state)[2], kernels.delta_again(k, added, decay, state, n + 1))
+    torch.testing.assert_close(last.double(), now, rtol=1e-3, atol=1e-3)
+    assert torch.equal(kernels.delta_again(k, added, decay, state, 0), state)
+    for row in range(shape[0]):
+        one = slice(row, row + 1)
+        alone = kernels.delta(q[one], k[one], v[one], decay[one], beta[one], state[one])
+        assert all(torch.equal(a, b[one]) for a, b in zip(alone, (out, added, last), strict=True))
+
+
+def outer_inputs(rows: int, tokens: int, heads: int, size: int, width: int) -> tuple[Tensor, ...]:
+    groups = 2 if heads % 2 == 0 else 1
+    b, c = (numbers(rows, tokens, groups, width, seed=i) for i in (2, 3))
+    decay = numbers(rows, tokens, heads, seed=1).sigmoid()
+    return numbers(rows, tokens, heads, size, seed=0), decay, b, c, numbers(rows, heads, size, width, seed=4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mambas_rule(shape: tuple[int, int, int, int, int], kernels: RecurrenceKernels) -> None:
+    x, decay, b, c, state = outer_inputs(*shape)
+    out, last = kernels.outer(x, decay, b, c, state)
+    now, heads = state.double(), shape[2] // b.shape[2]
+    for n in range(shape[1]):
+        of_heads = [one[:, n].repeat_interleave(heads, 1).unsqueeze(2).double() for one in (b, c)]
+        now = now * decay[:, n, :, None, None] + x[:, n].unsqueeze(-1) * of_heads[0]
+        torch.testing.assert_close(out[:, n].double(), (now * of_heads[1]).sum(-1), rtol=1e-3, atol=1e-3)
+        first = [one[:, : n + 1] for one in (x, decay, b, c)]
+        assert torch.equal(kernels.outer(*first, state)[1], kernels.outer_again(x, decay, b, state, n + 1))
+    torch.testing.assert_close(last.double(), now, rtol=1e-3, atol=1e-3)
+    for row in range(shape[0]):
+        one = slice(row, row + 1)
+        alone = kernels.outer(x[one], decay[one], b[one], c[one], state[one])
+        assert all(torch.equal(a, b[one]) for a, b in zip(alone, (out, last), strict=True))
+
+
+def test_threads_change_no_bits(kernels: RecurrenceKernels) -> None:
+    before = torch.get_num_threads()
+    found: list[tuple[Tensor, ...]] = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(
+                (*kernels.delta(*delta_inputs(2, 9, 16, 64, 128, False)), *kernels.outer(*outer_inputs(2, 9, 8, 64, 128)))
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
+
+
+def test_what_does_not_fit_is_refused(kernels: RecurrenceKernels) -> None:
+    good: list[Any] = list(delta_inputs(2, 3, 2, 4, 8, False))
+    for i in range(6):
+        for wrong in (good[i][:1], good[i].double(), good[i][..., None]):
+            with pytest.raises(RuntimeError):
+                kernels.delta(*good[:i], wrong, *good[i + 1 :])
+    with pytest.raises(RuntimeError, match="no more steps than tokens"):
+        kernels.delta_again(good[1], good[2], good[3], good[5], 4)
+    good = list(outer_inputs(2, 3, 2, 4, 8))
+    for i in range(5):
+        for wrong in (good[i][:1], good[i].double(), good[i][..., None]):
+            with pytest.raises(RuntimeError):
+                kernels.outer(*good[:i], wrong, *good[i + 1 :])
