@@ -20,7 +20,7 @@ from outrider.support.device_data import pad_rows
 
 WIDTHS = (1, 2, 3, 5, 9, 16)
 PASSES = 8  # of each width
-ROUNDING = 1.0  # the most that is called so, of the spread of logits: 8-bit activations were seen to give 0.5
+ROUNDING = 1.0  # the most that is called so, of the spread of logits
 
 
 @dataclass(frozen=True)
