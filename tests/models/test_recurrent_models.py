@@ -219,8 +219,8 @@ def test_a_pass_that_fails_leaves_states_as_they_were(monkeypatch: pytest.Monkey
     prefill(model, [sequence], [tokens[:9]])
     last = model.module.get_output_embeddings()
 
-    def interrupted(hidden: Tensor) -> Tensor:
-        del hidden
+    def interrupted(*given: object) -> Tensor:
+        del given
         raise KeyboardInterrupt
 
     monkeypatch.setattr(last, "forward", interrupted)
@@ -231,7 +231,7 @@ def test_a_pass_that_fails_leaves_states_as_they_were(monkeypatch: pytest.Monkey
     assert all("forward" not in part.__dict__ for part in model.module.modules())
     assert far(score(model, [sequence], [tokens[9:14]])[0], want[9:14]) <= SINGLE
     monkeypatch.setattr(model.recurrent_cache, "commit", interrupted)  # between the pass and what is noted of it
-    with pytest.raises((KeyboardInterrupt, TypeError)):
+    with pytest.raises(KeyboardInterrupt):
         score(model, [sequence], [tokens[14:17]])
     monkeypatch.undo()
     sequence.truncate(14)

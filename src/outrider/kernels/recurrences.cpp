@@ -78,6 +78,25 @@ bool has_shape(const Tensor& x, std::initializer_list<int64_t> sizes) {
   return true;
 }
 
+struct Shape {
+  int64_t rows, tokens, heads, keys, values;
+};
+
+// step(block, the token's number among all rows and heads, c, count) for the first `steps` tokens of each head, by blocks of its
+// columns: before (states as they were) -> last (as they are).
+template <class Step>
+void for_heads(const Shape& of, int64_t steps, const float* before, float* last, const Step& step) {
+  const int64_t blocks = (of.values + BLOCK - 1) / BLOCK, size = of.keys * of.values;
+  for_rows(of.rows * of.heads * blocks, steps * of.keys * BLOCK, [&](int64_t m) {
+    const int64_t c = m % blocks * BLOCK, head = m / blocks, r = head / of.heads, h = head % of.heads;
+    const int64_t count = std::min(BLOCK, of.values - c);
+    std::vector<float> block(of.keys * count);
+    take(before + head * size, of.keys, of.values, c, count, block.data());
+    for (int64_t n = 0; n < steps; n++) step(block.data(), (r * of.tokens + n) * of.heads + h, c, count);
+    put(block.data(), of.keys, of.values, c, count, last + head * size);
+  });
+}
+
 struct Decay {
   const float* at;
   int64_t each;  // 1, or as many as there are keys
@@ -105,19 +124,11 @@ std::tuple<Tensor, Tensor, Tensor> delta(Tensor q, Tensor k, Tensor v, Tensor de
   const Decay decays{floats(decay), apart ? keys : 1};
   float *to = static_cast<float*>(out.data_ptr()), *adds = static_cast<float*>(added.data_ptr());
   float* last = static_cast<float*>(after.data_ptr());
-  const int64_t blocks = (values + BLOCK - 1) / BLOCK, size = keys * values;
-  for_rows(rows * heads * blocks, tokens * keys * BLOCK, [=](int64_t m) {
-    const int64_t c = m % blocks * BLOCK, head = m / blocks, r = head / heads, h = head % heads;
-    const int64_t count = std::min(BLOCK, values - c);
-    std::vector<float> block(keys * count);
-    take(before + head * size, keys, values, c, count, block.data());
-    for (int64_t n = 0; n < tokens; n++) {
-      const int64_t at = (r * tokens + n) * heads + h, from = at * values + c;
-      decays.fade(block.data(), at, keys, count);
-      difference(block.data(), ks + at * keys, vs + from, betas[at], keys, count, adds + from);
-      add(block.data(), ks + at * keys, adds + from, qs + at * keys, keys, count, to + from);
-    }
-    put(block.data(), keys, values, c, count, last + head * size);
+  for_heads({rows, tokens, heads, keys, values}, tokens, before, last, [=](float* block, int64_t at, int64_t c, int64_t count) {
+    const int64_t from = at * values + c;
+    decays.fade(block, at, keys, count);
+    difference(block, ks + at * keys, vs + from, betas[at], keys, count, adds + from);
+    add(block, ks + at * keys, adds + from, qs + at * keys, keys, count, to + from);
   });
   return {out, added, after};
 }
@@ -137,18 +148,9 @@ Tensor delta_again(Tensor k, Tensor added, Tensor decay, Tensor state, int64_t s
   const float *ks = floats(k), *adds = floats(added), *before = floats(state);
   const Decay decays{floats(decay), each};
   float* last = static_cast<float*>(after.data_ptr());
-  const int64_t blocks = (values + BLOCK - 1) / BLOCK, size = keys * values;
-  for_rows(rows * heads * blocks, steps * keys * BLOCK, [=](int64_t m) {
-    const int64_t c = m % blocks * BLOCK, head = m / blocks, r = head / heads, h = head % heads;
-    const int64_t count = std::min(BLOCK, values - c);
-    std::vector<float> block(keys * count);
-    take(before + head * size, keys, values, c, count, block.data());
-    for (int64_t n = 0; n < steps; n++) {
-      const int64_t at = (r * tokens + n) * heads + h;
-      decays.fade(block.data(), at, keys, count);
-      add(block.data(), ks + at * keys, adds + at * values + c, nullptr, keys, count, nullptr);
-    }
-    put(block.data(), keys, values, c, count, last + head * size);
+  for_heads({rows, tokens, heads, keys, values}, steps, before, last, [=](float* block, int64_t at, int64_t c, int64_t count) {
+    decays.fade(block, at, keys, count);
+    add(block, ks + at * keys, adds + at * values + c, nullptr, keys, count, nullptr);
   });
   return after;
 }
