@@ -54,6 +54,18 @@ def test_kernels_and_torch_agree(vocabulary: int, sharpness: float) -> None:
     assert bool((weights[rows, found[rows]] > 0).all())
 
 
+@pytest.mark.parametrize(
+    ("key", "position", "lane"), [(219753284541457148, 3, 20), (451308555153444122, 2, 28), (1801279149189219270, 3, 13)]
+)
+def test_what_lies_behind_a_row_never_wins(key: int, position: int, lane: int) -> None:
+    """Keys by which a lane behind five tokens, one that fills a vector up, has a number of 0: one of 17 million does."""
+    words = _philox(torch.tensor([key]), torch.tensor([position]), torch.arange(8))[0, 0]
+    assert int(words[lane]) < 256
+    weights = laws(8, 5)  # the next rows' lie in those lanes
+    want = race_on_device(weights[:1], torch.tensor([key]), torch.tensor([position]))
+    assert torch.equal(race(weights[:1], [key], [position]), want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_winners_follow_the_law(dtype: torch.dtype) -> None:
     weights = laws(1, 40, sharpness=1.5).to(dtype)

@@ -112,6 +112,7 @@ inline int64_t race_won(const float* weights, int64_t count, Key key, uint32_t p
       int open = _mm256_movemask_ps(_mm256_cmp_ps(least, reach, _CMP_LE_OQ));
       for (; open; open &= open - 1) {
         const int64_t token = from + w * LANE + __builtin_ctz(open);
+        if (token >= count) break;  // a lane that fills up: of weight 0, which lies within reach of the number 0
         const double weight = weights[token];
         if (!(weight > 0.0)) continue;
         const double time = exponential_of(key, position, token) / weight;
