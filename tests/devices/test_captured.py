@@ -102,8 +102,8 @@ class TestPasses:
 
     def test_more_rows_than_that_run_without(self, gpu: GPU, target_folder: Path) -> None:
         target = opened(target_folder, "cuda", captured=True)
-        assert target.recorded.of(MOST_ROWS) is not None
-        assert target.recorded.of(MOST_ROWS + 1) is None
+        assert target.recorded.of(MOST_ROWS, 2) is not None
+        assert target.recorded.of(MOST_ROWS + 1, 2) is None
         assert write(target, None, prompts=PROMPTS * 4, count=4)[0] == write(target, None, count=4)[0] * 4
 
     def test_replaced_weights_are_captured_anew(self, gpu: GPU, target_folder: Path, draft_folder: Path) -> None:

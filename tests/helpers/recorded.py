@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.attention.shared_keys import use_shared_keys
+from outrider.models.kinds import engine_kind
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import pack_linears
 from outrider.models.weights.quantized import can_quantize, quantize_to_int8
@@ -27,7 +28,7 @@ def made(architecture: str, kind: str = "float32", **overrides: Any) -> Transfor
     else:
         pack_linears(found)
         use_shared_keys(found)
-    return TransformersModel(found, name=f"tiny-{architecture}")
+    return engine_kind(found)(found, name=f"tiny-{architecture}")
 
 
 def pair(architecture: str, kind: str = "float32", **overrides: Any) -> tuple[TransformersModel, TransformersModel]:

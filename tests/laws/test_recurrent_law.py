@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.draft_length import FixedLength
 from outrider.drafters import ModelDrafter
-from outrider.models.cache.recurrent_cache import Mark, Steps
+from outrider.models.cache.runs import Mark, Steps
 from outrider.models.recurrent.model import RecurrentModel
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.helpers.enumerate import target_joint

@@ -16,7 +16,8 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter, SuffixDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.cache import recurrent_cache
-from outrider.models.cache.recurrent_cache import STEPS, Mark, RecurrentCache, Steps
+from outrider.models.cache.recurrent_cache import STEPS
+from outrider.models.cache.runs import Mark, RunStates, Steps
 from outrider.models.kinds import engine_kind
 from outrider.models.recurrent.model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
@@ -311,8 +312,6 @@ def test_what_goes_with_attention_alone_is_refused() -> None:
         EarlyExitDrafter(1).bind(model)
     with pytest.raises(ParameterError, match="compile can't be used with tiny-Qwen3_5-0, which has recurrent layers"):
         model.compile()
-    model.record()
-    assert model.recorded is None
     with pytest.raises(ModelError, match="can't be used here: it has recurrent layers"):
         TransformersModel(module("Lfm2"))
 
@@ -348,6 +347,6 @@ def test_layers_that_do_not_go_on_over_many_tokens_are_found() -> None:
 def test_an_older_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made = module("Lfm2")
     monkeypatch.delattr("transformers.cache_utils.Cache.is_recording_past")
-    monkeypatch.delattr(RecurrentCache, "is_recording_past")
+    monkeypatch.delattr(RunStates, "is_recording_past")
     with pytest.raises(ModelError, match="need a later transformers"):
         RecurrentModel(made)

@@ -125,7 +125,7 @@ def test_rows_side_by_side_have_the_bits_of_ordinary_passes(architecture: str, k
 
 
 def quick_for_several(model: TransformersModel) -> bool:
-    return model.recorded is not None and model.recorded.of(2) is not None
+    return model.recorded is not None and model.recorded.of(2, 2) is not None
 
 
 def test_rows_keep_apart_and_a_closed_slot_is_taken_over(cache: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_was_kept_is_not_used_once_the_models_code_has_changed(
     before = made("Llama")
     record_now(before)
     assert before.recorded is not None
-    assert before.recorded.of(2 if several else 1) is not None
+    assert before.recorded.of(2 if several else 1, 2) is not None
     count = 2 if several else 1
 
     def logits_of(model: TransformersModel) -> Tensor:

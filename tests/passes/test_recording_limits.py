@@ -160,7 +160,7 @@ def test_recording_takes_no_slots_and_growth_frees_what_was_there(empty_cache: P
     slots = cache.num_slots
     assert slots < 3
     assert model.recorded is not None
-    assert model.recorded.of(3) is not None
+    assert model.recorded.of(3, 2) is not None
     assert (cache.num_slots, cache.capacity) == (slots, MIN_CAPACITY)
     assert cache.views
     cache.reserve(1, 2 * MIN_CAPACITY)

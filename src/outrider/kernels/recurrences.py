@@ -25,6 +25,8 @@ class RecurrenceKernels:
         self._space: Any = getattr(torch.ops, LIBRARY.within(level))
         if not hasattr(self._space, "delta"):  # torch ends the process if an operation is defined twice
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+            torch.library.register_fake(f"{LIBRARY.within(level)}::delta", _shapes_of_delta)
+            torch.library.register_fake(f"{LIBRARY.within(level)}::outer", _shapes_of_outer)
         self.delta: Any = self._space.delta.default
         self.delta_again: Any = self._space.delta_again.default
         self.outer: Any = self._space.outer.default
@@ -61,6 +63,18 @@ class RecurrenceKernels:
         _compare(out, [*states[:2], last], wanted, "Mamba's rule")
         if not torch.equal(states[2], last):
             raise UnbuiltError("steps of Mamba's rule that are made again are others")
+
+
+def _shapes_of_delta(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    del q, k, decay, beta
+    return v.new_empty(v.shape), v.new_empty(v.shape), state.new_empty(state.shape)
+
+
+def _shapes_of_outer(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    del decay, b, c
+    return x.new_empty(x.shape), state.new_empty(state.shape)
 
 
 def _compare(out: Tensor, states: list[Tensor], wanted: list[tuple[Tensor, Tensor]], what: str) -> None:

@@ -219,12 +219,13 @@ class EncoderDecoderModel(TransformersModel):
     ) -> Tensor:
         del at  # it scores no alternatives
         source = self.source_rows()
-        with self.placed(positions, longest):
+        with self.placed(positions, longest, self._cache):
             out: Tensor = self.module(**self.pass_arguments(tokens, positions, longest, self._cache, source)).logits
         return out if kept is None else out[:, kept]
 
-    def placed(self, positions: Tensor, longest: int) -> AbstractContextManager[None]:
+    def placed(self, positions: Tensor, longest: int, cache: Cache) -> AbstractContextManager[None]:
         """See `TransformersModel`."""
+        del cache
         if self._max_length is not None:
             positions = positions.clamp(max=self._max_length - 1)  # padding may lie past the last entry of the table
         return at_positions(self._tables, self._biased, positions, longest)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from outrider.errors import ModelError, ParameterError
 from outrider.models.as_opened import AsOpened, decoder_config
@@ -32,6 +33,7 @@ from outrider.models.passes.captured import CapturedPasses, capture_passes
 from outrider.models.passes.compiled import CompiledPasses, compile_passes
 from outrider.models.passes.recorded import RecordedPasses, record_passes
 from outrider.models.passes.recording import Recording
+from outrider.models.passes.tracing import TracedRows
 from outrider.models.probe import probe, reads_alternatives
 from outrider.models.rollback import refuse_without_rollback
 from outrider.models.states_model import StatesModel, no_further_states
@@ -336,10 +338,20 @@ class TransformersModel(StatesModel):
         del rows, length
         return []
 
-    def placed(self, positions: Tensor, longest: int) -> AbstractContextManager[None]:
-        """While a pass knows its positions in some other way than by its arguments, too."""
-        del positions, longest
+    def placed(self, positions: Tensor, longest: int, cache: Cache) -> AbstractContextManager[None]:
+        """While a pass knows its positions and its cache in some other way than by its arguments, too."""
+        del positions, longest, cache
         return nullcontext()
+
+    def traced_cache(self, layers: list[TracedRows], source: Many[Tensor], width: Any) -> Cache:
+        """The cache of a traced pass of so many tokens a row. layers: those that keep keys and values."""
+        del source, width
+        return Cache(layers=layers)
+
+    def left_in(self, cache: Cache) -> list[Tensor]:
+        """What a traced pass leaves there that it does not write into keys and values: nothing here."""
+        del cache
+        return []
 
     def pass_arguments(
         self, tokens: Tensor, positions: Tensor, longest: int, cache: Any, source: Many[Tensor], at: Tensor | None = None

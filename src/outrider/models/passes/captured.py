@@ -123,8 +123,9 @@ class CapturedPasses(Captured["TransformersModel"]):
         self.lean = lean
         super().__init__(model, partial(_pass, self.layers, lean))
 
-    def of(self, rows: int) -> CapturedPasses | None:
+    def of(self, rows: int, width: int) -> CapturedPasses | None:
         """Those for so many rows."""
+        del width
         return None if self.failed or rows > MOST_ROWS else self
 
 

@@ -74,8 +74,8 @@ class _TriedPasses(CapturedPasses):
         super().__init__(model, layers, lean)
         self.trial = Trial(CapturedPasses(model, layers, lean))
 
-    def of(self, rows: int) -> CapturedPasses:
-        del rows
+    def of(self, rows: int, width: int) -> CapturedPasses:
+        del rows, width
         return self
 
     def run(self, slots: slice, longest: int, *about: Tensor) -> list[Tensor]:

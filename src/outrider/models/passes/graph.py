@@ -1,7 +1,8 @@
 """One forward pass of a model of transformers as a graph (`tracing`), for tokens of one row or several and any context.
 
-The graph is about tokens [R, N] at positions [R, N], if its width is open in columns [R, N] of the cache, and, of an
-encoder-decoder, its sources' keys and values; it returns logits [R, N, V] and the states asked for, each [R, N, width].
+The graph is about tokens [R, N] at positions [R, N], if its width is open in columns [R, N] of the cache, and what else
+models read: an encoder-decoder its sources' keys and values, recurrent layers their states. It returns logits [R, N, V], the
+hidden states asked for, each [R, N, width], and what recurrent layers leave.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
+from outrider.kernels.build import level_here
+from outrider.kernels.recurrences import recurrence_kernels
 from outrider.models.attention.in_blocks import describe_attention
 from outrider.models.attention.shared_keys import masks_made_once
 from outrider.models.base import LAST
@@ -32,6 +34,7 @@ def describe_pass(model: TransformersModel) -> list[object]:
     about: list[object] = [config.to_json_string(), config._attn_implementation, model.dtype_name, model.max_length]
     # A view of the first layers reads the whole cache: the same layers of a deeper model are another graph.
     about += [str(model._cache.kept_dtype), len(model._cache.layers), describe_attention(model.module)]
+    about.append(level_here() if model.keeps_states and recurrence_kernels() is not None else None)
     return [*about, *describe_code(model.module), *parts_of(model.module).describe()]
 
 
@@ -42,13 +45,15 @@ def trace_pass(
 
     several: of any number of rows, one otherwise. Raises whatever the model's code raises where it can't be traced.
     """
+    recorded = width is None or model.keeps_states  # compiled otherwise
+    apart = width is None and not model.keeps_states  # whose tokens are never scored in another one's place
 
     def about(of: Sizes) -> list[Tensor]:
-        count = 3 if width is None else 2
+        count = 3 if apart else 2
         tokens = [torch.empty((of.rows, of.tokens), dtype=torch.long, device=model.device) for _ in range(count)]
         return tokens + model.source_like(of.rows, of.source)
 
-    return trace(partial(run_pass, model, layers, width is None), about, model, width, several)
+    return trace(partial(run_pass, model, layers, apart), about, model, width, several, fills=recorded)
 
 
 def run_pass(model: TransformersModel, layers: Sequence[int], apart: bool, given: Inputs) -> tuple[Tensor, ...]:
@@ -57,8 +62,8 @@ def run_pass(model: TransformersModel, layers: Sequence[int], apart: bool, given
     at, source = (rest[0], rest[1:]) if apart else (positions, rest)
     states: dict[int, Tensor] = {}
     catching: dict[int, Put] = {layer: partial(states.__setitem__, layer) for layer in layers}
-    cache = Cache(layers=given.layers(at))
-    with caught(model.module, catching), masks_made_once(), model.placed(positions, given.columns):
+    cache = model.traced_cache(given.layers(at), source, tokens.shape[1])
+    with caught(model.module, catching), masks_made_once(), model.placed(positions, given.columns, cache):
         arguments = model.pass_arguments(tokens, positions, given.columns, cache, source, at if apart else None)
         out = torch.func.functional_call(model.module, given.tensors, kwargs=arguments)
-    return out.logits, *(states[layer] for layer in layers)
+    return out.logits, *(states[layer] for layer in layers), *model.left_in(cache)

@@ -42,6 +42,7 @@ _INTEGERS: dict[Any, str] = {
     operator.sub: "aten::sub",
     operator.mul: "aten::mul",
     operator.floordiv: "aten::floordiv",
+    operator.neg: "aten::neg",
 }
 
 

@@ -102,7 +102,7 @@ class RecordableModel(SlotModel[SlotSequence]):
         if self.recorded is None or width > WIDEST or torch.is_autocast_enabled(self.device.type):
             return None
         together = rows[-1].slot - rows[0].slot + 1 == len(rows)
-        return self.recorded.of(len(rows)) if together or self.flat else None
+        return self.recorded.of(len(rows), width) if together or self.flat else None
 
     @property
     def flat(self) -> bool:

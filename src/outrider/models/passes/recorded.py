@@ -8,7 +8,8 @@ recorded once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,34 +30,43 @@ CHECKED_AGAIN, BEFORE_AGAIN = (2, 1), 16  # the same of one that was kept, in ea
 
 
 class RecordedPasses:
-    """Of up to `WIDEST` tokens a row. They hand out logits [R, N, V] and the states of `layers`, each [R, N, width]."""
+    """Of up to `WIDEST` tokens a row. They hand out logits [R, N, V] and the states of `layers`, each [R, N, width].
 
-    def __init__(self, model: TransformersModel, layers: Sequence[int], alone: Recording) -> None:
+    Recurrent layers take a token alone by other operations than several, so that their models have a recording for each.
+    """
+
+    def __init__(self, model: TransformersModel, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
         self._model = weakref.ref(model)  # which has these
-        self._alone = alone
-        self._several: Recording | None = None
-        self._asked = False
+        self._lone_apart = model.keeps_states
+        self._made: dict[_Kind, Recording | None] = {}
 
     def fits(self) -> bool:
         """Whether the model is still the one that was recorded."""
-        return self._alone.fits()
+        return all(recording is None or recording.fits() for recording in self._made.values())
 
     @property
     def flat(self) -> bool:
         """Whether the one for one row is for the tokens of several sequences, too."""
-        return self._alone.in_one_call
+        alone = self._made.get(_Kind())
+        return alone is not None and alone.in_one_call
 
-    def of(self, rows: int) -> Recording | None:
-        """That for so many rows. One for several is recorded when it is first asked for; None where it can't be."""
-        if self.flat:
-            return self._alone
-        if rows > 1 and not self._asked:
+    def of(self, rows: int, width: int) -> Recording | None:
+        """That for so many rows of so many tokens. It is recorded when it is first asked for; None where it can't be."""
+        kind = _Kind(several=rows > 1 and not self.flat, lone=width == 1 and self._lone_apart)
+        if kind not in self._made:
             model = self._model()
             assert model is not None
-            self._several = _recorded(model, self.layers, several=True)
-            self._asked = True
-        return self._alone if rows == 1 else self._several
+            self._made[kind] = _recorded(model, self.layers, kind)
+        return self._made[kind]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Of passes that a recording is for: of several rows, of a lone token a row."""
+
+    several: bool = False
+    lone: bool = False
 
 
 def record_passes(model: TransformersModel, layers: Sequence[int]) -> RecordedPasses | None:
@@ -64,23 +74,26 @@ def record_passes(model: TransformersModel, layers: Sequence[int]) -> RecordedPa
 
     layers: whose states are handed out, `LAST` for those that the head reads. Takes 2 to 7 s for 30 layers the first time.
     """
-    alone = _recorded(model, layers, several=False)
-    return None if alone is None else RecordedPasses(model, layers, alone)
+    passes = RecordedPasses(model, layers)
+    made = [passes.of(1, width) for width in (2, 1)]
+    return None if made == [None, None] else passes
 
 
-def _recorded(model: TransformersModel, layers: Sequence[int], several: bool) -> Recording | None:
+def _recorded(model: TransformersModel, layers: Sequence[int], kind: _Kind) -> Recording | None:
+    def agree(tried: Sequence[int], before: int) -> Callable[[Recording], bool]:
+        widths = [width for width in tried if not model.keeps_states or (width == 1) is kind.lone]
+        return lambda recording: all(
+            _same_bits(model, layers, recording, beside, widths, before)
+            for beside in ((False, True) if recording.in_one_call else (kind.several,))
+        )
+
     return record(
         model,
         model.name,
-        (tuple(layers), several, *describe_pass(model)),
-        lambda: trace_pass(model, None, layers, several),
-        lambda recording: all(
-            _same_bits(model, layers, recording, beside, CHECKED, BEFORE)
-            for beside in ((False, True) if recording.in_one_call else (several,))
-        ),
-        lambda recording: (
-            not model.looks_again or _same_bits(model, layers, recording, several, CHECKED_AGAIN, BEFORE_AGAIN)
-        ),
+        (tuple(layers), kind, *describe_pass(model)),
+        lambda: trace_pass(model, 1 if kind.lone else None, layers, kind.several),
+        agree(CHECKED, BEFORE),
+        agree(CHECKED_AGAIN, BEFORE_AGAIN) if model.looks_again else lambda _: True,
     )
 
 
@@ -99,19 +112,23 @@ def _same_bits(
     trial = _Trial(twins[1], layers, recording.of_twin(twins[1]))
     ordinary = scored(twins[0], None, widths, 3 if several else 1, layers, before)
     recorded = scored(twins[1], trial, widths, 3 if several else 1, layers, before)
-    passes = len(widths) + int(not (has_encoder(model) or model.quantized))
+    passes = len(widths) + int(model.keeps_states or not (has_encoder(model) or model.quantized))
     return trial.asked == passes and all(torch.equal(a, b) for a, b in zip(ordinary, recorded, strict=True))
 
 
 class _Trial(RecordedPasses):
-    """One recording, whatever the number of rows."""
+    """One recording, whatever the number of rows and tokens."""
 
-    asked = 0
+    def __init__(self, model: TransformersModel, layers: Sequence[int], recording: Recording) -> None:
+        super().__init__(model, layers)
+        self._made[_Kind()] = recording
+        self._recording = recording
+        self.asked = 0
 
-    def of(self, rows: int) -> Recording:
-        del rows
+    def of(self, rows: int, width: int) -> Recording:
+        del rows, width
         self.asked += 1
-        return self._alone
+        return self._recording
 
 
 def scored(
@@ -124,8 +141,8 @@ def scored(
 ) -> list[Tensor]:
     """The logits of these passes over rows of different lengths, what the last layer kept of them, and the states.
 
-    before: tokens of the first row; others have one more each, if there is room. The last pass once more with alternatives,
-    where there may be any.
+    before: tokens of the first row; others have one more each, if there is room. The last pass once more: with alternatives,
+    where there may be any; from the state in its middle, where states are kept.
     """
     source = model.stand_in() if has_encoder(model) else None
     most = before + sum(widths)
@@ -143,7 +160,14 @@ def scored(
             assert logits is not None
             found.append(logits)
             at += width
-        if not (has_encoder(model) or model.quantized):
+        if model.keeps_states:
+            back = max(widths[-1] // 2, min(widths[-1], 2))
+            for sequence in sequences:
+                sequence.truncate(sequence.length - back)
+            again_from = model.score(sequences, tokens[:, at - back : at], [back] * rows)
+            assert again_from is not None
+            found.append(again_from)
+        elif not (has_encoder(model) or model.quantized):
             for sequence in sequences:
                 sequence.truncate(sequence.length - widths[-1])
             again, others = tokens[:, at - widths[-1] : at], tokens[:, :3]

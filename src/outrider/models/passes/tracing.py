@@ -188,10 +188,12 @@ def trace(
     model: Cached,
     width: int | None,
     several: bool = False,
+    fills: bool = True,
 ) -> Traced:
     """A function of `width` tokens a row, None for any number up to `WIDEST`.
 
-    about: makes what the pass is about, tensors without values. several: of any number of rows, one otherwise.
+    about: makes what the pass is about, tensors without values. several: of any number of rows, one otherwise. fills: few
+    rows are filled up as they are in ordinary passes (`packed_linear.PackedLinear.filled`).
     Raises whatever the model's code raises where it can't be traced.
     """
     from torch._dispatch.python import enable_python_dispatcher
@@ -212,7 +214,7 @@ def trace(
         inputs = [columns, capacity, *leading, *_stand_ins(held, parts, rows, capacity)]
     with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
         # Compiled passes have other bits anyway.
-        graph = make_fx(_flat(function, parts, len(leading), len(held), fills=width is None))(*inputs)
+        graph = make_fx(_flat(function, parts, len(leading), len(held), fills))(*inputs)
     name_packed(graph)
     check_free(shapes)
     check_guards(shapes, columns, capacity, Sizes(rows, tokens, source))
@@ -241,7 +243,7 @@ def _flat(function: Callable[[Inputs], tuple[Tensor, ...]], parts: Parts, about:
 
 def _stand_ins(held: list[Tensor], parts: Parts, rows: Any, capacity: Any) -> list[Tensor]:
     """Tensors without values for what is read; to be called in the mode that makes such."""
-    device = held[0].device
+    device = next(iter(parts.tensors.values())).device
     cache = [torch.empty(rows, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in held]
     tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in parts.tensors.values()]
     packed = [torch.empty(p.out_features, p.in_features, dtype=p._dtype, device=device) for p in parts.packed]

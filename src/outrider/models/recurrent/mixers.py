@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.models.cache.recurrent_cache import RecurrentCache, Run
+from outrider.models.cache.runs import Run, RunStates
 from outrider.models.recurrent.rules import Ruled, ruled
 from outrider.support.device_data import index
 
@@ -93,7 +93,7 @@ def is_linear(module: nn.Module) -> bool:
     return hasattr(module, "in_features") and hasattr(module, "out_features")
 
 
-def find_mixers(module: nn.Module, cache: RecurrentCache, run: Callable[[], object]) -> list[Mixer]:
+def find_mixers(module: nn.Module, cache: RunStates, run: Callable[[], object]) -> list[Mixer]:
     """Those of a model. run: scores one token."""
     watch = _Watch()
     with ExitStack() as hooks:
@@ -109,7 +109,7 @@ def find_mixers(module: nn.Module, cache: RecurrentCache, run: Callable[[], obje
 
 
 @contextmanager
-def stepping(mixers: Many[Mixer], cache: RecurrentCache) -> Iterator[None]:
+def stepping(mixers: Many[Mixer], cache: RunStates) -> Iterator[None]:
     """Until the block ends, mixers do the runs that the cache has begun."""
     with ExitStack() as replaced:
         for mixer in mixers:
@@ -160,19 +160,20 @@ def _which(rows: tuple[int, ...], device: torch.device) -> slice | Tensor:
     return slice(rows[0], rows[-1] + 1) if together else index(rows, device)
 
 
-def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RecurrentCache, /, *args: Any, **kwargs: Any) -> Tensor:
+def _forward(mixer: Mixer, forward: Callable[..., Any], cache: RunStates, /, *args: Any, **kwargs: Any) -> Tensor:
     """What `forward` gives, for the rows and tokens of all runs. [R, N, W] → [R, N, W]
 
     What nobody asked for, padding, is 0.
     """
     given = _Given(args, kwargs, mixer.argument)
     hidden = given.hidden
+    if len(cache.runs) == 1 and cache.runs[0].width == hidden.shape[1]:
+        cache.run = cache.runs[0]
+        return _run(mixer, forward, cache.run, given)
     every: Tensor | None = None
     for run in cache.runs:
         cache.run = run
         out = _run(mixer, forward, run, given.of(run.rows, slice(0, run.width)))
-        if len(cache.runs) == 1 and out.shape[:2] == hidden.shape[:2]:
-            return out
         if every is None:
             every = out.new_zeros(*hidden.shape[:2], out.shape[-1])
         every[_which(run.rows, every.device), : run.width] = out

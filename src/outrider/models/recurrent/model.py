@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,13 @@ from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.cache.recurrent_cache import STEPS, RecurrentCache
 from outrider.models.cache.slots import SlotSequence
+from outrider.models.passes.captured import CapturedPasses
+from outrider.models.passes.recorded import RecordedPasses
+from outrider.models.passes.recording import Recording
+from outrider.models.passes.tracing import TracedRows
 from outrider.models.probe import allowed, off_by, plain_logits
 from outrider.models.recurrent.mixers import Mixer, find_mixers, stepping
+from outrider.models.recurrent.traced import Layout, TracedStates
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.same_bits import convolutions_alike
 from outrider.support.device_data import pad_rows
@@ -89,15 +94,17 @@ class RecurrentSequence(SlotSequence):
 class RecurrentModel(TransformersModel):
     """A loaded `PreTrainedModel` with recurrent layers as a `LanguageModel`.
 
-    Its passes are the module's own: none is recorded, captured or compiled, and no alternatives are scored. Over what is
-    verified its recurrent layers go step by step, so that each token leaves a state (`recurrent.mixers`); prompts are read
-    as they are without us.
+    Over what is verified its recurrent layers go step by step, so that each token leaves a state (`recurrent.mixers`);
+    prompts are read as they are without us. On a CPU passes of a few tokens are recorded (`recurrent.traced`); none is
+    captured or compiled, and no alternatives are scored.
     """
 
     keeps_states = True
-    recorded_on: tuple[str, ...] = ()
+    recorded_on: tuple[str, ...] = ("cpu",)
     _cache: RecurrentCache
     _mixers: list[Mixer]
+    _keyed: list[int]  # its layers with keys and values
+    _layouts: tuple[Layout, Layout]  # what passes of one token leave, and of several
     _alike = False  # whether its recurrent layers have the same bits for a token in passes of any width
 
     def _prepare(self, model: Any) -> None:
@@ -126,6 +133,7 @@ class RecurrentModel(TransformersModel):
             self._cache.goes_on = self._goes_on()
             convolving = all(mixer.ruled is not None and mixer.ruled.rule is None for mixer in self._mixers)
             self._alike = convolving and convolutions_alike(model.modules())
+            self._keyed = [i for i, layer in enumerate(self._cache.layers) if layer.keys is not None]
 
     def _try_rules(self) -> None:
         """Keep to single tokens where steps of the rules known here do not give the plain pass's logits, or do not fit."""
@@ -174,6 +182,71 @@ class RecurrentModel(TransformersModel):
     def scores_alternatives(self) -> bool:
         """What follows a token in another one's place would go on from the other one's state."""
         return False
+
+    def _record_now(self) -> RecordedPasses | CapturedPasses | None:
+        twin = self.with_a_cache_of_its_own()
+        self._layouts = twin._layout([1, 2]), twin._layout([1, 2, 3])
+        return super()._record_now()
+
+    def _layout(self, tokens: list[int]) -> Layout:
+        """What a pass leaves of all but the first of these."""
+        sequence = self.open()
+        try:
+            for part in (tokens[:1], tokens[1:]):
+                self.score_few([sequence], *pad_rows([part], self.device), "all")
+            return Layout(self._cache.left(sequence.slot, len(tokens)))
+        finally:
+            sequence.close()
+
+    def cache_rows(self, slots: slice) -> list[Tensor]:
+        """See `SlotModel`; of the layers that have some."""
+        held = [self._cache.layers[i] for i in self._keyed]
+        return [tensor[slots] for layer in held for tensor in (layer.keys, layer.values) if tensor is not None]
+
+    def source_like(self, rows: Any, length: Any) -> list[Tensor]:
+        """See `TransformersModel`: here, states."""
+        del length
+        empty = [self._cache.empty(key) for key in self._layouts[0].keys]
+        return [torch.empty((rows, *one.shape[1:]), dtype=one.dtype, device=one.device) for one in empty]
+
+    def traced_cache(self, layers: list[TracedRows], source: Many[Tensor], width: Any) -> Cache:
+        """See `TransformersModel`."""
+        keyed = dict(zip(self._keyed, layers, strict=True))
+        return TracedStates(len(self._cache.layers), keyed, dict(zip(self._layouts[0].keys, source, strict=True)), width)
+
+    def placed(self, positions: Tensor, longest: int, cache: Cache) -> AbstractContextManager[None]:
+        """See `TransformersModel`."""
+        del positions, longest
+        return stepping(self._mixers, cache)
+
+    def left_in(self, cache: Cache) -> list[Tensor]:
+        """See `TransformersModel`."""
+        run = cache.runs[0]
+        run.end_step()
+        return self._left_by(run.width).tensors(run.states)
+
+    def _left_by(self, width: Any) -> Layout:
+        return self._layouts[0 if isinstance(width, int) and width == 1 else 1]
+
+    def _recording(self, rows: list[SlotSequence], width: int) -> Recording | CapturedPasses | None:
+        stepped = len(self._cache.runs) == 1 and self._cache.runs[0].steps
+        return super()._recording(rows, width) if stepped else None
+
+    def _forward_recorded(
+        self, recording: Recording | CapturedPasses, tokens: Tensor, positions: Tensor, longest: int, at: Tensor
+    ) -> Tensor:
+        assert isinstance(recording, Recording)
+        (run,), layout = self._cache.runs, self._left_by(tokens.shape[1])
+        states = self._cache.given(layout.keys)
+        if states is None:
+            return self._forward(tokens, positions, longest, None, at)
+        slots = self._cache.placement.slots
+        out, *made = recording.run(slice(slots[0], slots[-1] + 1), longest, tokens, positions, *states)
+        kept = self._kept_states()
+        for layer, state in zip(kept.values(), made, strict=False):
+            layer.put(state)
+        run.states.update(layout.states(made[len(kept) :], tokens.shape[1]))
+        return out
 
     def compile(self) -> None:
         """Raises `ParameterError`."""

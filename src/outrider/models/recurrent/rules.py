@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.kernels.recurrences import RecurrenceKernels, recurrence_kernels
-from outrider.models.cache.recurrent_cache import Run, States, Steps
+from outrider.models.cache.runs import Run, States, Steps
 
 Step = Callable[..., Any]
 
@@ -41,17 +42,15 @@ def _gated(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) 
     decay = decay if decay.dim() == 4 else decay.unsqueeze(-1)
     before = state.float()
     out, added, last = kernels.delta(query, key, value, decay, kwargs["beta"].float(), before)
-
-    def again(row: int, count: int) -> Tensor:
-        one = slice(row, row + 1)
-        state: Tensor = kernels.delta_again(key[one], added[one], decay[one], before[one], count)
-        return state
-
-    return out.to(args[0].dtype), _after(key.shape[1], last, again)
+    return out.to(args[0].dtype), _after(key.shape[1], last, kernels.delta_again, (key, added, decay, before))
 
 
-def _after(count: int, last: Tensor, again: Callable[[int, int], Tensor]) -> States:
-    return [last] if count == 1 else Steps(count, last, again)
+def _after(count: int, last: Tensor, again: Callable[..., Tensor], of: tuple[Tensor, ...]) -> States:
+    return [last] if count == 1 else Steps(count, last, partial(_made_again, again), of)
+
+
+def _made_again(again: Callable[..., Tensor], count: int, of: tuple[Tensor, ...]) -> Tensor:
+    return again(*of, count)
 
 
 def _gated_by_torch(step: Step, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
@@ -92,13 +91,7 @@ def _outer(
     """By our kernel (`recurrences.cpp`), or the same by torch."""
     if kernels is not None:
         out, last = kernels.outer(x, decay, b, c, state)
-
-        def again(row: int, count: int) -> Tensor:
-            one = slice(row, row + 1)
-            made: Tensor = kernels.outer_again(x[one], decay[one], b[one], state[one], count)
-            return made
-
-        return out, _after(x.shape[1], last, again)
+        return out, _after(x.shape[1], last, kernels.outer_again, (x, decay, b, state))
     b, c = (one.repeat_interleave(x.shape[2] // one.shape[2], dim=2) for one in (b, c))
     outs, states = [], []
     for t in range(x.shape[1]):

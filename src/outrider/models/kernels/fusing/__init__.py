@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from outrider.kernels.build import level_here
 from outrider.kernels.models import LIBRARY
 from outrider.models.kernels.fusing.attention import fuse_attention, fuse_rotations
 from outrider.models.kernels.fusing.chains import fuse_chains
@@ -65,7 +66,7 @@ def _ops(graph: GraphModule) -> Any:
 def _ours(node: Node) -> str | None:
     """The namespace of one of our operations."""
     space = getattr(node.target, "namespace", "") if node.op == "call_function" else ""
-    return space if space.startswith(LIBRARY.within("")) else None
+    return space if space == LIBRARY.within(level_here() or "") else None
 
 
 def _writes(node: Node) -> bool:
@@ -76,7 +77,23 @@ def _writes(node: Node) -> bool:
     into = node.args[0]
     if isinstance(into, Node) and into.op == "placeholder":
         return node.target not in (aten.index_copy_.default, aten.index_put_.default)
-    return not (makes_its_own(into) and alone(into))
+    return not (makes_its_own(into) and alone(into)) and not _unread(into, node)
+
+
+def _unread(into: Any, write: Node) -> bool:
+    """Whether nothing computes with what is written into before it is: no reading of it can come to stand behind that."""
+    while isinstance(into, Node) and into.op == "call_function" and not makes_its_own(into):
+        into = into.args[0]
+    if not isinstance(into, Node) or into.op != "call_function":
+        return False
+    parts = [into]
+    while parts:
+        for user in parts.pop().users:
+            if schema_of(user) is not None and (makes_its_own(user) and user < write):
+                return False
+            if not makes_its_own(user):
+                parts.append(user)
+    return True
 
 
 def _simplify(graph: GraphModule, ops: Any) -> None:
