@@ -14,7 +14,7 @@ from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel, end_tokens
+from outrider.models.base import TextModel, end_tokens, refuse_draft_only
 from outrider.randomness import stream_after
 from outrider.records import Origin, Round
 from outrider.request.choices import bound_drafter, make_length
@@ -175,6 +175,7 @@ class Generation:
                 f"target {target.name} has no tokenizer: give it, outrider.load(model, tokenizer=…), or use outrider.decode "
                 "for token ids"
             )
+        refuse_draft_only(target)
         self.target = target
         self.drafter = bound_drafter(options.get("draft", "auto"), target)
         self.options = parse_options(len(prompts), options)

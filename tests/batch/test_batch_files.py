@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +76,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a token below 0": ('{"prompt": "a", "logit_bias": {"-1": 2}}', "logit_bias must map token ids of 0 or more"),
     "a switch": ('{"prompt": "a", "logprobs": 1}', "logprobs must be true or false"),
     "an end": ('{"prompt": "a", "ignore_eos": "false"}', "ignore_eos must be true or false"),
+    "no number": ('{"prompt": "a", "metadata": [NaN]}', "id and metadata must be JSON, which has no NaN and no Infinity"),
     "bytes": (b'{"prompt": "\xff"}', "line 2 is not UTF-8"),
 }
 
@@ -169,6 +172,42 @@ def test_an_output_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl.run").unlink()
     with pytest.raises(ParameterError, match="not made by outrider batch"):
         Journal(path, {"seed": 1}, 3)
+
+
+def test_a_run_that_ends_before_it_begins_leaves_nothing(tmp_path: Path) -> None:
+    """As with a target that can't be loaded. What was there stays, and what was measured."""
+    path = tmp_path / "out.jsonl"
+
+    def fails(tables: dict[str, Any] | None = None) -> None:
+        def run() -> None:
+            with Journal(path, {"seed": 1}, 3) as journal:
+                if tables is not None:
+                    journal.keep_tables(tables)
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            run()
+
+    fails()
+    assert not list(tmp_path.iterdir())
+    fails({"target": {}})
+    assert {file.name for file in tmp_path.iterdir()} == {"out.jsonl", "out.jsonl.run"}
+    fails()
+    assert {file.name for file in tmp_path.iterdir()} == {"out.jsonl", "out.jsonl.run"}
+
+
+def test_halves_of_characters_that_are_handed_on_are_written_as_json_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with Journal(path, {"seed": 1}, 3) as journal:
+        journal.append({"index": 0, "id": "\ud800 ä"})
+    assert json.loads(path.read_text(encoding="utf-8"))["id"] == "\ud800 ä"
+
+
+def test_an_output_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out")
+    for path in (tmp_path, tmp_path / "out"):
+        with pytest.raises(ParameterError, match="must be a file, from which a run can go on"):
+            Journal(path, {"seed": 1}, 3)
 
 
 def test_an_output_whose_end_cannot_be_written_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

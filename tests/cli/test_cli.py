@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.cli.main import cli, run
+from outrider.generation import Piece, Stream
 
 PROMPT = "the quick brown fox jumps over the quick brown"
 STATS = {"rounds", "drafted", "accepted", "acceptance_rate", "mean_acceptance_length", "tokens_per_second", "seconds"}
@@ -121,6 +123,37 @@ def test_compare_reports_ratio_and_agreement(model: list[str], capsys: pytest.Ca
     assert captured.out == got["text"] + "\n"
     assert "speed-up" in captured.err
     assert "identical" in captured.err
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_interrupted_comparison_keeps_what_the_draft_has_written(
+    which: int, model: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the run with the draft, its first tokens; in the plain one, all of it."""
+    wanted = as_json(capsys, "generate", PROMPT, *model)
+    plain, streams = Stream.__iter__, []
+
+    def interrupted(stream: Stream) -> Iterator[Piece]:
+        if stream not in streams:
+            streams.append(stream)
+        pieces = plain(stream)
+        for piece in pieces:
+            yield piece
+            if len(streams) == which + 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stream, "__iter__", interrupted)
+    try:
+        code: Any = run(["generate", PROMPT, *model, "--compare", "--json"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 130
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["tokens"]
+    assert 0 < len(found) <= len(wanted["tokens"])
+    assert found == wanted["tokens"][: len(found)]
+    assert (len(found) == len(wanted["tokens"])) is bool(which)
+    assert "interrupted" in captured.err
 
 
 def test_the_default_policy_is_reproducible_by_seed(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,6 +224,25 @@ class _Later(DraftLength, LengthState):
         return SimplePlan(0, min(room, 4) if context >= self._begin else 0)
 
 
+class _Blind(_Later):
+    """One that looks at nothing."""
+
+    def __init__(self, prospect: int, limit: int) -> None:
+        self._plan = SimplePlan(prospect, limit)
+
+    def plan(self, prospects: Sequence[Prospect], room: int, context: int) -> SimplePlan:
+        del prospects, room, context
+        return self._plan
+
+
+@pytest.mark.parametrize(("prospect", "limit"), [(0, 8), (0, -1), (1, 2), (-1, 2)])
+def test_a_plan_for_which_there_is_no_room_is_refused(prospect: int, limit: int) -> None:
+    model, request = TransformersModel(module("Llama")), Request([1, 2, 3], 5, RandomStream(5, 0))
+    said = rf"plan 0 to 4 tokens.* of prospects 0 to 0: _Blind plans {limit} of prospect {prospect}; keep to `room`"
+    with pytest.raises(ParameterError, match=said):
+        decode(model, [request], SETTINGS["greedy"], SuffixDrafter(), _Blind(prospect, limit))
+
+
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("begin", [0, 20, 30, 60])
 def test_a_draft_that_has_fallen_behind_has_read_all_of_the_text(begin: int, inside: bool) -> None:

@@ -257,6 +257,14 @@ def test_several_sequences_per_prompt_differ(model: Any) -> None:
     assert len({tuple(row) for row in got.tolist()}) == 3
 
 
+def test_copies_of_padded_prompts_are_penalised_alike(model: Any) -> None:
+    """Copies of a prompt have one padding, so it is known which."""
+    ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 7]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "top_k": 1, "pad_token_id": 0, "attention_mask": mask}
+    options |= {"num_return_sequences": 3, "repetition_penalty": 1.7}
+    assert torch.equal(ours(model, ids, **options), model.generate(ids, **options))
+
+
 def test_sampling_is_governed_by_torchs_seed(model: Any, draft: Any) -> None:
     outputs = []
     for seed in (1, 1, 2):

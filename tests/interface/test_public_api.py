@@ -18,7 +18,7 @@ import transformers
 
 import outrider
 from outrider.costs import Costs, kept
-from outrider.draft_length import OptimalLength
+from outrider.draft_length import FixedLength, OptimalLength
 from outrider.drafters import IntersectionDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_transformers
@@ -91,6 +91,31 @@ def test_a_packed_weight_can_not_be_written_to(target_folder: Path) -> None:
     assert layers
     with torch.no_grad(), pytest.raises(RuntimeError, match="nference"):
         layers[0].weight.mul_(0)
+
+
+def test_a_packed_model_of_another_type_is_refused_before_heads_are_bound(target_folder: Path) -> None:
+    packed = load_transformers(target_folder, dtype="bfloat16")
+    packed.module.float()
+    with pytest.raises(ParameterError, match=r"opened with dtype torch.bfloat16 and has torch.float32 by now"):
+        packed.logits_of(torch.zeros(1, packed.state_size))
+
+
+def test_what_can_only_draft_is_refused_before_anything_is_measured(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = outrider.load(target_folder, num_tokens=20)
+    monkeypatch.setattr("outrider.generation.bound_drafter", lambda *_: pytest.fail("bound"))
+    with pytest.raises(ParameterError, match="is a draft of 20 tokens and can't be a target"):
+        outrider.generate(cut, PROMPT)
+
+
+@pytest.mark.parametrize("what", [{"lenience": 0.5}, {"alternatives": 2}])
+@pytest.mark.parametrize("none", [0, FixedLength(0)])
+def test_what_is_about_drafted_tokens_is_refused_where_none_are(
+    what: dict[str, Any], none: Any, target: TransformersModel, draft: TransformersModel
+) -> None:
+    with pytest.raises(ParameterError, match=r"must be . without a draft"):
+        outrider.generate(target, PROMPT, draft=draft, num_draft_tokens=none, **what)
 
 
 def test_messages_need_a_chat_template(target: TransformersModel) -> None:

@@ -225,6 +225,13 @@ def test_both_kinds_of_rows_are_refused_in_one_batch() -> None:
         decoder.close()
 
 
+@pytest.mark.parametrize("setting", ["greedy", "temperature 1"])
+def test_nothing_is_accepted_leniently(setting: str) -> None:
+    decoder = Decoder(table(1, V), [Request(PROMPT, 4, stream_by_position(0))], SETTINGS[setting], lenience=0.5)
+    with pytest.raises(ParameterError, match=r"lenience must be 1 where tokens are drawn by position, got 0\.5"):
+        next(decoder.rounds())
+
+
 def test_alternatives_are_not_scored() -> None:
     """Their keys lie in other columns, and sums are added up in another order."""
     target, draft, settings = small_target(), small_target(), SETTINGS["temperature 1"]

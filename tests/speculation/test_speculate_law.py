@@ -182,6 +182,24 @@ def test_frozen_scipy_laws_may_be_given_continuous_or_countable() -> None:
     assert stats.chisquare([*got, 600 - sum(got)], [*want, 600 - sum(want)]).pvalue > ALARM
 
 
+def test_a_frozen_law_that_draws_a_list_of_one_is_drawn_from() -> None:
+    """Dirichlet's does; a matrix of one row is a sample as it is."""
+    slow, fast = stats.dirichlet([2.0, 1.0, 3.0]), stats.dirichlet([1.0, 1.0, 1.0])
+    first, accepted = zip(*drawn_from(slow, fast, 1500), strict=True)
+    assert stats.kstest([sample[0] for sample in first], stats.beta(2.0, 4.0).cdf).pvalue > ALARM
+    assert 0 < sum(accepted) < 1500
+    matrix = as_law(stats.matrix_normal(rowcov=np.eye(1), colcov=np.eye(2)), "slow")
+    assert isinstance(matrix, Density)
+    assert matrix.sample(np.random.default_rng(0)).shape == (1, 2)
+
+
+def drawn_from(slow: Any, fast: Any, count: int) -> list[tuple[Any, bool]]:
+    rng = np.random.default_rng(0)
+    target, guessed = as_law(slow, "slow"), as_law(fast, "fast")
+    found = [decide(target, guessed, guessed.sample(rng), rng) for _ in range(count)]
+    return [(each.sample, each.accepted) for each in found]
+
+
 def test_equal_densities_are_always_kept() -> None:
     assert drawn(normal(TARGET), normal(TARGET), 500)[1] == 1.0
 
@@ -190,6 +208,13 @@ def test_an_empty_residual_is_an_error_and_no_other_law(monkeypatch: pytest.Monk
     monkeypatch.setattr(laws_module, "MAX_PROPOSALS", 50)
     with pytest.raises(NumericalError, match="are both log densities normalised"):
         drawn(normal(TARGET, -3.0), normal(TARGET), 100)
+
+
+@pytest.mark.parametrize("given", [[0.3, 0.7], (0.3, 0.7), {"a": 0.3, "b": 0.7}, [1.0, 1e-50]])
+def test_numbers_of_python_are_taken_as_exactly_as_they_are(given: Any) -> None:
+    law = as_law(given, "slow")
+    assert isinstance(law, Finite)
+    assert law.probs.tolist() == list(given.values() if isinstance(given, dict) else given)
 
 
 def test_float32_probabilities_of_a_large_vocabulary_are_a_law() -> None:

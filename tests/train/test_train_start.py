@@ -7,13 +7,15 @@ import torch
 import transformers
 
 from outrider.errors import ModelError, ParameterError
-from outrider.heads.config import HeadConfig
+from outrider.heads.config import HeadConfig, Kind
 from outrider.heads.layers import AutoregressiveHead, make_network
+from outrider.models.recurrent.model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.shallow import _shallow, make_shallow
-from outrider.train.start import start_from_target, weight_of
+from outrider.train.start import head_config, start_from_target, weight_of
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
 
+KINDS: tuple[Kind, ...] = ("autoregressive", "blockwise")
 TEXT = [5, 6, 7, 8, 9, 20, 21, 3, 44, 17, 30, 2, 58, 12, 33, 5]
 
 
@@ -30,6 +32,16 @@ def test_a_head_starts_as_the_targets_last_layer() -> None:
     layer = torch.nn.Linear(7, 5)
     layer.weight.data.copy_(weight)
     torch.testing.assert_close(weight_of(layer, 7).detach(), weight, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["Mamba", "Mamba2"])
+def test_heads_for_targets_without_attention_have_some_of_a_usual_size(architecture: str) -> None:
+    target = RecurrentModel(module(architecture, 0, torch.float32))
+    for kind in KINDS:
+        config = head_config(target, kind, VOCABULARY, None, 2, 64)
+        assert (config.num_heads, config.head_size) == (1, 32)
+        make_network(config)
+    assert head_config(tiny("Llama"), "autoregressive", VOCABULARY, None, 1, 64).num_heads == 4
 
 
 def test_a_narrower_head_starts_with_the_neurons_that_matter() -> None:

@@ -159,7 +159,19 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
         _check_kind(where, key, options)
     _read_structure(where, options)
     _read_biases(where, options)
-    return Job(index, _prompt(path, where, found), options, {key: found[key] for key in ("id", "metadata") if key in found})
+    return Job(index, _prompt(path, where, found), options, _passed(where, found))
+
+
+def _passed(where: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is handed on to the result, as it is."""
+    passed = {key: found[key] for key in ("id", "metadata") if key in found}
+    try:
+        json.dumps(passed, allow_nan=False)
+    except ValueError:
+        raise ParameterError(
+            f"{where}: id and metadata must be JSON, which has no NaN and no Infinity: leave it out"
+        ) from None
+    return passed
 
 
 class _TwiceError(Exception):

@@ -32,6 +32,7 @@ class Journal:
         self.count = count
         self.done = self.errors = self.tokens = 0
         self._finished = bytearray(count)  # a byte a prompt is all that is kept of what is done
+        self._fresh = not path.exists()
         self._file = _open(path)
         try:
             about = path.with_name(f"{path.name}.run")
@@ -49,8 +50,10 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
+            if kind is not None and self._fresh and not (self.done or self.tables):
+                self._remove()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise self._unwritable(error) from None
@@ -75,10 +78,15 @@ class Journal:
         """Write a finished prompt; with the return it will survive the end of this process."""
         self._count(record, self.path)
         try:
-            self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+            self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
             self._file.flush()
         except OSError as error:
             raise self._unwritable(error) from None
+
+    def _remove(self) -> None:
+        """Leave nothing of a run that ended before it began."""
+        for path in (self.path, self.path.with_name(f"{self.path.name}.run")):
+            path.unlink(missing_ok=True)
 
     def _unwritable(self, error: OSError) -> ParameterError:
         return ParameterError(f"output {self.path} can't be written ({error.strerror}): make room and go on")
@@ -125,6 +133,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 def _open(path: Path) -> BinaryIO:
     """Open for reading and appending, for this process alone."""
+    if path.exists() and not path.is_file():
+        raise ParameterError(f"output {path} must be a file, from which a run can go on: name one")
     try:
         file = path.open("a+b")
     except OSError as error:

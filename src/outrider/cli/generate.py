@@ -262,12 +262,24 @@ def show(stream: Stream, quiet: bool = False) -> int:
 def _compare(model: TextModel, prompt: Any, draft: Any, options: dict[str, Any], as_json: bool) -> int:
     from outrider.compare import compare
 
+    seen: list[Stream] = []
+
     def shown(stream: Stream) -> None:
+        seen.append(stream)
         code = show(stream, quiet=as_json)
         if code:  # interrupted, and said so: half a text is not compared with a whole one
+            alone()
             raise SystemExit(code)
 
-    comparison = compare(model, prompt, draft, options, shown)
+    def alone() -> None:
+        for stream in seen if as_json else ():
+            click.echo(json.dumps(stream.result.to_dict(), ensure_ascii=False))
+
+    try:
+        comparison = compare(model, prompt, draft, options, shown)
+    except KeyboardInterrupt:
+        alone()
+        raise
     if as_json:
         click.echo(json.dumps(comparison.to_dict(), ensure_ascii=False))
     else:

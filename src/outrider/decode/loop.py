@@ -139,6 +139,8 @@ class Decoder:
         another order, and a token could differ by rounding, and by whether there was a draft.
         """
         by_position = keys_of([request.stream for request in requests]) is not None
+        if by_position and self._scorer.lenience < 1.0:
+            raise ParameterError(f"lenience must be 1 where tokens are drawn by position, got {self._scorer.lenience:g}")
         if not by_position or self._scorer.sampling.greedy:
             return replace(self._context, alternatives=self._beside)
         if self._beside:

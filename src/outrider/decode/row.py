@@ -72,7 +72,15 @@ class Row:
 
     def plan(self, prospects: Sequence[Prospect]) -> Plan:
         """What the policy wants drafted now, one place left for the token that follows the accepted ones."""
-        return self.length.plan(prospects, max(0, self.remaining - 1), len(self.tokens))
+        room = max(0, self.remaining - 1)
+        plan = self.length.plan(prospects, room, len(self.tokens))
+        if not (0 <= plan.limit <= room and 0 <= plan.prospect < len(prospects)):
+            raise ParameterError(
+                f"a draft length must plan 0 to {room} tokens, all that there is room for, of prospects 0 to "
+                f"{len(prospects) - 1}: {type(self.length).__qualname__} plans {plan.limit} of prospect {plan.prospect}; "
+                "keep to `room`"
+            )
+        return plan
 
     def follow(self, drafter: Drafter, prospects: Sequence[Prospect], plan: Plan) -> None:
         """Note what would be proposed, or is going to be, where that is certain: the policy learns from what comes."""

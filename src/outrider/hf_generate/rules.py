@@ -59,11 +59,18 @@ def _differs_by_row(processor: Any) -> bool:
     return isinstance(ignored, torch.Tensor) and len(set(ignored.reshape(-1).tolist())) > 1
 
 
+def _ignored_by(given: Sequence[Any], row: int) -> list[int]:
+    """The `prompt_ignore_length` of those processors that have one for each row."""
+    all_of_them = (getattr(processor, "prompt_ignore_length", None) for processor in given)
+    return [int(ignored[row]) for ignored in all_of_them if isinstance(ignored, torch.Tensor)]
+
+
 class _WithPadding:
     """The processors of rows that differ: each sees its row as `generate` has it. A row is known by its prompt."""
 
     def __init__(self, given: Sequence[Any], inputs: Inputs) -> None:
-        if len({*map(tuple, inputs.prompts)}) < len(inputs.prompts) and any(map(_differs_by_row, given)):
+        ignored = {(tuple(prompt), *_ignored_by(given, i)) for i, prompt in enumerate(inputs.prompts)}
+        if len({prompt for prompt, *_ in ignored}) < len(ignored):
             raise ParameterError("prompts of one call must differ where prompt_ignore_length does: one prompt a call")
         rows = {
             (tuple(prompt), tuple(whole)): row_processors(given, i)

@@ -93,9 +93,17 @@ class TransformersModel(StatesModel):
         self._as_opened = AsOpened.of(model, self._name)
 
     def _look_again(self) -> None:
+        self._check_module()
+        super()._look_again()
+
+    def _check_module(self) -> None:
         if self._as_opened is not None:  # else it is being opened
             self._as_opened.check(self.module, self._name)
-        super()._look_again()
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        """See `HandsOutStates`. Heads ask when they are bound, before a sequence is opened."""
+        self._check_module()
+        return super().logits_of(states)
 
     def _prepare(self, model: Any) -> None:
         """What a subclass needs before the first pass."""

@@ -125,4 +125,8 @@ def _several(name: str, given: Any, what: str) -> tuple[Any, ...]:
 
 
 def _never_drafts(length: Any) -> bool:
+    if not isinstance(length, int | str | None):
+        from outrider.draft_length.fixed import FixedLength  # which whoever made it has imported
+
+        length = length.length if isinstance(length, FixedLength) else None
     return not isinstance(length, bool) and isinstance(length, int) and length == 0

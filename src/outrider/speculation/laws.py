@@ -81,11 +81,19 @@ def as_law(value: Any, whose: str) -> Law:
     log_density = getattr(value, "logpdf", None) or getattr(value, "logpmf", None)
     if log_density is not None and hasattr(value, "rvs"):
         base = "continuous" if hasattr(value, "logpdf") else "discrete"
-        return Density(lambda rng: value.rvs(random_state=rng), log_density, base)
+        return Density(lambda rng: _drawn(value, rng), log_density, base)
     raise ParameterError(
         f"{whose} must give probabilities (tensor, array, list, mapping), a Density or a frozen scipy.stats distribution, "
         f"got {type(value).__name__}"
     )
+
+
+def _drawn(law: Any, rng: np.random.Generator) -> Any:
+    """One sample of a frozen distribution; some of several dimensions draw a list of one."""
+    sample = law.rvs(random_state=rng)
+    if np.ndim(sample) > 1 and len(sample) == 1 and np.shape(law.rvs(size=2, random_state=0))[1:] == np.shape(sample)[1:]:
+        return sample[0]
+    return sample
 
 
 def decide(target: Law, guessed: Law, guess: Any, rng: np.random.Generator) -> Decision:
@@ -163,7 +171,8 @@ def _log(law: Density, sample: Any, whose: str) -> float:
 def _probabilities(values: Any, whose: str) -> Tensor:
     """Checked, on the host, summing to 1 as exactly as float64 can. → [V]"""
     try:
-        probs = torch.as_tensor(values).detach().to("cpu", torch.float64)
+        given = values.detach() if isinstance(values, Tensor) else torch.as_tensor(values, dtype=torch.float64)
+        probs = given.to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ParameterError(f"{whose} must give probabilities, got {type(values).__name__}: {error}") from None
     if probs.dim() != 1 or not len(probs):

@@ -18,6 +18,7 @@ from outrider.heads.target_parts import UNITS
 from outrider.models.transformers_model import TransformersModel
 from outrider.train.unroll import shifted
 
+USUAL_SIZE = 64  # of attention heads
 RIDGE = 1e-3  # of the mean square: keeps the fit sound where positions are few
 _NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
 _NETWORK = ("gate_proj", "up_proj", "down_proj")
@@ -35,8 +36,9 @@ def head_config(
     """A head's shape for a target: its last layer's, where it has one of Llama's kind."""
     config = target.module.config.get_text_config()
     width = target.state_size
-    heads = int(config.num_attention_heads)
-    size = int(getattr(config, "head_dim", None) or width // heads)
+    heads = int(getattr(config, "num_attention_heads", None) or 0)
+    size = int((heads and getattr(config, "head_dim", None)) or width // (heads or max(1, width // USUAL_SIZE)))
+    heads = heads or width // size  # of a target without attention
     theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta") or getattr(config, "rope_theta", None)
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
     last = last_layer(target)
