@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.models.base import Sequence, WhichLogits, represented
-from outrider.models.cache.slot_cache import SlotCache
+from outrider.models.cache.slot_cache import SlotCache, SlotLayer
 from outrider.models.engine_checks import check_score, check_truncate
 from outrider.support.device_data import index
 from outrider.support.inference import in_inference_mode
@@ -105,11 +105,15 @@ class SlotModel(ABC, Generic[S]):
 
     def cache_rows(self, slots: slice) -> list[Tensor]:
         """Each layer's keys and values of some slots, [R, heads, capacity, size], as views."""
-        held = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        held = [tensor for layer in self._keyed_layers() for tensor in (layer.keys, layer.values)]
         found = [tensor[slots] for tensor in held if tensor is not None]
         if len(found) < len(held):
             raise RuntimeError("some of its layers keep no keys, or not yet")
         return found
+
+    def _keyed_layers(self) -> Many[SlotLayer]:
+        """Those with keys and values."""
+        return self._cache.layers
 
     def release(self, sequence: S) -> None:
         """Free a sequence's slot; the last sequence moves into it. Until that is done it is an open one: should this be

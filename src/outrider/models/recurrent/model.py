@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.models.base import Sequence, WhichLogits
 from outrider.models.cache.recurrent_cache import STEPS, RecurrentCache
+from outrider.models.cache.slot_cache import SlotLayer
 from outrider.models.cache.slots import SlotSequence
 from outrider.models.passes.captured import CapturedPasses
 from outrider.models.passes.recorded import RecordedPasses
@@ -198,10 +199,8 @@ class RecurrentModel(TransformersModel):
         finally:
             sequence.close()
 
-    def cache_rows(self, slots: slice) -> list[Tensor]:
-        """See `SlotModel`; of the layers that have some."""
-        held = [self._cache.layers[i] for i in self._keyed]
-        return [tensor[slots] for layer in held for tensor in (layer.keys, layer.values) if tensor is not None]
+    def _keyed_layers(self) -> Many[SlotLayer]:
+        return [self._cache.layers[i] for i in self._keyed]
 
     def source_like(self, rows: Any, length: Any) -> list[Tensor]:
         """See `TransformersModel`: here, states."""
