@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def test_a_process_of_ours_looks_seldom_until_its_target_is_there(
             main(["generate", "hi", "--target", str(target_folder), "--max-new-tokens", "3", "--plain"])
         assert ended.value.code == 0
         assert gc.get_threshold() == usual
-        assert [thresholds == usual for thresholds in frozen] == [False, True]  # once it is loaded, and at the end
+        # Once it is loaded, and at the end, but with Triton, which a torch for GPUs has.
+        assert [thresholds == usual for thresholds in frozen] == ([False] if "triton" in sys.modules else [False, True])
     finally:
         gc.set_threshold(*usual)
 

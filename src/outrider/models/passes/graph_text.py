@@ -6,9 +6,11 @@ results have the bits that Python's calls of the same operations give.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ _NUMBERS: dict[Any, int] = {
     torch.contiguous_format: 0,
     torch.preserve_format: 1,
 }
+_LARGE = 1e200  # whose square is infinite
 _INTEGERS: dict[Any, str] = {
     operator.add: "aten::add",
     operator.sub: "aten::sub",
@@ -213,6 +216,9 @@ def _constant(writer: _Writer, value: Any, as_float: bool) -> str:
         return writer.constant("Device", f'"{value}"')
     if isinstance(value, bool):
         return writer.constant("bool", str(int(value)))
+    if isinstance(value, float) and math.isinf(value) and not _reads_infinity():
+        large = writer.constant("float", repr(math.copysign(_LARGE, value))), writer.constant("float", repr(_LARGE))
+        return writer.line("float", f"aten::mul({', '.join(large)})")
     if isinstance(value, int | float):
         return (
             writer.constant("float", repr(float(value))) if as_float else writer.constant(type(value).__name__, repr(value))
@@ -220,6 +226,16 @@ def _constant(writer: _Writer, value: Any, as_float: bool) -> str:
     if isinstance(value, str) and not set(value) & set('"\\\n'):
         return writer.constant("str", f'"{value}"')
     raise UnwritableError(f"it has a constant {value!r}")
+
+
+@cache
+def _reads_infinity() -> bool:
+    """Whether the interpreter knows a word for it (2.7's does not)."""
+    try:
+        torch._C.parse_ir("graph():\n  %c : float = prim::Constant[value=-inf]()\n  return (%c)\n")
+    except RuntimeError:
+        return False
+    return True
 
 
 def _whole(writer: _Writer, value: Any) -> str:
