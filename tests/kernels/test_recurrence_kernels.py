@@ -78,6 +78,49 @@ def test_mambas_rule(shape: tuple[int, int, int, int, int], kernels: RecurrenceK
         assert all(torch.equal(a, b[one]) for a, b in zip(alone, (out, last), strict=True))
 
 
+def scan_inputs(rows: int, tokens: int, channels: int, width: int) -> tuple[Tensor, ...]:
+    x, dt = numbers(rows, tokens, channels, seed=0), numbers(rows, tokens, channels, seed=1).sigmoid()
+    b, c = (numbers(rows, tokens, width, seed=i) for i in (2, 3))
+    return x, dt, -numbers(channels, width, seed=4).exp(), b, c, numbers(rows, channels, width, seed=5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 5, 300, 16), (3, 4, 7, 9), (1, 9, 64, 33)])
+def test_mambas_first_rule(shape: tuple[int, int, int, int], kernels: RecurrenceKernels) -> None:
+    x, dt, a, b, c, state = scan_inputs(*shape)
+    out, last = kernels.scan(x, dt, a, b, c, state, False)
+    now = state.double()
+    for n in range(shape[1]):
+        size = dt[:, n].double().unsqueeze(-1)
+        now = now * (size * a).exp() + size * x[:, n].unsqueeze(-1) * b[:, n].unsqueeze(1)
+        torch.testing.assert_close(out[:, n].double(), (now * c[:, n].unsqueeze(1)).sum(-1), rtol=1e-4, atol=1e-4)
+        first = [one[:, : n + 1] for one in (x, dt)], [one[:, : n + 1] for one in (b, c)]
+        assert torch.equal(
+            kernels.scan(*first[0], a, *first[1], state, False)[1], kernels.scan_again(x, dt, a, b, state, n + 1)
+        )
+    torch.testing.assert_close(last.double(), now, rtol=1e-4, atol=1e-4)
+    assert torch.equal(kernels.scan_again(x, dt, a, b, state, 0), state)
+    for row in range(shape[0]):
+        one = slice(row, row + 1)
+        alone = kernels.scan(x[one], dt[one], a, b[one], c[one], state[one], False)
+        assert all(torch.equal(wanted, got[one]) for wanted, got in zip(alone, (out, last), strict=True))
+
+
+def test_a_state_may_be_read_as_bfloat16_has_it(kernels: RecurrenceKernels) -> None:
+    """The state itself stays as it is."""
+    x, dt, a, b, c, state = scan_inputs(2, 1, 30, 16)
+    out, last = kernels.scan(x, dt, a, b, c, state, True)
+    assert torch.equal(last, kernels.scan(x, dt, a, b, c, state, False)[1])
+    want = (last.bfloat16().double() * c[:, 0, None]).sum(-1)
+    torch.testing.assert_close(out[:, 0].double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_steps_so_long_that_nothing_is_kept(kernels: RecurrenceKernels) -> None:
+    x, dt, a, b, c, state = scan_inputs(1, 1, 8, 16)
+    _, last = kernels.scan(x, 1e6 * dt, 0 * a - 1.0, b, c, state, False)
+    assert torch.equal(last, (1e6 * dt * x)[:, 0, :, None] * b[:, 0, None])
+    assert torch.equal(kernels.scan(x, 0 * dt, a, b, c, state, False)[1], state)
+
+
 def test_threads_change_no_bits(kernels: RecurrenceKernels) -> None:
     before = torch.get_num_threads()
     found: list[tuple[Tensor, ...]] = []
@@ -85,7 +128,11 @@ def test_threads_change_no_bits(kernels: RecurrenceKernels) -> None:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             found.append(
-                (*kernels.delta(*delta_inputs(2, 9, 16, 64, 128, False)), *kernels.outer(*outer_inputs(2, 9, 8, 64, 128)))
+                (
+                    *kernels.delta(*delta_inputs(2, 9, 16, 64, 128, False)),
+                    *kernels.outer(*outer_inputs(2, 9, 8, 64, 128)),
+                    *kernels.scan(*scan_inputs(2, 9, 300, 16), False),
+                )
             )
     finally:
         torch.set_num_threads(before)
@@ -105,3 +152,10 @@ def test_what_does_not_fit_is_refused(kernels: RecurrenceKernels) -> None:
         for wrong in (good[i][:1], good[i].double(), good[i][..., None]):
             with pytest.raises(RuntimeError):
                 kernels.outer(*good[:i], wrong, *good[i + 1 :])
+    good = list(scan_inputs(2, 3, 5, 8))
+    for i in range(6):
+        for wrong in (good[i][:1], good[i].double(), good[i][..., None]):
+            with pytest.raises(RuntimeError):
+                kernels.scan(*good[:i], wrong, *good[i + 1 :], False)
+    with pytest.raises(RuntimeError, match="no more steps than tokens"):
+        kernels.scan_again(*good[:4], good[5], 4)

@@ -227,6 +227,79 @@ Tensor outer_again(Tensor x, Tensor decay, Tensor b, Tensor state, int64_t steps
   return outer_steps(x, decay, b, nullptr, state, steps, nullptr);
 }
 
+// The nearest numbers of bfloat16, as torch rounds.
+inline __m256 in_bfloat16(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+// One step of one channel of Mamba 1's: s = e^(dt a) s + dt x b; out = s'c, unless there is no c. a is not above 0. coarse: what
+// comes of a state is of its numbers in bfloat16.
+void scan_step(float* state, float x, float dt, const float* a, const float* b, const float* c, int64_t width, bool coarse,
+               float* out) {
+  const __m256 size = _mm256_set1_ps(dt), added = _mm256_set1_ps(dt * x);
+  __m256 sums = _mm256_setzero_ps();
+  for (int64_t j = 0; j < width; j += LANE) {
+    const int64_t count = std::min(LANE, width - j);
+    const auto next = [&](const float* row) { return count == LANE ? _mm256_loadu_ps(row + j) : some_of(row + j, count); };
+    const __m256 kept = exponential(_mm256_mul_ps(size, next(a)));
+    const __m256 now = _mm256_fmadd_ps(kept, next(state), _mm256_mul_ps(added, next(b)));
+    count == LANE ? _mm256_storeu_ps(state + j, now) : store_some(now, count, state + j);
+    if (c != nullptr) sums = _mm256_fmadd_ps(coarse ? in_bfloat16(now) : now, next(c), sums);
+  }
+  if (c == nullptr) return;
+  float lanes[LANE], sum = 0.0f;
+  _mm256_storeu_ps(lanes, sums);
+  for (float lane : lanes) sum += lane;
+  *out = sum;
+}
+
+// The states after the first `steps` tokens, and what comes of each, if there is a c.
+Tensor scan_steps(Tensor x, Tensor dt, Tensor a, Tensor b, const Tensor* c, Tensor state, int64_t steps, bool coarse,
+                  Tensor* out) {
+  STD_TORCH_CHECK(x.dim() == 3 && b.dim() == 3, "inputs have 3 dimensions");
+  const int64_t rows = x.size(0), tokens = x.size(1), channels = x.size(2), width = b.size(2);
+  STD_TORCH_CHECK(has_shape(dt, {rows, tokens, channels}) && has_shape(a, {channels, width}) &&
+                      has_shape(b, {rows, tokens, width}) && has_shape(state, {rows, channels, width}),
+                  "inputs and states are of the same rows, tokens and channels");
+  STD_TORCH_CHECK(0 <= steps && steps <= tokens, "there are no more steps than tokens");
+  for (const Tensor* one : {&x, &dt, &a, &b, &state}) STD_TORCH_CHECK(is_float(*one), "Mamba's steps are of float32");
+  x = whole(x), dt = whole(dt), a = whole(a), b = whole(b), state = whole(state);
+  Tensor after = torch::stable::empty_like(state);
+  const float *xs = floats(x), *dts = floats(dt), *as = floats(a), *bs = floats(b), *cs = c == nullptr ? nullptr : floats(*c);
+  const float* before = floats(state);
+  float* last = static_cast<float*>(after.data_ptr());
+  float* to = out == nullptr ? nullptr : static_cast<float*>(out->data_ptr());
+  for_rows(rows * channels, steps * width, [=](int64_t m) {
+    const int64_t r = m / channels, channel = m % channels;
+    float* now = last + m * width;
+    std::copy_n(before + m * width, width, now);
+    for (int64_t n = 0; n < steps; n++) {
+      const int64_t token = r * tokens + n, at = token * channels + channel;
+      scan_step(now, xs[at], dts[at], as + channel * width, bs + token * width, cs == nullptr ? nullptr : cs + token * width,
+                width, coarse, to == nullptr ? nullptr : to + at);
+    }
+  });
+  return after;
+}
+
+// Mamba 1's steps. x and dt [R, N, channels], a [channels, width], b and c [R, N, width], state [R, channels, width]; coarse: as
+// in `scan_step` -> out [R, N, channels], the last state [R, channels, width], all in float32
+std::tuple<Tensor, Tensor> scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor state, bool coarse) {
+  STD_TORCH_CHECK(x.dim() == 3 && b.dim() == 3, "inputs have 3 dimensions");
+  STD_TORCH_CHECK(has_shape(c, {b.size(0), b.size(1), b.size(2)}) && is_float(c), "what is read is like what is added");
+  c = whole(c), x = whole(x);
+  Tensor out = torch::stable::empty_like(x);
+  const Tensor after = scan_steps(x, dt, a, b, &c, state, x.size(1), coarse, &out);
+  return {out, after};
+}
+
+// The state after the first `steps` tokens, from what `scan` was given. -> [R, channels, width]
+Tensor scan_again(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor state, int64_t steps) {
+  return scan_steps(x, dt, a, b, nullptr, state, steps, false, nullptr);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
@@ -234,6 +307,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OUTRIDER_NAMESPACE, library) {
   library.def("delta_again(Tensor k, Tensor added, Tensor decay, Tensor state, int steps) -> Tensor");
   library.def("outer(Tensor x, Tensor decay, Tensor b, Tensor c, Tensor state) -> (Tensor, Tensor)");
   library.def("outer_again(Tensor x, Tensor decay, Tensor b, Tensor state, int steps) -> Tensor");
+  library.def("scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor state, bool coarse) -> (Tensor, Tensor)");
+  library.def("scan_again(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor state, int steps) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
@@ -241,4 +316,6 @@ STABLE_TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("delta_again", TORCH_BOX(&delta_again));
   library.impl("outer", TORCH_BOX(&outer));
   library.impl("outer_again", TORCH_BOX(&outer_again));
+  library.impl("scan", TORCH_BOX(&scan));
+  library.impl("scan_again", TORCH_BOX(&scan_again));
 }

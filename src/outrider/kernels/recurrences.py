@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 class RecurrenceKernels:
-    """Operations of torch: `delta`, the delta rule, and `outer`, Mamba 2's; `delta_again` and `outer_again` give the states
-    in between, with the same bits. What they are given and return: see `recurrences.cpp`.
+    """Operations of torch: `delta`, the delta rule, `outer`, Mamba 2's, and `scan`, Mamba 1's; `delta_again` and so on give
+    the states in between, with the same bits. What they are given and return: see `recurrences.cpp`.
     """
 
     def __init__(self, level: str, library: Path) -> None:
@@ -27,10 +27,13 @@ class RecurrenceKernels:
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
             torch.library.register_fake(f"{LIBRARY.within(level)}::delta", _shapes_of_delta)
             torch.library.register_fake(f"{LIBRARY.within(level)}::outer", _shapes_of_outer)
+            torch.library.register_fake(f"{LIBRARY.within(level)}::scan", _shapes_of_scan)
         self.delta: Any = self._space.delta.default
         self.delta_again: Any = self._space.delta_again.default
         self.outer: Any = self._space.outer.default
         self.outer_again: Any = self._space.outer_again.default
+        self.scan: Any = self._space.scan.default
+        self.scan_again: Any = self._space.scan_again.default
         self._try()
 
     def _try(self) -> None:
@@ -63,6 +66,22 @@ class RecurrenceKernels:
         _compare(out, [*states[:2], last], wanted, "Mamba's rule")
         if not torch.equal(states[2], last):
             raise UnbuiltError("steps of Mamba's rule that are made again are others")
+        self._try_scan(at)
+
+    def _try_scan(self, at: dict[str, Any]) -> None:
+        x, state = torch.randn(2, 3, 5, **at), torch.randn(2, 5, 19, **at)
+        dt, a = torch.rand(2, 3, 5, **at), -torch.rand(5, 19, **at)
+        b, c = (torch.randn(2, 3, 19, **at) for _ in range(2))
+        out, last = self.scan(x, dt, a, b, c, state, False)
+        wanted, now = [], state.double()
+        for n in range(3):
+            size = dt[:, n, :, None].double()
+            now = now * (size * a).exp() + size * x[:, n, :, None] * b[:, n, None]
+            wanted.append(((now * c[:, n, None]).sum(-1), now))
+        states = [self.scan_again(x, dt, a, b, state, n) for n in (1, 2, 3)]
+        _compare(out, [*states[:2], last], wanted, "Mamba's first rule")
+        if not torch.equal(states[2], last):
+            raise UnbuiltError("steps of Mamba's first rule that are made again are others")
 
 
 def _shapes_of_delta(
@@ -74,6 +93,13 @@ def _shapes_of_delta(
 
 def _shapes_of_outer(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     del decay, b, c
+    return x.new_empty(x.shape), state.new_empty(state.shape)
+
+
+def _shapes_of_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, coarse: bool
+) -> tuple[Tensor, Tensor]:
+    del dt, a, b, c, coarse
     return x.new_empty(x.shape), state.new_empty(state.shape)
 
 

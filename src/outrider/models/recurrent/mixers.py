@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.cache.runs import Run, RunStates
-from outrider.models.recurrent.rules import Ruled, ruled
+from outrider.models.recurrent.rules import Ruled, ruled, steps_of
 from outrider.support.device_data import index
 
 
@@ -204,7 +204,7 @@ def _in_steps(mixer: Mixer, forward: Callable[..., Any], run: Run, given: _Given
     projected = [(linear, linear(given.hidden)) for linear in mixer.inputs]
     rows = tuple(range(len(run.rows)))
     outs = []
-    for step in range(run.width):
+    for step in steps_of(run.width):
         columns = slice(step, step + 1)
         with ExitStack() as replaced:
             for linear, of_all in projected:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from outrider.kernels.recurrences import RecurrenceKernels, recurrence_kernels
 from outrider.models.cache.runs import Run, States, Steps
+from outrider.models.passes.guards import DecidesError
 
 Step = Callable[..., Any]
 
@@ -53,10 +54,17 @@ def _made_again(again: Callable[..., Tensor], count: int, of: tuple[Tensor, ...]
     return again(*of, count)
 
 
+def steps_of(count: Any) -> range:
+    """The numbers of so many tokens that are gone over one by one; not where it is a symbol of a graph (`passes`)."""
+    if not isinstance(count, int):
+        raise DecidesError("its recurrent layers go over tokens one by one")
+    return range(count)
+
+
 def _gated_by_torch(step: Step, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
     state, gates = kwargs.pop("initial_state"), {name: kwargs.pop(name) for name in ("g", "beta")}
     outs, states = [], []
-    for t in range(args[0].shape[1]):
+    for t in steps_of(args[0].shape[1]):
         at = slice(t, t + 1)
         of_gates = {name: gate[:, at] for name, gate in gates.items()}
         out, state = step(*(one[:, at] for one in args), **of_gates, initial_state=state, **kwargs)
@@ -94,7 +102,7 @@ def _outer(
         return out, _after(x.shape[1], last, kernels.outer_again, (x, decay, b, state))
     b, c = (one.repeat_interleave(x.shape[2] // one.shape[2], dim=2) for one in (b, c))
     outs, states = [], []
-    for t in range(x.shape[1]):
+    for t in steps_of(x.shape[1]):
         state = state * decay[:, t, :, None, None] + x[:, t].unsqueeze(-1) * b[:, t].unsqueeze(2)
         outs.append((state * c[:, t].unsqueeze(2)).sum(-1))
         states.append(state)
@@ -114,16 +122,52 @@ def _mamba2_alone(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str,
 
 
 def _mamba(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
-    """args: x and dt [R, channels, N], A, B and C [R, states, N]. The formula for many knows of no state to begin with."""
+    """args: x and dt [R, channels, N], A [channels, width], B and C [R, width, N]. The formula for many knows of no state
+    to begin with. In bfloat16 it rounds a state where that is read, and what comes of it; so does this.
+    """
+    kernels, lent = recurrence_kernels(), rule.working_on.lent
+    assert lent is not None
+    if kernels is None or not args[0].is_cpu:
+        return _mamba_by_torch(rule.step, lent, args, kwargs)
     x, dt, a, b, c = args
     gate, bias, skip = kwargs["z"], kwargs["delta_bias"], kwargs["D"]
-    lent = rule.working_on.lent
-    assert lent is not None
+    dt = F.softplus(dt if bias is None else dt + bias.to(dt.dtype).unsqueeze(-1))
+    of_tokens = [one.transpose(1, 2).float() for one in (x, dt, b, c)]
+    size, state = a.float(), lent.float()
+    made, last = kernels.scan(*of_tokens[:2], size, *of_tokens[2:], state, x.dtype is torch.bfloat16)
+    out = made.transpose(1, 2).to(x.dtype) + x * skip.float().unsqueeze(-1)
+    out = out if gate is None else out * F.silu(gate)
+    each = size.unsqueeze(0).expand(x.shape[0], -1, -1)
+    return out.to(x.dtype), _after(x.shape[2], last, _scanned_again(kernels), (*of_tokens[:2], each, of_tokens[2], state))
+
+
+def _scanned_again(kernels: RecurrenceKernels) -> Callable[..., Tensor]:
+    def again(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, state: Tensor, count: int) -> Tensor:
+        found: Tensor = kernels.scan_again(x, dt, a[0], b, state, count)
+        return found
+
+    return again
+
+
+def _mamba_alone(rule: SteppedRule, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
+    """args: state, x [R, channels], dt, A, B and C [R, width], D."""
+    _, x, dt, a, b, c, skip = args
+    gate = kwargs["z"]
+    of_tokens = (x.unsqueeze(-1), dt.unsqueeze(-1), a, b.unsqueeze(-1), c.unsqueeze(-1))
+    own = {"z": None if gate is None else gate.unsqueeze(-1), "delta_bias": kwargs["dt_bias"], "D": skip}
+    out, states = _mamba(rule, of_tokens, own)
+    rule.working_on.leave(states)  # as `_mamba2_alone` does
+    return out[..., 0]
+
+
+def _mamba_by_torch(step: Step, lent: Tensor, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Tensor, States]:
+    x, dt, a, b, c = args
+    gate, bias, skip = kwargs["z"], kwargs["delta_bias"], kwargs["D"]
     outs, states = [], [lent]
-    for t in range(x.shape[2]):
+    for t in steps_of(x.shape[2]):
         state = states[-1].clone()  # which is written over
         of_step = (x[..., t], dt[..., t], a, b[..., t], c[..., t], skip)
-        outs.append(rule.step(state, *of_step, z=gate[..., t], dt_bias=bias, dt_softplus=True))
+        outs.append(step(state, *of_step, z=gate[..., t], dt_bias=bias, dt_softplus=True))
         states.append(state)
     return torch.stack(outs, dim=-1), states[1:]
 
@@ -156,7 +200,7 @@ _RULES = (
     _Known("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", _gated, _last(_gated)),
     _Known("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", _gated),  # alone, its inputs are changed
     _Known("mamba2_chunk_scan", "mamba2_selective_state_update", _mamba2, _mamba2_alone),
-    _Known("mamba_selective_scan", "mamba_selective_state_update", _mamba),
+    _Known("mamba_selective_scan", "mamba_selective_state_update", _mamba, _mamba_alone),
 )
 
 
