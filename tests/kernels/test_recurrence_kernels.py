@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -119,6 +120,10 @@ def test_steps_so_long_that_nothing_is_kept(kernels: RecurrenceKernels) -> None:
     _, last = kernels.scan(x, 1e6 * dt, 0 * a - 1.0, b, c, state, False)
     assert torch.equal(last, (1e6 * dt * x)[:, 0, :, None] * b[:, 0, None])
     assert torch.equal(kernels.scan(x, 0 * dt, a, b, c, state, False)[1], state)
+    for power in (87.0, 90.0, 500.0, math.inf):  # which models don't have
+        _, last = kernels.scan(0 * x, 0 * dt + 1.0, 0 * a + power, b, c, 0 * state + 1.0, False)
+        torch.testing.assert_close(last, torch.full_like(last, math.exp(min(power, 88.0))))
+    assert kernels.scan(x, dt, a * math.nan, b, c, state, False)[1].isnan().all()
 
 
 def test_threads_change_no_bits(kernels: RecurrenceKernels) -> None:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from outrider.bench.peers import Pair, contenders
+from outrider.costs.table import PadsWidths
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeDrafter, SuffixDrafter
 from outrider.errors import ModelError, ParameterError
 from outrider.models.cache import recurrent_cache
 from outrider.models.cache.recurrent_cache import STEPS
-from outrider.models.cache.runs import Mark, RunStates, Steps
+from outrider.models.cache.runs import Mark, RunStates, Steps, _tensors_of
 from outrider.models.kinds import engine_kind
 from outrider.models.recurrent.model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
@@ -112,9 +113,9 @@ def test_token_by_token_without_rules_known_here_it_is_the_same(architecture: st
 
 @pytest.mark.parametrize("architecture", RECURRENT)
 def test_what_fills_a_pass_up_leaves_no_state(architecture: str) -> None:
-    """Passes are padded to widths that are quicker, and shorter rows to the longest one, lone tokens among them."""
+    """Shorter rows are padded to the longest one, lone tokens among them; nothing is padded to widths that are quicker."""
     model = RecurrentModel(module(architecture))
-    model.pad_widths(lambda n, context: max(n, 4))
+    assert not isinstance(model, PadsWidths)
     tokens = some_tokens(30, 3)
     want = reference(model, tokens)
     sequence = model.open()
@@ -210,6 +211,26 @@ def test_room_for_states_is_shared_and_what_is_kept_holds_no_more(monkeypatch: p
     floors = [mark for sequence in sequences if (mark := marks[sequence.slot][12]) is not None]
     held = [states for mark in floors for states in mark.run.states.values()]
     assert all(isinstance(states, list) and len(states) == 1 for states in held)  # of twenty
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5", "Mamba", "Lfm2"])
+def test_room_for_states_holds_whoever_is_beside(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row's lone token is kept with what the whole pass has made, tokens of other rows among it."""
+    model = RecurrentModel(module(architecture, max_position_embeddings=400))
+    cache = model.recurrent_cache
+    each = sum(state.nbytes for state in cache._empty.values())
+    monkeypatch.setattr(recurrent_cache, "KEPT_BYTES", 40 * each)
+    sequences = [model.open() for _ in range(2)]
+    prefill(model, sequences, [some_tokens(20, 1), some_tokens(20, 2)])
+    for step in range(60):
+        score(model, sequences, [[3], some_tokens(8, step)])
+        sequences[1].truncate(20)
+    runs = {id(mark.run): mark.run for marks in cache._marks.values() for mark in marks.values() if mark is not None}
+    tensors = [one for run in runs.values() for states in run.states.values() for one in _tensors_of(states)]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    last = max(run.share for run in runs.values())
+    assert sum(storages.values()) <= 40 * each + 3 * last
+    assert len(cache._marks[0]) > 3
 
 
 def test_a_pass_that_fails_leaves_states_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,12 @@ def _stale(layout: Layout, tensors: Iterable[Tensor], count: int, plain: Any = L
     return {key: [states.after(count - 2, 0)] if not isinstance(states, list) else states for key, states in made.items()}
 
 
+def _zeros(layout: Layout, tensors: Iterable[Tensor], count: int, plain: Any = Layout.states) -> dict[Key, States]:
+    """Another: nothing is known."""
+    made: dict[Key, States] = plain(layout, tensors, count)
+    return {key: [(one[-1] if isinstance(one, list) else one.last) * 0] * count for key, one in made.items()}
+
+
 def _swapped(layout: Layout, left: Any, plain: Any = Layout.tensors) -> list[Tensor]:
     """Another: two states change places."""
     found: list[Tensor] = plain(layout, left)
@@ -188,3 +195,36 @@ def test_other_states_are_seen_when_a_model_is_recorded(
     model: TransformersModel = made("Lfm2")
     record_now(model)
     assert model.recorded is None or model.recorded.of(1, 3) is None
+
+
+@pytest.mark.parametrize("planted", [_zeros, _stale])
+def test_other_states_are_seen_in_the_next_start(planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was kept is compared going on from what it leaves, and from the middle."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "empty"))
+    pair("Lfm2", "bfloat16")
+    monkeypatch.setattr(Layout, "states", planted)
+    model = made("Lfm2", "bfloat16")
+    record_now(model)
+    assert model.recorded is None or model.recorded.of(1, 3) is None
+
+
+def test_a_recording_is_of_mixers_that_go_by_the_same_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which do is tried with a model's weights: two of one configuration may differ in it."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "empty"))
+    pair("Mamba2", "bfloat16")
+    ordinary, quick = made("Mamba2", "bfloat16"), made("Mamba2", "bfloat16")
+    for model in (ordinary, quick):
+        assert isinstance(model, RecurrentModel)
+        model._mixers = [replace(mixer, ruled=None) for mixer in model._mixers]
+    record_now(quick)
+    row, widths = some_tokens(40, 1), (1, 3, 1, 5)
+    for wanted, got in zip(scored(ordinary, row, 9, widths), scored(quick, row, 9, widths), strict=True):
+        assert torch.equal(wanted, got)
+
+
+def test_a_recording_that_leaves_other_tensors_is_none(cache: Path) -> None:
+    layout = Layout({(0, 0, "conv"): [torch.zeros(1)], (1, 0, "conv"): [torch.zeros(1)]})
+    assert len(layout.states([torch.zeros(1)] * 2, 1)) == 2
+    for count in (0, 1, 3):
+        with pytest.raises(ValueError, match="leaves other states than its model's layers"):
+            layout.states([torch.zeros(1)] * count, 1)

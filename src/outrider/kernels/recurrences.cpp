@@ -243,7 +243,7 @@ void scan_step(float* state, float x, float dt, const float* a, const float* b, 
   for (int64_t j = 0; j < width; j += LANE) {
     const int64_t count = std::min(LANE, width - j);
     const auto next = [&](const float* row) { return count == LANE ? _mm256_loadu_ps(row + j) : some_of(row + j, count); };
-    const __m256 kept = exponential(_mm256_mul_ps(size, next(a)));
+    const __m256 kept = exponential(_mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_mul_ps(size, next(a))));  // NaN stays
     const __m256 now = _mm256_fmadd_ps(kept, next(state), _mm256_mul_ps(added, next(b)));
     count == LANE ? _mm256_storeu_ps(state + j, now) : store_some(now, count, state + j);
     if (c != nullptr) sums = _mm256_fmadd_ps(coarse ? in_bfloat16(now) : now, next(c), sums);
@@ -263,6 +263,7 @@ Tensor scan_steps(Tensor x, Tensor dt, Tensor a, Tensor b, const Tensor* c, Tens
   STD_TORCH_CHECK(has_shape(dt, {rows, tokens, channels}) && has_shape(a, {channels, width}) &&
                       has_shape(b, {rows, tokens, width}) && has_shape(state, {rows, channels, width}),
                   "inputs and states are of the same rows, tokens and channels");
+  STD_TORCH_CHECK(width > 0, "a channel has states");
   STD_TORCH_CHECK(0 <= steps && steps <= tokens, "there are no more steps than tokens");
   for (const Tensor* one : {&x, &dt, &a, &b, &state}) STD_TORCH_CHECK(is_float(*one), "Mamba's steps are of float32");
   x = whole(x), dt = whole(dt), a = whole(a), b = whole(b), state = whole(state);

@@ -356,6 +356,10 @@ class TransformersModel(StatesModel):
         del source, width
         return Cache(layers=layers)
 
+    def states_described(self) -> list[object]:
+        """What else a graph of its passes depends on, that no configuration tells: nothing here."""
+        return []
+
     def left_in(self, cache: Cache) -> list[Tensor]:
         """What a traced pass leaves there that it does not write into keys and values: nothing here."""
         del cache

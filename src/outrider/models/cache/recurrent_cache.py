@@ -57,6 +57,7 @@ class RecurrentCache(RunStates, SlotCache):
         for run in self.runs:
             run.end_step()  # of layers that were given the only step there was
             run.before = ()  # or each pass would hold the one before it
+            run.held_by(sum(counts[i] == 1 for i in run.rows))
             for row, i in enumerate(run.rows):
                 slot, start, count = slots[i], starts[i], counts[i]
                 kept = self._marks.setdefault(slot, {})
@@ -74,11 +75,15 @@ class RecurrentCache(RunStates, SlotCache):
         the floor apart.
         """
         kept = self._marks[slot]
-        older = sorted(position for position in kept if position < start)
-        each = sum(state.nbytes for state in self._empty.values()) * len(self._marks)
-        room = 0 if all_older else KEPT_BYTES // max(each, 1)
-        for position in older[: max(0, len(older) - room)]:
+        room = 0.0 if all_older else KEPT_BYTES / len(self._marks)
+        counted: Run | None = None
+        for position in sorted((position for position in kept if position < start), reverse=True):
             mark = kept[position]
+            if mark is not None and mark.run is not counted:
+                counted = mark.run
+                room -= counted.share
+            if room > 0 or (room == 0 and not all_older):
+                continue
             if position != self._floor.get(slot) or all_older:
                 del kept[position]
             elif mark is not None:

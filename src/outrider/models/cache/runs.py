@@ -39,6 +39,10 @@ States = list[Tensor] | Steps
 """[R, ..] after each token."""
 
 
+def _tensors_of(states: States) -> list[Tensor]:
+    return [states.last, *states.of] if isinstance(states, Steps) else states
+
+
 @dataclass(eq=False)
 class Run:
     """Rows of a pass whose recurrent layers go over the same number of tokens, in steps or at once.
@@ -48,6 +52,8 @@ class Run:
 
     whole: whether the layer at work is given all tokens and still leaves the state after each (`recurrent.rules`).
     lent: the recurrent state that it was given, lent_as: its key; made: what it has made of that, a state a token.
+
+    share: bytes that each row holds that may hold it long, one that took a token alone.
     """
 
     rows: tuple[int, ...]
@@ -60,6 +66,12 @@ class Run:
     lent: Tensor | None = None
     lent_as: Key | None = None
     made: States | None = None
+    share: float = 0.0
+
+    def held_by(self, rows: int) -> None:
+        """It is at its end, and so many rows may hold it long."""
+        tensors = [one for states in self.states.values() for one in _tensors_of(states)]
+        self.share = sum(tensor.nbytes for tensor in tensors) / max(rows, 1)
 
     def leave(self, states: States) -> None:
         """Keep what became of the recurrent state that was lent, after each token."""
@@ -98,6 +110,7 @@ class Mark:
             return self
         mine = Run((0,), 1, True, ())
         mine.states = {key: [self.of(key).clone()] for key in self.run.states}
+        mine.held_by(1)
         return Mark(mine, 0, 0)
 
 

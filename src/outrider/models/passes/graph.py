@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.kernels.build import level_here
-from outrider.kernels.recurrences import recurrence_kernels
 from outrider.models.attention.in_blocks import describe_attention
 from outrider.models.attention.shared_keys import masks_made_once
 from outrider.models.base import LAST
@@ -34,8 +32,7 @@ def describe_pass(model: TransformersModel) -> list[object]:
     about: list[object] = [config.to_json_string(), config._attn_implementation, model.dtype_name, model.max_length]
     # A view of the first layers reads the whole cache: the same layers of a deeper model are another graph.
     about += [str(model._cache.kept_dtype), len(model._cache.layers), describe_attention(model.module)]
-    about.append(level_here() if model.keeps_states and recurrence_kernels() is not None else None)
-    return [*about, *describe_code(model.module), *parts_of(model.module).describe()]
+    return [*about, *model.states_described(), *describe_code(model.module), *parts_of(model.module).describe()]
 
 
 def trace_pass(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CHECKED, BEFORE = (3, 1, 2, 8, 1), 90  # tokens of the passes by which a new recording is compared with ordinary ones, and
 # those before them: of few keys some kernels see no difference
 CHECKED_AGAIN, BEFORE_AGAIN = (2, 1), 16  # the same of one that was kept, in each start
+STATES_AGAIN = (2, 1, 3, 1)  # where states are kept: going on from what was left, and from the middle
 
 
 class RecordedPasses:
@@ -93,7 +94,7 @@ def _recorded(model: TransformersModel, layers: Sequence[int], kind: _Kind) -> R
         (tuple(layers), kind, *describe_pass(model)),
         lambda: trace_pass(model, 1 if kind.lone else None, layers, kind.several),
         agree(CHECKED, BEFORE),
-        agree(CHECKED_AGAIN, BEFORE_AGAIN) if model.looks_again else lambda _: True,
+        agree(STATES_AGAIN if model.keeps_states else CHECKED_AGAIN, BEFORE_AGAIN) if model.looks_again else lambda _: True,
     )
 
 

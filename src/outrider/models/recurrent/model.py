@@ -94,6 +94,7 @@ class RecurrentModel(RecordedStates):
     """
 
     keeps_states = True
+    pad_widths: Any = None  # padding would go through its states, and its layers fill up what is quicker so
     _alike = False  # whether its recurrent layers have the same bits for a token in passes of any width
 
     def _prepare(self, model: Any) -> None:

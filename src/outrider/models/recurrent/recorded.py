@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from outrider.kernels.build import level_here
+from outrider.kernels.recurrences import recurrence_kernels
 from outrider.models.cache.recurrent_cache import RecurrentCache
 from outrider.models.cache.slot_cache import SlotLayer
 from outrider.models.cache.slots import SlotSequence
@@ -55,6 +57,11 @@ class RecordedStates(TransformersModel):
 
     def _keyed_layers(self) -> Many[SlotLayer]:
         return [self._cache.layers[i] for i in self._keyed]
+
+    def states_described(self) -> list[object]:
+        """See `TransformersModel`: which mixers go by a rule was tried with these weights."""
+        level = level_here() if recurrence_kernels() is not None else None
+        return [level, [mixer.ruled is not None for mixer in self._mixers], *(str(layout) for layout in self._layouts)]
 
     def source_like(self, rows: Any, length: Any) -> list[Tensor]:
         """See `TransformersModel`: here, states."""

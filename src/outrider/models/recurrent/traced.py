@@ -35,6 +35,9 @@ class Layout:
             for key, states in left.items()
         }
 
+    def __str__(self) -> str:
+        return str({key: (left.tensors, left.again is None) for key, left in self._left.items()})
+
     @property
     def keys(self) -> tuple[Key, ...]:
         """Of which states."""
@@ -49,12 +52,16 @@ class Layout:
         return found
 
     def states(self, tensors: Iterable[Tensor], count: int) -> dict[Key, States]:
-        """The same of so many tokens, from these."""
+        """The same of so many tokens, from these. Raises `ValueError` if these are not as many."""
         rest = iter(tensors)
         made: dict[Key, States] = {}
         for key, left in self._left.items():
-            last, *of = islice(rest, left.tensors)
-            made[key] = [last] if left.again is None else Steps(count, last, left.again, tuple(of))
+            found = tuple(islice(rest, left.tensors))
+            if len(found) < left.tensors:
+                break
+            made[key] = [found[0]] if left.again is None else Steps(count, found[0], left.again, found[1:])
+        if len(made) < len(self._left) or next(rest, None) is not None:
+            raise ValueError("a recorded pass leaves other states than its model's layers")
         return made
 
 

@@ -89,10 +89,10 @@ def _unread(into: Any, write: Node) -> bool:
     parts = [into]
     while parts:
         for user in parts.pop().users:
-            if schema_of(user) is not None and (makes_its_own(user) and user < write):
-                return False
-            if not makes_its_own(user):
+            if not makes_its_own(user) or user.target is aten._unsafe_view.default:
                 parts.append(user)
+            elif user < write:
+                return False
     return True
 
 
