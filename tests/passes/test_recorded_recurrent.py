@@ -171,7 +171,9 @@ def test_the_next_start_traces_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def _stale(layout: Layout, tensors: Iterable[Tensor], count: int, plain: Any = Layout.states) -> dict[Key, States]:
     """A planted fault: what is left behind is a token too old."""
     made: dict[Key, States] = plain(layout, tensors, count)
-    return {key: [states.after(count - 2, 0)] if not isinstance(states, list) else states for key, states in made.items()}
+    return {
+        key: states if isinstance(states, list) else [states.after(count - 2, 0)] * count for key, states in made.items()
+    }
 
 
 def _zeros(layout: Layout, tensors: Iterable[Tensor], count: int, plain: Any = Layout.states) -> dict[Key, States]:
@@ -181,9 +183,10 @@ def _zeros(layout: Layout, tensors: Iterable[Tensor], count: int, plain: Any = L
 
 
 def _swapped(layout: Layout, left: Any, plain: Any = Layout.tensors) -> list[Tensor]:
-    """Another: two states change places."""
+    """Another: two layers' states change places."""
     found: list[Tensor] = plain(layout, left)
-    return [found[-1], *found[1:-1], found[0]]
+    half = len(found) // 2
+    return [*found[half:], *found[:half]]
 
 
 @pytest.mark.parametrize(("method", "planted"), [("states", _stale), ("tensors", _swapped)])

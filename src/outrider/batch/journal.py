@@ -77,7 +77,7 @@ class Journal:
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a finished prompt; with the return it will survive the end of this process."""
         self._count(record, self.path)
-        try:
+        try:  # half a character, which is no UTF-8, is written as JSON escapes it
             self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
             self._file.flush()
         except OSError as error:

@@ -57,7 +57,7 @@ class RecurrentCache(RunStates, SlotCache):
         for run in self.runs:
             run.end_step()  # of layers that were given the only step there was
             run.before = ()  # or each pass would hold the one before it
-            run.held_by(sum(counts[i] == 1 for i in run.rows))
+            run.holders = sum(counts[i] == 1 for i in run.rows)
             for row, i in enumerate(run.rows):
                 slot, start, count = slots[i], starts[i], counts[i]
                 kept = self._marks.setdefault(slot, {})
@@ -79,10 +79,10 @@ class RecurrentCache(RunStates, SlotCache):
         counted: Run | None = None
         for position in sorted((position for position in kept if position < start), reverse=True):
             mark = kept[position]
-            if mark is not None and mark.run is not counted:
+            if mark is not None and mark.run is not counted and not all_older:
                 counted = mark.run
                 room -= counted.share
-            if room > 0 or (room == 0 and not all_older):
+            if room >= 0 and not all_older:
                 continue
             if position != self._floor.get(slot) or all_older:
                 del kept[position]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Run:
     whole: whether the layer at work is given all tokens and still leaves the state after each (`recurrent.rules`).
     lent: the recurrent state that it was given, lent_as: its key; made: what it has made of that, a state a token.
 
-    share: bytes that each row holds that may hold it long, one that took a token alone.
+    holders: of its rows, those that may hold it long, which took a token alone.
     """
 
     rows: tuple[int, ...]
@@ -66,12 +66,13 @@ class Run:
     lent: Tensor | None = None
     lent_as: Key | None = None
     made: States | None = None
-    share: float = 0.0
+    holders: int = 1
 
-    def held_by(self, rows: int) -> None:
-        """It is at its end, and so many rows may hold it long."""
+    @cached_property
+    def share(self) -> float:
+        """Bytes of its states for each holder, once it is at its end."""
         tensors = [one for states in self.states.values() for one in _tensors_of(states)]
-        self.share = sum(tensor.nbytes for tensor in tensors) / max(rows, 1)
+        return sum(tensor.nbytes for tensor in tensors) / max(self.holders, 1)
 
     def leave(self, states: States) -> None:
         """Keep what became of the recurrent state that was lent, after each token."""
@@ -110,7 +111,6 @@ class Mark:
             return self
         mine = Run((0,), 1, True, ())
         mine.states = {key: [self.of(key).clone()] for key in self.run.states}
-        mine.held_by(1)
         return Mark(mine, 0, 0)
 
 

@@ -43,7 +43,7 @@ def trace_pass(
     several: of any number of rows, one otherwise. Raises whatever the model's code raises where it can't be traced.
     """
     recorded = width is None or model.keeps_states  # compiled otherwise
-    apart = width is None and not model.keeps_states  # whose tokens are never scored in another one's place
+    apart = width is None and not model.keeps_states  # where states are kept no token is scored in another one's place
 
     def about(of: Sizes) -> list[Tensor]:
         count = 3 if apart else 2

@@ -59,14 +59,9 @@ def fuse_operations(graph: GraphModule) -> Any:
 
 def _ops(graph: GraphModule) -> Any:
     """Our operations, if it has one of them."""
-    level = next((found for node in graph.graph.nodes if (found := _ours(node)) is not None), None)
-    return None if level is None else getattr(torch.ops, level)
-
-
-def _ours(node: Node) -> str | None:
-    """The namespace of one of our operations."""
-    space = getattr(node.target, "namespace", "") if node.op == "call_function" else ""
-    return space if space == LIBRARY.within(level_here() or "") else None
+    space = LIBRARY.within(level_here() or "")
+    used = any(getattr(node.target, "namespace", "") == space for node in graph.graph.nodes if node.op == "call_function")
+    return getattr(torch.ops, space) if used else None
 
 
 def _writes(node: Node) -> bool:
