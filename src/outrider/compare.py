@@ -102,7 +102,7 @@ def compare(
     drafter = make_drafter(draft, model)
     short = {**options, "max_new_tokens": min(WARM_UP_TOKENS, options.get("max_new_tokens", WARM_UP_TOKENS))}
     runs: list[Result] = []
-    sides: list[dict[str, Any]] = [{"draft": drafter}, {"draft": None, "lenience": 1.0}]
+    sides: list[dict[str, Any]] = [{"draft": drafter}, {"draft": None, "lenience": 1.0, "alternatives": None}]
     for side in sides:
         for _ in Generation(model, [prompt], **{**short, **side}).run():
             pass

@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.draft_length import FixedLength
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.drafters.base import DraftContext
+from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, Source, fit_vocabulary, has_encoder, known_tokens, open_sequence
 from outrider.models.table import TableSequence
@@ -192,8 +193,8 @@ def _walk(
 
 
 def _propose(drafter: Drafter, row: DraftRow, context: DraftContext, longest: int) -> Proposal:
-    plan = FixedLength(longest).start().plan(drafter.prospects(row), longest, len(row.tokens))
-    return drafter.propose([row], [plan], context)
+    plan = FixedLength(longest).start().plan(prospects_of(drafter, row), longest, len(row.tokens))
+    return proposal_from(drafter, [row], [plan], context)
 
 
 def _law(proposal: Proposal, context: DraftContext) -> Tensor:

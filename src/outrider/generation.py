@@ -105,20 +105,25 @@ class Stream:
         self._generation = generation
         self._pieces = _pieces(generation)  # which does not hold the stream: it ends when the last reference goes
 
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except ValueError as error:
+            if self._generation.stopped() and _is_in_use(error):  # another thread is closing it
+                raise StopIteration from None
+            raise
 
     def close(self) -> None:
-        """Stop generating; from another thread than the one that reads, after the round that is being made."""
+        """Stop generating, at once, or after the round that another thread is reading just then. Waits for no thread."""
         self._generation.stop()
         while getgeneratorstate(self._pieces) not in (GEN_RUNNING, GEN_CLOSED):
             try:
                 self._pieces.close()
             except ValueError as error:  # its reader was quicker, and may have gone on or come to the end by now
-                if "already executing" not in str(error):
+                if not _is_in_use(error):
                     raise
 
     @property
@@ -131,6 +136,11 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_in_use(error: ValueError) -> bool:
+    """Whether this says that another thread is in a generator, which did not raise it itself."""
+    return "already executing" in str(error) and error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
 def _pieces(generation: Generation) -> Generator[Piece]:
@@ -193,8 +203,8 @@ class Generation:
             length = length.together(len(prompts))
         self._rounds: list[list[Round]] = [[] for _ in prompts]
         stopped, asked = Event(), self.options.cancelled
-        self.stop = stopped.set  # no method, which the decoder would hold in a cycle
-        """Let it end after its round, as if `cancelled` had said so."""
+        self.stop, self.stopped = stopped.set, stopped.is_set  # no methods, which the decoder would hold in a cycle
+        """Let it end after its round, as if `cancelled` had said so; whether it is to."""
         self._decoder = Decoder(
             target,
             [self._request(i) for i in range(len(prompts))],

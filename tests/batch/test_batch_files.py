@@ -280,7 +280,7 @@ def test_fixed_lengths_of_one_draft_go_on_in_batches_of_another_size(
     assert run([*command, "--batch-size", "2"]) == 0
     assert output.read_bytes() == first
     assert run([*command, "--num-draft-tokens", "auto"]) == 2
-    for name, draft in (("auto", ["auto"]), ("both", ["suffix", "random"])):
+    for name, draft in (("auto", ["auto"]), ("both", ["suffix", "random"]), ("one text", ["suffix + random"])):
         chosen = batch_command(source, tmp_path / name, target_folder) + [part for one in draft for part in ("--draft", one)]
         assert run(chosen) == 0
         assert run([*chosen, "--batch-size", "2"]) == 2

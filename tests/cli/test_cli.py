@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider import costs
 from outrider.cli.main import cli, run
 from outrider.generation import Piece, Stream
 
@@ -125,24 +125,33 @@ def test_compare_reports_ratio_and_agreement(model: list[str], capsys: pytest.Ca
     assert "identical" in captured.err
 
 
+def test_compare_takes_what_is_for_drafts_alone(
+    model: list[str], draft_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plain side runs without: each of these is refused where nothing drafts."""
+    drafting = ["--draft", str(draft_folder), "--num-draft-tokens", "3"]
+    for option, value in (("--alternatives", "2"), ("--lenience", "0.5")):
+        got = as_json(capsys, "generate", PROMPT, *model, *drafting, option, value, "--compare")
+        assert got["stats"]["drafted"] > 0
+        assert got["plain"]["stats"]["drafted"] == 0
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_an_interrupted_comparison_keeps_what_the_draft_has_written(
     which: int, model: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the run with the draft, its first tokens; in the plain one, all of it."""
     wanted = as_json(capsys, "generate", PROMPT, *model)
-    plain, streams = Stream.__iter__, []
+    plain, streams = Stream.__next__, []
 
-    def interrupted(stream: Stream) -> Iterator[Piece]:
+    def interrupted(stream: Stream) -> Piece:
         if stream not in streams:
             streams.append(stream)
-        pieces = plain(stream)
-        for piece in pieces:
-            yield piece
-            if len(streams) == which + 1:
-                raise KeyboardInterrupt
+        elif len(streams) == which + 1:
+            raise KeyboardInterrupt
+        return plain(stream)
 
-    monkeypatch.setattr(Stream, "__iter__", interrupted)
+    monkeypatch.setattr(Stream, "__next__", interrupted)
     try:
         code: Any = run(["generate", PROMPT, *model, "--compare", "--json"])
     except SystemExit as ended:
@@ -185,6 +194,21 @@ def test_calibrate_gives_the_promised_keys(
     options = ("--target", str(target_folder), "--draft", "prompt-lookup", "--draft", str(draft_folder))
     told = output(capsys, "calibrate", *options)
     assert [line.endswith("measures it)") for line in told.splitlines() if line.startswith("draft ")] == [True, False]
+
+
+def test_calibrate_forgets_what_drafts_within_drafts_cost(
+    target_folder: Path, draft_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    plain = costs.forget_costs
+
+    def forget(model: Any) -> None:
+        forgotten.append(model.name)
+        plain(model)
+
+    monkeypatch.setattr(costs, "forget_costs", forget)
+    as_json(capsys, "calibrate", "--target", str(target_folder), "--draft", f"{draft_folder}:draft=random")
+    assert [Path(name).name for name in forgotten] == [target_folder.name, draft_folder.name]
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:

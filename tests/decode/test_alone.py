@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,120 @@ def test_what_ends_in_the_middle_of_a_round_ends_after_it() -> None:
 
     assert side_by_side([holds_it, ends_another]) == [None, None]
     assert order == ["made", "ended"]
+
+
+def test_threads_take_turns() -> None:
+    """Whoever has just made a round does not make the next one where others wait: a lock alone lets it."""
+    both, together = Alone([Engine()]), threading.Barrier(3)
+    order: list[int] = []
+
+    def round_(number: int) -> None:
+        time.sleep(0.001)
+        order.append(number)
+
+    def rounds(number: int) -> Callable[[], None]:
+        def go() -> None:
+            together.wait(60)
+            for _ in range(60):
+                both.run(round_, number)
+
+        return go
+
+    side_by_side([rounds(number) for number in range(3)])
+    while_all_go = order[: min(len(order) - 1 - order[::-1].index(number) for number in range(3))]
+    again = sum(one == other for one, other in pairwise(while_all_go))
+    assert len(while_all_go) > 100
+    assert again < len(while_all_go) / 10
+
+
+def test_whoever_leaves_does_not_wait_for_the_rounds_of_others() -> None:
+    first, second = Engine(), Engine()
+    one, both = Alone([first]), Alone([first, second])
+    inside, left = threading.Event(), threading.Event()
+    freed: list[str] = []
+
+    def round_() -> None:
+        def wait() -> None:
+            inside.set()
+            assert left.wait(60)
+            freed.append("not yet")
+
+        one.run(wait)
+
+    def leaves() -> None:
+        assert inside.wait(60)
+        both.finish(lambda: freed.append(threading.current_thread().name), wait=False)
+        assert not freed
+        left.set()
+
+    side_by_side([round_, leaves])
+    assert freed[0] == "not yet"
+    assert len(freed) == 2
+    both.finish(lambda: freed.append("at once"), wait=False)  # nobody is there
+    assert freed[2:] == ["at once"]
+
+
+def test_what_is_left_is_freed_by_whoever_was_at_work(pair: tuple[TextModel, TextModel]) -> None:
+    """A client goes while its reader and other generations are at work: neither end sees an error, and nothing stays."""
+    target, small = pair
+    ending = threading.Event()
+    failed: list[BaseException] = []
+
+    def others() -> None:
+        while not ending.is_set():
+            outrider.generate(target, PROMPTS[1], draft=small, max_new_tokens=6)
+
+    def read(stream: outrider.Stream, begun: threading.Event) -> None:
+        try:
+            for _ in stream:
+                begun.set()
+        except BaseException as error:
+            failed.append(error)
+
+    company = threading.Thread(target=others)
+    company.start()
+    try:
+        for number in range(12):
+            stream = outrider.stream(target, PROMPTS[0], draft=small, max_new_tokens=120, ignore_eos=True, seed=number)
+            begun = threading.Event()
+            reader = threading.Thread(target=read, args=(stream, begun))
+            reader.start()
+            assert begun.wait(60)
+            stream.close()
+            reader.join(60)
+            assert not reader.is_alive()
+            assert stream.result.finish_reason == "cancelled"
+            with pytest.raises(StopIteration):
+                next(stream)
+    finally:
+        ending.set()
+        company.join(60)
+    assert not failed
+    for model in pair:
+        assert not model._open  # type: ignore[attr-defined]
+
+
+def test_two_readers_of_one_stream_are_told(pair: tuple[TextModel, TextModel]) -> None:
+    """Nothing is lost silently, as where a stream was closed."""
+    target, _ = pair
+    found: list[str] = []
+
+    def asks(tokens: Tensor, scores: Tensor) -> Tensor:
+        if not found:
+            with pytest.raises(ValueError, match="already executing") as error:
+                next(stream)
+            found.append(str(error.value))
+        return scores
+
+    stream = outrider.stream(target, PROMPTS[0], draft=None, processors=[asks], max_new_tokens=4)
+    assert "".join(stream) == stream.result.text
+    assert found
+
+
+def test_a_stream_that_is_open_when_python_ends_says_nothing(target_folder: Path) -> None:
+    code = "import sys, outrider; s = outrider.stream(outrider.load(sys.argv[1]), 'abc', draft=None); next(s)"
+    told = subprocess.run([sys.executable, "-c", code, str(target_folder)], capture_output=True, text=True, check=True)
+    assert not told.stderr
 
 
 def test_a_generation_inside_of_a_round_of_the_same_engine(pair: tuple[TextModel, TextModel]) -> None:

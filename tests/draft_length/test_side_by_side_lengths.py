@@ -9,8 +9,8 @@ import torch
 
 import outrider
 from outrider.costs import Costs, DraftSeconds, costs_by, costs_of_a_list, kept, measured_costs
-from outrider.costs.book import ENOUGH_ROWS, CostBook
-from outrider.costs.measure import batch_sizes
+from outrider.costs.book import CostBook
+from outrider.costs.measure import LIST_ROWS, batch_sizes
 from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, Prospect, Trial
 from outrider.draft_length.base import LengthState
@@ -154,7 +154,7 @@ def test_few_tables_serve_lists_of_any_length(monkeypatch: pytest.MonkeyPatch) -
         assert [costs.verify(n) for n in (1, 2, 4)] == pytest.approx([1.0 + n * rows for n in (1, 2, 4)])
         assert costs.verify(1, 74) == pytest.approx(1.0 + rows + 10 * 0.5 * rows)
         assert Costs.from_dict(costs.to_dict()) == costs
-    assert asked == [2, 8, ENOUGH_ROWS]
+    assert asked == [2, 8, LIST_ROWS[-1]]
     asked.clear()
     with costs_by(CostBook(5)), costs_of_a_list(9):  # of a run, which has its own
         assert measured_costs(TableModel(torch.full((3, 3), 1 / 3))).rows == 5

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.decode import Request, decode
 from outrider.draft_length import FixedLength, SimplePlan
-from outrider.drafters import PromptLookupDrafter, SuffixDrafter
+from outrider.drafters import PromptLookupDrafter, SuffixDrafter, token_store
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.token_store import TokenStore
@@ -206,6 +206,17 @@ def test_a_store_that_several_write_at_once_loses_nothing(tmp_path: Path) -> Non
     runs = [held[at : at + 50] for at in range(0, len(held), 50)]
     assert all(len(set(run)) == 1 for run in runs)
     assert sorted(run[0] for run in runs) == sorted([0, 1, 2, 3] * 20)
+
+
+def test_of_a_large_store_its_last_tokens_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_store, "LAST", 5)
+    store = TokenStore(tmp_path / "store", "x")
+    assert store.read() == []
+    for count in (3, 4):
+        store.append(range(count))
+    with store.path.open("ab") as file:
+        file.write(b"\x01\x02\x03")  # a write cut short
+    assert store.read() == [2, 0, 1, 2, 3]
 
 
 def test_an_empty_store_is_begun(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from outrider.drafters import (
 )
 from outrider.drafters.checked import _with_good_values
 from outrider.errors import ParameterError
+from outrider.forced import draft_laws_along
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from tests.helpers.samples import ALARM, LENGTH, V, p_value, samples_of
@@ -230,6 +231,10 @@ PROSPECTS: dict[str, tuple[Any, str]] = {
     "nameless": ([Prospect(any_of(None))], "prospects with a name, a text, got None"),
     "seconds that are text": ([Prospect("own", step_seconds=any_of("a"))], "whose step_seconds are 0 or more, got 'a'"),
     "no seconds": ([Prospect("own", start_seconds=math.nan)], "whose start_seconds are 0 or more, got nan"),
+    "too sure": ([Prospect("own", first=7.0)], r"whose first is in \[0, 1\], got 7.0"),
+    "less than never": ([Prospect("own", later=-0.5)], r"whose later is in \[0, 1\], got -0.5"),
+    "not known": ([Prospect("own", first=math.nan)], r"whose first is in \[0, 1\], got nan"),
+    "no weight": ([Prospect("own", tests=0.0)], "whose tests are more than 0, got 0.0"),
     "a kind without a hash": ([Prospect("own", kind=any_of([1]))], r"whose kind has a hash, got \[1\]"),
 }
 
@@ -247,6 +252,22 @@ def test_what_are_no_prospects_is_refused_in_one_line(name: str) -> None:
             with pytest.raises(ParameterError, match=said) as error:
                 decode(table(1, 5), [Request([1, 2, 1, 2], 9, RandomStream(0))], SamplingSettings(), drafter, length)
             assert "\n" not in str(error.value)
+
+
+def test_what_is_measured_along_a_text_is_checked_too() -> None:
+    """Audits, `tune` and `bench alpha` tell of laws that nobody draws from otherwise."""
+
+    class Twice(PromptLookupDrafter):
+        def propose(self, rows: list[DraftRow], plans: list[Plan], context: DraftContext) -> Proposal:  # type: ignore[override]
+            made = super().propose(rows, plans, context)
+            probs = 2.0 * torch.nn.functional.one_hot(made.tokens, context.vocab_size).double()
+            return Proposal(made.tokens, made.lengths, probs)
+
+    target, tokens = table(1, 5), [1, 2, 1, 2, 1]
+    laws = draft_laws_along(PromptLookupDrafter(), target, tokens, 3, WARM)
+    assert torch.cat(list(laws)).argmax(-1).tolist() == [2, 1]
+    with pytest.raises(ParameterError, match="drafter prompt-lookup must propose distributions"):
+        list(draft_laws_along(Twice(), target, tokens, 3, WARM))
 
 
 def test_one_without_a_name_is_refused() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import outrider
-from outrider.acceptance.lenience import lenient_betas, lenient_law, near_best, soft, verify_lenient, verify_near_best
+from outrider.acceptance.lenience import lenient_betas, lenient_law, near_best, verify_lenient, verify_near_best
 from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.cli.main import run
 from outrider.compare import compare
@@ -188,7 +188,7 @@ def test_greedy_lenience_keeps_tokens_near_the_best_and_only_those(lenience: flo
         (row,), (records,) = generated(settings, lenience, samples=1, target=target)
         origins = [origin for record in records for origin in record.origins]
         for i, token in enumerate(row):
-            law = standardize(target.probs_after([*PROMPT, *row[:i]]).log().unsqueeze(0), soft(settings))[0]
+            law = standardize(target.probs_after([*PROMPT, *row[:i]]).log().unsqueeze(0), settings.processed_only())[0]
             assert law[token] >= lenience * law.max() - ROUNDING
             assert (origins[i] == "lenient") == (token != int(law.argmax()))
             other += origins[i] == "lenient"

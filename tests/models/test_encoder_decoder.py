@@ -30,6 +30,7 @@ from outrider.drafters import (
 from outrider.models.base import Source
 from outrider.models.decoder_rules import decoder_prefix
 from outrider.models.encoder_decoder import EncoderDecoderModel
+from outrider.models.encoder_states import source_key
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.request.own_rules import with_own_rules
@@ -137,6 +138,39 @@ def test_a_draft_with_the_targets_encoder_does_not_run_its_own(architecture: str
     for model in (target, draft):
         assert not model._open
         assert not model._states
+
+
+@pytest.mark.parametrize("architecture", ["T5", "Bart"])
+def test_what_an_encoder_made_with_other_weights_is_not_read(architecture: str) -> None:
+    """A policy that drafted for its reference once, and is trained while a stream of the reference, or its own, is open."""
+    reference, policy = EncoderDecoderModel(module(architecture)), EncoderDecoderModel(module(architecture))
+    source, sampling = some_source(policy, 0), SamplingSettings()
+    drafter = ModelDrafter(policy)
+    drafter.bind(reference)
+
+    def written(model: EncoderDecoderModel, draft: ModelDrafter | None = None) -> list[int]:
+        return decode(model, [request(model, source, 8)], sampling, draft, FixedLength(2))[0][0]
+
+    before = written(reference, drafter)
+    assert written(policy) == before
+    streams = [model.open(8, source) for model in (reference, policy)]
+    with torch.no_grad():
+        for number, parameter in enumerate(policy.module.get_encoder().parameters()):
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    fresh = EncoderDecoderModel(module(architecture))
+    fresh.module.load_state_dict(policy.module.state_dict())
+    wanted = policy.module.get_encoder()(**policy._inputs(source)).last_hidden_state
+    opened = policy.open(8, source)
+    torch.testing.assert_close(policy._states.known(source_key(policy._inputs(source))), wanted)
+    opened.close()
+    assert written(policy) == written(fresh)
+    drafter.bind(reference)
+    assert written(reference, drafter) == before  # it is another encoder now
+    assert policy._states._lender is None
+    for stream in streams:
+        stream.close()
+    assert not policy._states
+    assert not reference._states
 
 
 def request(model: EncoderDecoderModel, source: Source, count: int, seed: int = 0, row: int = 0) -> Request:

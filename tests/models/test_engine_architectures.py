@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from outrider.errors import ContextLengthError, ModelError, ParameterError
+from outrider.models.base import scores_alternatives
 from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.kinds import engine_kind
+from outrider.models.probe import _tokens
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.support.device_data import pad_rows
@@ -202,6 +205,43 @@ def test_a_slot_is_clean_for_the_next_sequence() -> None:
     alone = model.open()
     torch.testing.assert_close(got[:2], score(model, [alone], [[3, 4]])[0][:2])
     alone.close()
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Mamba"])
+def test_vocabularies_of_any_size_are_probed(architecture: str) -> None:
+    """With tokens that there are, which are not all the same one."""
+    for size in (2, 3, 5, 7, 14):
+        no_others: dict[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+        model = engine_kind(made := module(architecture, vocab_size=size, **no_others))(made)
+        assert len(set(_tokens(model, 8))) == min(size, 8)
+        assert scores_alternatives(model) == (architecture != "Mamba")
+
+
+def test_a_long_text_leaves_no_room_in_every_slot() -> None:
+    """Once nobody is there; the texts are the same."""
+    model = TransformersModel(module("Llama", max_position_embeddings=20 * MIN_CAPACITY))
+
+    def several() -> list[Tensor]:
+        sequences = [model.open(20) for _ in range(3)]
+        out = score(model, sequences, [[3, 4, 5], [6], [7, 8]])
+        for sequence in sequences:
+            sequence.close()
+        return out
+
+    before = several()
+    assert model._cache.capacity == MIN_CAPACITY
+    beside, long = model.open(20), model.open(10 * MIN_CAPACITY)
+    score(model, [beside, long], [[9], [1, 2]])
+    long.close()
+    third = model.open(20)
+    assert model._cache.capacity == 10 * MIN_CAPACITY  # somebody is there
+    for sequence in (third, beside):
+        sequence.close()
+    assert all(torch.equal(*both) for both in zip(before, several(), strict=True))
+    assert model._cache.capacity == MIN_CAPACITY
+    model.open(2 * MIN_CAPACITY).close()
+    model.open(20).close()
+    assert model._cache.capacity == 2 * MIN_CAPACITY  # not for a little
 
 
 def test_a_model_that_ignores_positions_is_refused() -> None:

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 
+import outrider
 from outrider.models.attention.shared_keys import SHARED_KEYS, attend
 from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.passes import recorded
@@ -204,6 +205,14 @@ def test_hooks_for_all_modules_and_autocast_have_ordinary_passes(cache: Path) ->
     record_now(fresh)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(one_token(unpacked, 9), one_token(fresh, 9))
+
+
+def test_packed_layers_take_what_autocast_makes(target_folder: Path) -> None:
+    """Their own kind of numbers alone, on processors whose kernels know no others."""
+    packed, plain = outrider.load(target_folder, dtype="float32"), outrider.load(target_folder, dtype="float32", pack=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [outrider.generate(model, "the quick", draft=None, max_new_tokens=3) for model in (packed, plain)]
+    assert [len(one.tokens) for one in found] == [3, 3]
 
 
 def test_a_pass_over_a_model_with_a_cache_of_its_own_leaves_it_alone(cache: Path) -> None:

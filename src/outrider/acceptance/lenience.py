@@ -28,15 +28,12 @@ Both are pure functions of tensors, like `verify`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.sampling.draw import draw
 from outrider.settings.drafting import check_lenience
-from outrider.settings.sampling import SamplingSettings
 from outrider.theory import lenient_acceptance_probability
 
 
@@ -96,11 +93,6 @@ def _kept(tokens: Tensor, num_accepted: Tensor) -> Tensor:
 def near_best(soft_probs: Tensor, lenience: float) -> Tensor:
     """Which tokens have at least lenience times the greatest probability, and one at all. [.., V] → bool [.., V]"""
     return (soft_probs >= lenience * soft_probs.amax(-1, keepdim=True)) & (soft_probs > 0)
-
-
-def soft(settings: SamplingSettings) -> SamplingSettings:
-    """The settings of the law that greedy lenience compares: as they are, but for temperature 1 and no truncation."""
-    return replace(settings, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def lenient_law(target_probs: Tensor, draft_probs: Tensor, lenience: float) -> Tensor:

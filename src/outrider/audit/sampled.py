@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.audit.planted import BONUS_FAULTS, FAULTS, bonus_law, fault_law
-from outrider.audit.support import engine_rounding, processed_only, rounding_needed, truncated_first
+from outrider.audit.support import engine_rounding, rounding_needed, truncated_first
 from outrider.audit.temperature import TemperatureFit
 from outrider.audit.text import Text
 from outrider.audit.transform import keys, likelihood_key, transform
@@ -261,7 +261,7 @@ class TextAudit:
         before, token = text.tokens[:at], text.tokens[at]
         # In float64, which does not take unlikely tokens for impossible ones.
         (law,) = standardized_along(
-            iter([logits.double().unsqueeze(0)]), text.tokens, at, text.prompt_length, processed_only(self.sampling)
+            iter([logits.double().unsqueeze(0)]), text.tokens, at, text.prompt_length, self.sampling.processed_only()
         )
         processed = law[0].log()
         needed = rounding_needed(processed, token, self.sampling)

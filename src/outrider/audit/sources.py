@@ -1,14 +1,15 @@
 """Where audited texts come from: our own decoder, a file of any engine's outputs, a server.
 
 A file holds JSON lines: {"prompt": text or token ids, "tokens": generated ids}, "audio" and a WAV file in place of the
-prompt for models that hear. Optional: "rounds", as [tokens, drafted,
-accepted] each; the sampling settings ("temperature", "top_p", "top_k", "min_p"), "target" and "draft", which must not differ
-from what is audited. Texts must be independent samples, so none may be there twice.
+prompt for models that hear. Optional: "rounds", as [tokens, drafted, accepted] each; the sampling settings ("temperature",
+"top_p", "top_k", "min_p"), "target" and "draft", which must not differ from what is audited. Texts must be independent
+samples, so none may be there twice.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -178,7 +179,7 @@ def drop_torn_line(path: Path) -> None:
     """Remove a last line that was cut short: its text is made again."""
     whole = path.read_bytes()
     if whole and not whole.endswith(b"\n"):
-        path.write_bytes(whole[: whole.rfind(b"\n") + 1])
+        os.truncate(path, whole.rfind(b"\n") + 1)
 
 
 def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], recordings: Recordings) -> Text:
@@ -208,8 +209,8 @@ def _parse(line: str, where: str, target: TextModel, wanted: dict[str, Any], rec
         raise ParameterError(f"{where}: {other} is {entry.get(other, False)!r}, audited is {audited!r}: {remedy}")
     ids = [] if isinstance(read, Audio) else read
     wrong = [token for token in (*ids, *new) if not 0 <= token < target.vocab_size]
-    if wrong or not new or not read:
-        what = f"token {wrong[0]}" if wrong else "no tokens"
+    if wrong or not read:
+        what = f"token {wrong[0]}" if wrong else "no tokens in its prompt"
         raise ParameterError(f"{where}: tokens must be in 0 … {target.vocab_size - 1}, got {what}: another tokenizer?")
     context = None if has_encoder(target) else target.max_length
     if context is not None and len(ids) + len(new) > context + 1:

@@ -1,4 +1,6 @@
-"""Our own texts, written by the actors of a Ray cluster: the same as `sources.own_texts` writes, in the same order."""
+"""Our own texts, written by the actors of a Ray cluster: those that `sources.own_texts` writes, in the same order. With an
+adaptive length above temperature 0 they are others of the same law: there rows learn from each other in one process.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -75,8 +74,3 @@ def truncated_first(logits: Tensor, token: int, settings: SamplingSettings) -> b
     """
     truncated = SamplingSettings(temperature=1.0, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
     return bool(standardize(logits.unsqueeze(0), truncated)[0, token] > 0)
-
-
-def processed_only(settings: SamplingSettings) -> SamplingSettings:
-    """Bias, penalties and processors alone."""
-    return replace(settings, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

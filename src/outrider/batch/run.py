@@ -36,7 +36,7 @@ def run_here(setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep:
 
 @dataclass
 class Tally:
-    """What was computed since the start. seconds: of phases, added up over the prompts."""
+    """What was computed since the start."""
 
     started: float = field(default_factory=time.perf_counter)
     prompts: int = 0

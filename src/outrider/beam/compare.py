@@ -8,7 +8,7 @@ very texts that differ, by scoring them in passes of several widths, instead of 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -82,7 +82,6 @@ class Agreement:
             "speedup": self.speedup,
             "identical": self.identical,
             "agreement": self.text,
-            "sequences": [asdict(one) for one in self.speculative.sequences],
         }
 
 

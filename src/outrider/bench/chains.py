@@ -20,6 +20,7 @@ from outrider.costs import DraftSeconds
 from outrider.draft_length.base import Plan, Prospect, SimplePlan
 from outrider.drafters import Drafter, ModelDrafter, NgramDrafter
 from outrider.drafters.base import DraftContext
+from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.drafters.other_tokenizer import IntersectionDrafter
 from outrider.forced import target_laws_along
 from outrider.models.base import LanguageModel, open_sequence
@@ -95,10 +96,11 @@ def record_chains(target: LanguageModel, drafter: Drafter, text: Recorded) -> Re
         prefill(target, [sequence], [known[: start - 1]])
         drafter.begin([row], context)
         for at in range(start, len(known)):
-            (prospect,) = drafter.prospects(row)
+            (prospect,) = prospects_of(drafter, row)
             if isinstance(stream, _Coupled):
                 stream.begin(at)
-            proposal = drafter.propose([row], [SimplePlan(limit=LONGEST, gated=prospect.gated)], context)
+            plan = SimplePlan(limit=LONGEST, gated=prospect.gated)
+            proposal = proposal_from(drafter, [row], [plan], context)
             signals = proposal.signals[0] if proposal.signals is not None else []
             chains.append(Chain(prospect, proposal.tokens[0, : proposal.lengths[0]].tolist(), signals))
             row.tokens.append(known[at])

@@ -19,7 +19,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from outrider.acceptance.lenience import lenient_betas, lenient_law, soft
+from outrider.acceptance.lenience import lenient_betas, lenient_law
 from outrider.audit.sampled import TextAudit
 from outrider.audit.text import Text
 from outrider.audit.verdict import judge
@@ -141,7 +141,7 @@ class Drift:
 
 def read(target: TextModel, draft: Drafter, sampling: SamplingSettings, text: Text, lenience: float) -> Drift:
     """Target and draft along a text, and what its lenience did to the laws. sampling: as of `law_along`."""
-    own = soft(sampling) if sampling.greedy else sampling
+    own = sampling.processed_only() if sampling.greedy else sampling
     laws = target_laws_along(target, text.tokens, text.prompt_length, own, text.source)
     drafts = draft_laws_along(draft, target, text.tokens, text.prompt_length, sampling, text.source)
     done, sums = 0, torch.zeros(6, dtype=torch.float64)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import outrider
+from outrider.support.processor import processor
 
 ENGINES = ("openvino", "llama-cpp-python", "xllamacpp", "openvino-genai", "gguf")
 
@@ -18,7 +19,7 @@ ENGINES = ("openvino", "llama-cpp-python", "xllamacpp", "openvino-genai", "gguf"
 def machine() -> dict[str, object]:
     """Processor, threads, versions."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -37,12 +38,3 @@ def _engines() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor()

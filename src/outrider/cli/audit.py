@@ -289,7 +289,7 @@ def _fresh(
 def _spread(
     model: TextModel, sampling: SamplingSettings, wanted: _Wanted, length: int | OptimalLength | None, tokens: int, done: int
 ) -> Iterator[Text]:
-    """The same texts as one process would write, by actors that load the models for themselves."""
+    """By actors that load the models for themselves (`audit.spread`)."""
     from outrider.audit.sources import ROWS
     from outrider.audit.spread import spread_texts
 

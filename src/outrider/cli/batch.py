@@ -125,13 +125,14 @@ def _setup(models: ModelChoice, given: dict[str, Any], defaults: dict[str, Any])
 
 def settings_of(setup: Setup, asked: Prompts) -> dict[str, object]:
     """What all parts of a run must share: not where it runs, nor how many processes share the work."""
-    from outrider.request.draft_specs import AUTO
+    from outrider.request.draft_specs import AUTO, split_choice
 
     about = {name: getattr(setup, name) for name in ("target", "draft", "chat", "dtype", "engine")}
     length = setup.num_draft_tokens
     asked_for = length if isinstance(length, int) else f"optimal:{length.alpha}" if length else "auto"
     about["num_draft_tokens"] = asked_for if setup.draft else 0
-    fixed = isinstance(length, int) and len(setup.draft) == 1 and AUTO not in setup.draft
+    named = [part for spec in setup.draft for part in split_choice(spec)]
+    fixed = isinstance(length, int) and len(named) == 1 and AUTO not in named
     if setup.draft and not fixed:  # how many are drafted, or by whom, follows from the costs of so many rows
         about["batch_size"] = setup.batch_size
     return {"command": "batch", "input_sha256": asked.digest, **about, **setup.defaults}

@@ -20,14 +20,12 @@ def calibrate(models: ModelChoice, as_json: bool) -> None:
     """Measure the seconds to score n new tokens with the target, and to draft one."""
     model = models.load_target()
     from outrider.costs import forget_costs, measured_costs
-    from outrider.drafters import Drafter, ModelDrafter
+    from outrider.drafters import Drafter
 
     drafter = models.load_draft(model)
-    forget_costs(model)
     drafter.bind(model)
-    for part in drafter.parts():
-        if isinstance(part, ModelDrafter):
-            forget_costs(part.model)
+    for engine in (model, *drafter.engines()):
+        forget_costs(engine)
     started = time.perf_counter()
     drafter.measure()
     costs = measured_costs(model)

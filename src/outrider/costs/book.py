@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from outrider.costs.kept import held_or_measured, kept_costs
-from outrider.costs.measure import batch_sizes
+from outrider.costs.measure import LIST_ROWS, batch_sizes
 from outrider.costs.pass_timer import Follows
 from outrider.costs.table import Costs, PadsWidths
 from outrider.models.base import LanguageModel, is_flat
-
-ENOUGH_ROWS = 16  # of passes that are measured for a list: four tokens of each are as much work as a pass is quick for
 
 
 @dataclass
@@ -35,7 +32,7 @@ class CostBook:
     @classmethod
     def of_a_list(cls, rows: int) -> CostBook:
         """For so many rows that come once: few tables serve all such numbers, and take no longer than small passes."""
-        return cls(rows, measured=min(1 << (rows - 1).bit_length(), ENOUGH_ROWS))
+        return cls(rows, measured=min(1 << (rows - 1).bit_length(), LIST_ROWS[-1]))
 
     def of_fewer(self, rows: int) -> CostBook:
         """For so many of the rows, out of tables of one row and of all: nothing is measured but these."""
@@ -133,4 +130,4 @@ def pad_as_known(model: LanguageModel) -> None:
 
 
 def _pad(model: PadsWidths, costs: Costs) -> None:
-    model.pad_widths(lru_cache(maxsize=4096)(costs.width))
+    model.pad_widths(costs.width)

@@ -1,4 +1,4 @@
-"""Cost tables kept in memory and on disk, once per model and machine.
+"""Cost tables kept in memory and on disk, once per model, number of rows, kind of processor and number of threads.
 
 They are not measured anew in each run, and a process that has a table keeps it unless `forget_costs` is called: the adaptive
 draft length follows from these numbers, so they must be the same for the same seed to give the same tokens.
@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,11 +19,12 @@ from statistics import median
 
 import torch
 
-from outrider.costs.measure import ATTEMPTS, LONG_CONTEXT, LONG_SIZES, batch_sizes, measure_settled, sizes_of
+from outrider.costs.measure import ATTEMPTS, LIST_ROWS, LONG_CONTEXT, LONG_SIZES, batch_sizes, measure_settled, sizes_of
 from outrider.costs.table import CONTEXT, Costs, PadsWidths
 from outrider.errors import CacheFolderError
 from outrider.models.base import LanguageModel
 from outrider.support.cache_folder import cache_folder, told, warn_unkept
+from outrider.support.processor import processor_kind
 from outrider.support.whole_files import replace_whole
 
 REFUTED = 2.0  # rounds that take this many times as long or as short as the table says: it was measured at a bad moment
@@ -113,10 +113,11 @@ def _forget_key(key: str) -> None:
 
 
 def forget_costs(model: LanguageModel) -> None:
-    """Make the next `measured_costs` of this model measure anew."""
-    key = _key(model)
-    _forget_key(key)
-    _unlink(key)
+    """Make the next `measured_costs` of this model measure anew, for one row and for lists of prompts."""
+    for rows in (1, *LIST_ROWS):
+        key = _key(model, rows)
+        _forget_key(key)
+        _unlink(key)
 
 
 def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]]) -> bool:
@@ -167,7 +168,7 @@ def _unlink(key: str) -> None:
 
 
 def _key(model: LanguageModel, rows: int = 1) -> str:
-    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor_kind()
     kind = getattr(model, "fingerprint", id(model))
     parts = [model.name, kind, model.vocab_size, device, os.cpu_count(), torch.get_num_threads()]
     parts += [

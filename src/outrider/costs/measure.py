@@ -18,6 +18,8 @@ SIZES = (1, 2, 4, 6, 8, 12, 17)
 PADDED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 17)  # four tokens may be quicker than three: each has to be seen
 BATCH_SIZES, FEW_SIZES = (1, 2, 4, 8, 16), 3  # of each of several rows: passes of so many tokens or fewer, these at least
 WIDE = 64
+# Of the passes that are measured for lists: sixteen rows of four tokens are as much work as a pass is quick for.
+LIST_ROWS = (2, 4, 8, 16)
 LONG_SIZES = (1, 2, 8, 17)
 SIZES_BEHIND = (1, 2, 5, 33)  # of a draft that reads another model's states: few tokens a round, many after a pause
 LONG_CONTEXT = 2048

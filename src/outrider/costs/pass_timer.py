@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -100,12 +101,12 @@ class PassTimer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for sequence in self._sequences:
-            sequence.close()
-        if self._lead is not None:
-            self._lead.close()
-        if isinstance(self.model, KeepsWidth):
-            self.model.keep_width(True)
+        with ExitStack() as stack:  # whatever one of them raises, the others are closed, those behind another one first
+            if isinstance(self.model, KeepsWidth):
+                stack.callback(self.model.keep_width, True)
+            for sequence in (self._lead, *self._sequences):
+                if sequence is not None:
+                    stack.callback(sequence.close)
 
     @property
     def _rides(self) -> bool:

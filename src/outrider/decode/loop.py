@@ -5,7 +5,8 @@ acceptance rule says what each row keeps. The newest token of a row is always un
 so that one pass yields the laws for the draft *and* for the token after it.
 
 Rows may join between rounds (`admit`), so that a finished row's place is taken at once: continuous batching. What a row
-draws, drafts and accepts depends on the row alone, whatever rows keep it company.
+writes has the same law whatever rows keep it company; where the draft length does not learn from other rows
+(`DraftLength.together`), the same seed also gives it the same tokens.
 
 The loop knows token ids only.
 """
@@ -42,7 +43,7 @@ Done = TypeVar("Done")
 
 
 class Decoder:
-    """One batch being generated: iterate over `rounds()`; `rows` and `prefill_seconds` can be read at any time.
+    """One batch being generated: iterate over `rounds()`; `rows` can be read at any time.
 
     Without requests it is a batch that others fill: `admit` and `step` in turn, `dismiss` for rows that are done with, and
     `close` at the end. Several threads may each have one over the same engines: their rounds take turns (`alone`).
@@ -73,7 +74,6 @@ class Decoder:
         self._wanted = drafter if length is not None else None
         self.target = target
         self.drafter = drafter if length is None or drafter is None else worth_while(drafter, length, sampling)
-        self.prefill_seconds = 0.0
         self.rows: list[Row] = []
         self._requests = requests
         self._admitted = 0
@@ -92,14 +92,18 @@ class Decoder:
         try:
             if not self._requests:
                 raise ParameterError("requests must not be empty: give at least one prompt")
-            admitted = self.admit(self._requests)
-            self.prefill_seconds = admitted[0].prefill_seconds
+            self.admit(self._requests)
             while not self._cancelled() and (made := self.step()):
                 yield made
             for row in self.rows:
                 row.finish_reason = row.finish_reason or "cancelled"
-        finally:
+        except GeneratorExit:  # by whoever reads no further, who should not have to wait for the rounds of others
+            self._alone.finish(self._close_all, wait=False)
+            raise
+        except BaseException:
             self.close()
+            raise
+        self.close()
 
     def admit(self, requests: Many[Request]) -> list[Row]:
         """Let further sequences join, their prompts read together. → their rows, numbered on from those before

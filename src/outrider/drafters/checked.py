@@ -54,6 +54,13 @@ def _check_prospect(who: str, one: Prospect) -> None:
         value = getattr(one, name)
         if not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
             raise ParameterError(f"{who} must offer prospects whose {name} are 0 or more, got {value!r:.60}")
+    for name in ("first", "later"):
+        value = getattr(one, name)
+        if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+            raise ParameterError(f"{who} must offer prospects whose {name} is in [0, 1], got {value!r:.60}")
+    tests: object = one.tests
+    if not isinstance(tests, Real) or not 0 < float(tests) < float("inf"):
+        raise ParameterError(f"{who} must offer prospects whose tests are more than 0, got {tests!r:.60}")
     if not isinstance(one.kind, Hashable):
         raise ParameterError(f"{who} must offer prospects whose kind has a hash, got {one.kind!r:.60}")
 

@@ -7,7 +7,6 @@ again, and a roll-back is the target's. How well it drafts depends on training: 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext
@@ -25,6 +24,8 @@ PRIOR = 0.3  # most checkpoints were not made for it: to be probed before it is 
 
 class EarlyExitDrafter(ModelDrafter):
     """layers: how many of the target's layers draft, a third of them by default."""
+
+    first = later = PRIOR
 
     def __init__(self, layers: int | None = None) -> None:
         if layers is not None:
@@ -70,7 +71,7 @@ class EarlyExitDrafter(ModelDrafter):
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         row.state.truncate(row.sequence.length)
-        return [replace(prospect, first=PRIOR, later=PRIOR) for prospect in super().prospects(row)]
+        return super().prospects(row)
 
     def observe(self, rows: Many[DraftRow]) -> None:
         for row in rows:

@@ -40,7 +40,7 @@ class HeadDrafter(ModelDrafter):
     the name of one on the hub; None for the one shipped for the target.
 
     step_seconds: what a drafted token costs, if it need not be measured. dtype: of its weights, float (the type of the
-    target's states), int8, or auto: int8 beside a target whose weights are quantized or in float32, where there are kernels.
+    target's states), int8, or auto (`heads.opening.HEAD_DTYPES`).
 
     A row's state is its sequence in the head. It holds a prefix of the row's tokens, all of them scored with the target's
     states; what was scored with the head's own is forgotten after the round.

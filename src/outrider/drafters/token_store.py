@@ -41,9 +41,11 @@ class TokenStore:
 
     def read(self) -> list[int]:
         """The last tokens, at most `LAST` of them. A half-written last number is ignored."""
-        data = self.path.read_bytes()[len(self._head) :]
-        ids = np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
-        return ids[-LAST:].tolist()  # type: ignore[no-any-return]
+        count = self.count()
+        with self.path.open("rb") as file:
+            file.seek(len(self._head) + 4 * max(0, count - LAST))
+            data = file.read(4 * min(count, LAST))
+        return np.frombuffer(data, dtype="<u4").tolist()  # type: ignore[no-any-return]
 
     def count(self) -> int:
         """How many tokens it holds now."""

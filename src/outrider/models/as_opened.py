@@ -14,8 +14,8 @@ from outrider.models.limits import context_limit
 
 @dataclass(frozen=True)
 class AsOpened:
-    """embeddings: the shape of the token table. windows: how far back layers see
-    (`masks.AttentionPattern`). positions: how many there are.
+    """embeddings: the shape of the token table. windows: how far back layers see (`masks.AttentionPattern`). positions: how
+    many there are.
     """
 
     dtype: torch.dtype
@@ -56,5 +56,5 @@ def decoder_config(module: Any) -> Any:
 
 def refuse_training(module: Any, name: str) -> None:
     """Raise `ParameterError` if its passes are those of a training."""
-    if module.training:
+    if any(part.training for part in module.modules()):
         raise ParameterError(f"{name} is in training mode, with dropout that no draft foresees: call .eval()")

@@ -27,7 +27,7 @@ from outrider.models.cache.masks import make_mask
 from outrider.models.cache.row_positions import at_positions, position_modules
 from outrider.models.cache.slot_cache import Placement
 from outrider.models.cache.slots import SlotSequence
-from outrider.models.encoder_states import EncoderStates, same_weights, source_key
+from outrider.models.encoder_states import EncoderStates, Stamp, same_weights, source_key, stamp
 from outrider.models.limits import context_limit
 from outrider.models.transformers_model import TransformersModel
 from outrider.support.inference import in_inference_mode
@@ -63,9 +63,10 @@ class EncoderDecoderModel(TransformersModel):
         self._max_length = None if self._biased else _decoder_limit(config)
         self._longest_source = None if self._biased or self._hears else context_limit(config)
         self._size = int(config.hidden_size)
-        self._read_by: dict[SlotSequence, bytes] = {}  # who has read what
-        self._states = EncoderStates()
-        self._compared: tuple[Any, bool] = (None, False)  # a model (weakly), and whether its encoder is the same
+        self._read_by: dict[SlotSequence, tuple[bytes, Stamp]] = {}  # who has read what, and with which weights
+        self._states = EncoderStates(self._encoder_stamp)
+        # A model (weakly), both encoders' stamps, and whether they were the same
+        self._compared: tuple[Any, tuple[Stamp, ...], bool] = (None, (), False)
 
     def _num_layers(self, config: Any) -> int:
         return _decoder_layers(config)
@@ -89,7 +90,8 @@ class EncoderDecoderModel(TransformersModel):
     def with_a_cache_of_its_own(self) -> Self:
         """See `TransformersModel`."""
         twin = super().with_a_cache_of_its_own()
-        twin._cross, twin._read_by, twin._states = CrossCache(len(self._cross.layers)), {}, EncoderStates()
+        twin._cross, twin._read_by = CrossCache(len(self._cross.layers)), {}
+        twin._states = EncoderStates(twin._encoder_stamp)
         twin._both = EncoderDecoderCache(twin._cache, twin._cross)
         return twin
 
@@ -109,12 +111,19 @@ class EncoderDecoderModel(TransformersModel):
 
         The same: all weights are equal, and so is what both make of some source.
         """
-        compared, same = self._compared
-        if compared is None or compared() is not other:
-            same = other is not self and isinstance(other, EncoderDecoderModel) and self._has_the_encoder_of(other)
-            self._compared = weakref.ref(other), same
-            self._states.borrow(other._states if same else None)
+        if other is self or not isinstance(other, EncoderDecoderModel):
+            self._states.borrow(None)
+            return False
+        compared, stamps, same = self._compared
+        now = self._encoder_stamp(), other._encoder_stamp()
+        if compared is None or compared() is not other or stamps != now:
+            same = self._has_the_encoder_of(other)
+            self._compared = weakref.ref(other), now, same
+        self._states.borrow(other._states if same else None)
         return same
+
+    def _encoder_stamp(self) -> Stamp:
+        return stamp(self.module.get_encoder())
 
     @in_inference_mode
     def _has_the_encoder_of(self, other: EncoderDecoderModel) -> bool:
@@ -135,7 +144,8 @@ class EncoderDecoderModel(TransformersModel):
         """
         inputs = self._inputs(source)
         key = source_key(inputs)
-        reader = next((other for other, held in self._read_by.items() if held == key and other in self._open), None)
+        read = key, stamp(self.module)
+        reader = next((other for other, held in self._read_by.items() if held == read and other in self._open), None)
         sequence = super().open(reserve)
         try:
             if reader is None:
@@ -145,9 +155,9 @@ class EncoderDecoderModel(TransformersModel):
         except BaseException:
             super().release(sequence)
             if reader is None:
-                self._states.drop(key)
+                self._drop(key)
             raise
-        self._read_by[sequence] = key
+        self._read_by[sequence] = read
         return sequence
 
     def check_source(self, source: Source | None) -> None:
@@ -207,12 +217,17 @@ class EncoderDecoderModel(TransformersModel):
 
     def release(self, sequence: SlotSequence) -> None:
         """Free a sequence's slot; the last sequence moves into it, its source, too."""
-        key = self._read_by.pop(sequence, None)
-        if key is not None and key not in self._read_by.values():
-            self._states.drop(key)
+        read = self._read_by.pop(sequence, None)
+        if read is not None:
+            self._drop(read[0])
         if sequence in self._open and self._open[-1] is not sequence:
             self._cross.copy(self._open[-1].slot, sequence.slot)
         super().release(sequence)
+
+    def _drop(self, key: bytes) -> None:
+        """Keep what the encoder made of a source no longer than there are sequences that have read it."""
+        if all(key != held for held, _ in self._read_by.values()):
+            self._states.drop(key)
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, longest: int, kept: list[int] | None, at: Tensor | None = None

@@ -100,6 +100,7 @@ def _cut(module: Any, total: int, layers: int) -> Any:
     for name, child in module._modules.items():
         if isinstance(child, nn.ModuleList) and len(child) == total:
             twin._modules[name] = nn.ModuleList(list(child)[:layers])
+            twin._modules[name].training = child.training
             if hasattr(twin, "config"):
                 twin.config = copy.deepcopy(module.config)
                 twin.config.num_hidden_layers = layers

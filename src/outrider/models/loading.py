@@ -68,7 +68,7 @@ def load(
     num_tokens: leave that many rows of the head, those of the lowest ids, for a draft that costs less (`cut_head`): the
     other tokens have probability 0.
     compile: score a few tokens of one sequence by compiled passes where they are measured to be quicker (docs/engines.md).
-    The first time that takes minutes. For decoder-only models of the transformers engine, not int8.
+    The first time that takes minutes. For decoder-only models of the transformers engine, not int8 or int4.
 
     Raises `ModelError` for a model that can't be found, read, rolled back, or converted; `ParameterError` for values that
     an option can't have, and for options that there are not (`unknown`).

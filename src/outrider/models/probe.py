@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 
 
+SMALL = 50  # tokens of any vocabulary that is not smaller
+
+
 def allowed(model: TransformersModel) -> float:
     """How much of the logits' spread passes of a model may differ by, in root mean square.
 
@@ -44,8 +47,7 @@ def off_by(found: Tensor, wanted: Tensor) -> float:
 
 def probe(model: TransformersModel) -> None:
     """Raise `ModelError` if rows of different length, a roll-back, or a later position change the logits."""
-    limit = min(model.vocab_size, 50)
-    tokens = [(7 * i + 3) % limit for i in range(8)]
+    tokens = _tokens(model, 8)
     try:
         with torch.inference_mode():
             plain = plain_logits(model, tokens)
@@ -66,8 +68,7 @@ def reads_alternatives(model: TransformersModel) -> bool:
 
     A model may derive positions in its own way, or read masks otherwise than they say.
     """
-    limit = min(model.vocab_size, 50)
-    tokens = [(7 * i + 3) % limit for i in range(6)]
+    limit, tokens = min(model.vocab_size, SMALL), _tokens(model, 6)
     other, after = (tokens[4] + 1) % limit, (tokens[5] + 2) % limit
     try:
         with torch.inference_mode():
@@ -78,13 +79,20 @@ def reads_alternatives(model: TransformersModel) -> bool:
     return off_by(found, plain) <= TOLERANCE.get(model.dtype, 0.15)
 
 
+def _tokens(model: Any, count: int) -> list[int]:
+    """Some, as different as the vocabulary allows."""
+    limit = min(model.vocab_size, SMALL)
+    step = next(step for step in (7, 5, 3) if limit % step)
+    return [(step * i + 3) % limit for i in range(count)]
+
+
 def _beside(model: TransformersModel, tokens: list[int], other: int, after: int) -> Tensor:
     """Logits after `other` in the place of tokens[4], and after the token that follows it once it was taken. [2, V]"""
     longer, ours = model.open(), model.open()
     try:
         model.score([longer, ours], *pad_rows([tokens, tokens[:3]], model.device), "none")
         new, lengths = pad_rows([tokens[:2], tokens[3:6]], model.device)
-        others = torch.tensor([[1, 2], [tokens[0], other]], device=model.device)
+        others = torch.tensor([tokens[1:3], [tokens[0], other]], device=model.device)
         first = model.score_beside([longer, ours], new, lengths, others, [[0], [0, 1]])[1, lengths[1] + 1]
         model.take_alternative(ours, 4, 1)
         second = model.score([ours], *pad_rows([[after]], model.device), "all")
@@ -124,7 +132,7 @@ def _through_cache(model: TransformersModel, tokens: list[int]) -> Tensor:
     longer, ours = open_sequence(model, theirs), open_sequence(model, mine)
     try:
         model.score([longer, ours], *pad_rows([tokens[:6], tokens[:2]], model.device), "none")
-        model.score([longer, ours], *pad_rows([tokens[6:7], [tokens[2], 1, 2]], model.device), "none")
+        model.score([longer, ours], *pad_rows([tokens[6:7], [tokens[2], *tokens[5:7]]], model.device), "none")
         ours.truncate(3)
         model.score([ours], *pad_rows([tokens[3:4]], model.device), "none")
         out = model.score([longer, ours], *pad_rows([tokens[7:8], tokens[4:]], model.device), "all")

@@ -208,7 +208,7 @@ class TransformersModel(StatesModel):
     def compile(self) -> None:
         """From now on score a few tokens of one sequence by compiled passes, where these are quicker here (`compiled`).
 
-        Takes a minute or more the first time. `ParameterError` for 8-bit models and encoder-decoders; a warning for what
+        Takes a minute or more the first time. `ParameterError` for quantized models and encoder-decoders; a warning for what
         can't be compiled or gains nothing, and then the model is as it was.
         """
         further = [layer for layer in self._cache.states if layer != LAST]
@@ -297,8 +297,8 @@ class TransformersModel(StatesModel):
     def scores_alternatives(self) -> bool:
         """See `ScoresAlternatives`. Tried once, when it is first asked.
 
-        Not with 8-bit weights: a token's own key lies in another column then, so its sums are added up in another order, and
-        logits must have the same bits in any pass there. Compiled passes know of no alternatives.
+        Not with quantized weights: a token's own key lies in another column then, so its sums are added up in another
+        order, and logits must have the same bits in any pass there. Compiled passes know of no alternatives.
         """
         if self.has_encoder or self.quantized or self.compiled is not None:
             return False

@@ -1,4 +1,4 @@
-"""Prompts to token ids, and the tokens that end an answer.
+"""Prompts to token ids.
 
 For an encoder-decoder the prompt is the *source*, what its encoder reads (or hears); its decoder begins with tokens that
 the model's configuration fixes.

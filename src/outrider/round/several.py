@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.acceptance.by_position import verify_by_position
-from outrider.acceptance.lenience import lenient_betas, soft, verify_lenient, verify_near_best
+from outrider.acceptance.lenience import lenient_betas, verify_lenient, verify_near_best
 from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.models.base import fit_vocabulary
 from outrider.proposal import DraftRow, Proposal, races_of
@@ -179,7 +179,7 @@ class _Lossy:
 
     def __init__(self, scorer: Scorer, logits: Tensor, contexts: list[Context] | None) -> None:
         self.lenience = scorer.lenience
-        self.soft = standardize(logits, soft(scorer.sampling), contexts) if scorer.sampling.greedy else None
+        self.soft = standardize(logits, scorer.sampling.processed_only(), contexts) if scorer.sampling.greedy else None
 
     def verify(self, probs: Tensor, proposal: Proposal, uniforms: Uniforms, drafted: Tensor) -> Verdict:
         if self.soft is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from outrider.errors import ParameterError
@@ -79,6 +79,10 @@ class SamplingSettings:
     def law(self) -> tuple[float, int, float, float]:
         """What makes a law of logits: temperature, top_k (as far as a machine counts), top_p, min_p."""
         return float(self.temperature), min(int(self.top_k), sys.maxsize), float(self.top_p), float(self.min_p)
+
+    def processed_only(self) -> SamplingSettings:
+        """Bias, penalties and processors alone: temperature 1, and no truncation."""
+        return replace(self, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def options(self) -> dict[str, Any]:
         """The fields as keywords, as `generate` takes them."""

@@ -23,6 +23,7 @@ SILENCE = 30.0  # seconds without a sign of life
 BEAT = 2.0  # seconds between two
 GRACE = 4.0  # seconds that the main thread has to end by itself after a rank was lost
 CONNECT = 120.0
+LONGEST = 65536  # bytes of a message
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -54,15 +55,16 @@ class _Line:
                 self.closed = True
 
     def read(self) -> list[dict[str, object]]:
-        """The messages that have come; sets `closed` at the end of the connection."""
+        """The messages that have come; sets `closed` at the end of the connection, and where something else comes."""
         try:
-            data = self.socket.recv(65536)
+            data = self.socket.recv(LONGEST)
         except OSError:
             data = b""
-        self.closed = self.closed or not data
         self.heard = time.monotonic()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines if line]
+        messages = [_message(line) for line in lines if line]
+        self.closed = self.closed or not data or None in messages or len(self._buffer) > LONGEST
+        return [message for message in messages if message is not None]
 
 
 class LeaderWatch:
@@ -73,7 +75,6 @@ class LeaderWatch:
         family = socket.AF_INET6 if host == "::1" else socket.AF_INET
         local = host if family is socket.AF_INET6 else "127.0.0.1"
         self._server = socket.create_server((local if host in _LOCAL else "", 0), family=family)
-        self._server.settimeout(CONNECT)
         self.address = Address(host, self._server.getsockname()[1], secrets.token_hex(16))
         self._ranks = ranks
         self._lines: dict[int, _Line] = {}
@@ -84,14 +85,36 @@ class LeaderWatch:
         self._ended = False
 
     def connect(self) -> None:
-        """Wait for all other ranks to call, then watch them."""
+        """Wait for all other ranks to call, then watch them. Raises `TimeoutError` if one does not."""
+        callers: dict[socket.socket, _Line] = {}  # who have not said who they are: one that is silent keeps nobody waiting
+        deadline = time.monotonic() + CONNECT
         while len(self._lines) < self._ranks - 1:
-            line = _Line(self._server.accept()[0])
-            hello = _first(line)
-            if hmac.compare_digest(str(hello.get("word", "")).encode(), self.address.word.encode()):
-                self._lines[int(str(hello["rank"]))] = line
-        self._server.close()
+            ready = select.select([self._server, *callers], [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready or time.monotonic() > deadline:
+                raise TimeoutError(f"ranks that have called within {CONNECT:.0f} s: {len(self._lines)} of {self._ranks - 1}")
+            for each in ready:
+                if each is self._server:
+                    connection = self._server.accept()[0]
+                    callers[connection] = _Line(connection)
+                elif self._greeted(callers[each]):
+                    del callers[each]
+                    deadline = time.monotonic() + CONNECT
+                elif callers[each].closed:
+                    callers.pop(each).socket.close()
+        for stranger in (self._server, *callers):
+            stranger.close()
         threading.Thread(target=self._watch, daemon=True, name="outrider watch").start()
+
+    def _greeted(self, line: _Line) -> bool:
+        """Whether a caller has said that it is one of the ranks, which are watched from now on."""
+        for hello in line.read():
+            rank = hello.get("rank")
+            ours = hmac.compare_digest(str(hello.get("word", "")).encode(), self.address.word.encode())
+            if ours and isinstance(rank, int):
+                self._lines[rank] = line
+                return True
+            line.closed = True
+        return False
 
     @property
     def reason(self) -> str | None:
@@ -200,17 +223,13 @@ class FollowerWatch:
                 os._exit(1)
 
 
-def _first(line: _Line) -> dict[str, object]:
-    """What a caller says first; nothing if it is not one of ours."""
-    line.socket.settimeout(CONNECT)
+def _message(line: bytes) -> dict[str, object] | None:
+    """None for what is none of ours."""
     try:
-        while not line.closed:
-            for message in line.read():
-                line.socket.settimeout(None)
-                return message
-    except (ValueError, UnicodeError):
-        pass
-    return {}
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
 
 
 def _say(text: str) -> None:

@@ -2,10 +2,12 @@
 
 An engine has one cache and is told by whoever calls it where a pass writes, so passes of two threads would write into each
 other's sequences. A generation holds the locks of all its engines for a round at a time: those of several threads take
-turns, and one that is not asked for its next round (a stream that nobody reads) keeps nobody waiting.
+turns, and one that is not asked for its next round (a stream that nobody reads) keeps nobody waiting. A lock alone would
+let the thread that has just made a round make the next one, too, before another one has woken up: it gives way first.
 
 Python may end a generation anywhere, in the middle of another one's round, where a stream that was forgotten is collected.
-That is put off until its thread holds no engine that others may want.
+That is put off until its thread holds no engine that others may want. Whoever leaves a generation, a client that has gone,
+need not wait for a round of others either: the thread that makes it frees what was left.
 
 Locks are taken by `with` alone: between that and an `acquire` of our own an interrupt could leave one locked for good.
 """
@@ -14,23 +16,50 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from threading import RLock, local
+from threading import RLock, get_ident, local
 from typing import ParamSpec, TypeVar
 from weakref import WeakSet, finalize
 
 P = ParamSpec("P")
 T = TypeVar("T")
+MOMENT = 5e-5  # seconds: a thread that waits for a lock wakes up within that
+PATIENCE = 0.05  # seconds for which a thread gives way: a machine may be so busy that those who wait are not woken
 _log = logging.getLogger(__name__)
 
 
 class OneAtATime:
-    """Where one thread at a time works: `with place.lock`. A forked process has another lock, which nobody holds."""
+    """Where one thread at a time works: `with place.lock`. A forked process has another lock, which nobody holds.
+
+    holder: the thread that is at work, as `Alone` knows it. last: the one that was last. waiting: those that wait. left:
+    what others have left to whoever holds it.
+    """
 
     def __init__(self) -> None:
-        self.lock = RLock()
+        self.left: deque[Later] = deque()
+        self.renew()
         _all.add(self)
+
+    def renew(self) -> None:
+        """Nobody is there."""
+        self.lock = RLock()
+        self.holder: int | None = None
+        self.last: int | None = None
+        self.waiting: set[int] = set()
+
+    @property
+    def taken(self) -> bool:
+        """Whether a thread is at work, or about to be."""
+        return self.holder is not None or bool(self.waiting)
+
+    def give_way(self) -> None:
+        """Let those who wait come first, if this thread was the last one."""
+        until = time.monotonic() + PATIENCE
+        while self.waiting and self.last == get_ident() and time.monotonic() < until:
+            time.sleep(MOMENT)
 
 
 _all: WeakSet[OneAtATime] = WeakSet()
@@ -39,7 +68,7 @@ _all: WeakSet[OneAtATime] = WeakSet()
 def _renew() -> None:
     """In a forked process: threads that held locks, and were working on their own sequences, are not there any more."""
     for place in _all:
-        place.lock = RLock()
+        place.renew()
 
 
 if hasattr(os, "register_at_fork"):
@@ -52,7 +81,7 @@ class _Here(local):
     def __init__(self) -> None:
         self.held: tuple[OneAtATime, ...] = ()
         self.rounds = 0
-        self.later: list[tuple[Alone, Callable[[], object]]] = []
+        self.later: list[Later] = []
 
 
 _here = _Here()
@@ -85,6 +114,7 @@ class Alone:
             return self._locked(0, lambda: work(*given, **more))
         finally:
             _here.rounds = before
+            self._take_over()
             _catch_up()
 
     def hold(self, work: Callable[[], T]) -> T:
@@ -92,12 +122,35 @@ class Alone:
         try:
             return self._locked(0, work)
         finally:
+            self._take_over()
             _catch_up()
 
-    def finish(self, work: Callable[[], object]) -> None:
-        """What ends a generation and may be done twice: now, or later if this thread is at work on something else."""
-        _here.later.append((self, work))
+    def finish(self, work: Callable[[], object], wait: bool = True) -> None:
+        """What ends a generation and may be done twice: now, or later if this thread is at work on something else.
+
+        wait: for other threads; if not, one that is at work on these engines does it after its round, and tells its errors.
+        """
+        if globals()["_here"] is None:  # the interpreter is ending, and has taken this module apart
+            return
+        if not wait and (busy := self._busy()) is not None:
+            busy.left.append((self, work))
+            if busy.taken:  # if it has just ended its round, it may not have seen this
+                return
+            self._take_over()
+        else:
+            _here.later.append((self, work))
         _catch_up((self, work))
+
+    def _busy(self) -> OneAtATime | None:
+        """Where another thread is at work, or comes first."""
+        return next((place for place in self._places if place.taken and place.holder != get_ident()), None)
+
+    def _take_over(self) -> None:
+        """What was left while others could not have these places."""
+        for place in self._places:
+            with suppress(IndexError):  # another thread may be quicker
+                while place.left:
+                    _here.later.append(place.left.popleft())
 
     @property
     def _may_finish(self) -> bool:
@@ -106,8 +159,17 @@ class Alone:
 
     def _locked(self, at: int, work: Callable[[], T]) -> T:
         if at < len(self._places):
-            with self._places[at].lock:
-                return self._locked(at + 1, work)
+            place, me = self._places[at], get_ident()
+            if place.holder == me:
+                with place.lock:
+                    return self._locked(at + 1, work)
+            place.give_way()
+            try:
+                place.waiting.add(me)
+                with place.lock:
+                    return self._held(at, work)
+            finally:
+                place.waiting.discard(me)
         before = _here.held
         try:
             _here.held = (*before, *self._places)
@@ -115,8 +177,21 @@ class Alone:
         finally:
             _here.held = before
 
+    def _held(self, at: int, work: Callable[[], T]) -> T:
+        """Go on with the lock of a place that this thread did not have before."""
+        place, me = self._places[at], get_ident()
+        try:
+            place.holder = place.last = me
+            place.waiting.discard(me)  # after that: it is taken without a gap (`finish`)
+            return self._locked(at + 1, work)
+        finally:
+            place.holder = None
 
-def _catch_up(mine: tuple[Alone, Callable[[], object]] | None = None) -> None:
+
+Later = tuple[Alone, Callable[[], object]]
+
+
+def _catch_up(mine: Later | None = None) -> None:
     """Do what was put off, as far as it can be done now. mine: whose errors are the caller's."""
     while (one := next((one for one in _here.later if one[0]._may_finish), None)) is not None:
         try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import Timer
@@ -17,6 +19,8 @@ from outrider.errors import CacheFolderError
 
 _log = logging.getLogger(__name__)
 _MOMENT = 1.0  # seconds
+_LEFT = 86_400.0  # seconds after which what is half built is nobody's
+_PARTIAL = ".partial-"
 REMEDY = "set OUTRIDER_CACHE to a folder that you can write to"
 
 
@@ -48,6 +52,47 @@ def file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-._" else "-" for c in name)[-80:]
 
 
+def _remove_left(folder: Path) -> None:
+    """Remove what builds have left that were killed: of processes of this machine that are gone, or a day old."""
+    for partial in folder.glob(f"{_PARTIAL}*"):
+        host, _, rest = partial.name.removeprefix(_PARTIAL).partition("-")
+        process = rest.partition("-")[0]
+        gone = host == _here() and process.isdigit() and not _runs(int(process))
+        if gone or _idle_seconds(partial) > _LEFT:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _here() -> str:
+    """Where process numbers mean the same: this machine, or container."""
+    try:
+        numbers = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        numbers = ""
+    return "".join(c for c in platform.node()[-20:] + numbers if c.isalnum()) or "here"
+
+
+def _runs(process: int) -> bool:
+    """Whether there is such a process here; True where that can't be told."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def _idle_seconds(folder: Path) -> float:
+    """Since anything in it was written; 0 where it is gone by now."""
+    newest = 0.0
+    for path in (folder, *folder.rglob("*")):
+        with suppress(OSError):
+            newest = max(newest, path.stat().st_mtime)
+    return time.time() - newest if newest else 0.0
+
+
 @contextmanager
 def told(about: str, after: float | None = None) -> Iterator[None]:
     """Say what is done where it takes more than so many seconds, by default a moment."""
@@ -74,7 +119,8 @@ def build_once(name: str, build: Callable[[Path], None], about: str = "") -> Pat
         return final
     cache_folder()
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=final.parent))
+    _remove_left(final.parent)
+    partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{_here()}-{os.getpid()}-", dir=final.parent))
     try:
         with told(about):
             build(partial)

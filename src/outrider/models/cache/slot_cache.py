@@ -24,6 +24,7 @@ from outrider.support.device_data import index
 from outrider.support.inference import in_inference_mode
 
 MIN_CAPACITY = 256
+ROOMY = 4  # times the capacity that is needed, which is given back where no sequence is open
 # What transformers' models call their cache, by version: from 5.24 on, before, and before where there is no attention.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
@@ -254,12 +255,26 @@ class SlotCache(Cache):  # type: ignore[misc]
             slots, capacity = (max(size, *grown) for size, grown in zip((slots, capacity), self._sizes(), strict=True))
         elif (slots, capacity) == (self.num_slots, self.capacity):
             return
+        self._resize(slots, capacity, max(self._used.values(), default=0))  # a batch is opened row by row, nothing written
+
+    def _resize(self, slots: int, capacity: int, used: int) -> None:
         self._whole = False
         self.views.clear()  # they would keep the tensors that are replaced here
-        used = max(self._used.values(), default=0)  # a batch is opened row by row, before anything is written
         for layer in self._held:
             layer.resize(slots, capacity, used)
         self.num_slots, self.capacity, self._whole = slots, capacity, True
+
+    @in_inference_mode
+    def fit(self, capacity: int) -> None:
+        """Give back what one long text has taken in every slot, if it is many times what is needed now. No slot is in use.
+
+        On a GPU passes are captured with the addresses that there are, and capturing anew costs more.
+        """
+        wanted = max(capacity, MIN_CAPACITY)
+        held = next((layer.keys for layer in self._held if layer.keys is not None), None)
+        if held is not None and held.device.type == "cpu" and self._whole and self.capacity > ROOMY * wanted:
+            self._used.clear()
+            self._resize(self.num_slots, wanted, 0)
 
     def _sizes(self) -> tuple[list[int], list[int]]:
         """Slots and capacity of what is kept, 0 among them."""

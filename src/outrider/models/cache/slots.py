@@ -95,6 +95,8 @@ class SlotModel(ABC, Generic[S]):
             self._look_again()
         if looked is not None:
             looked.add(id(self))
+        if not self._open:
+            self._cache.fit(reserve)
         self._cache.reserve(len(self._open) + 1, reserve)
         self._cache.clear(sequence.slot)
         self._open.append(sequence)  # last: of one that an interrupt kept from being opened nobody knows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ class OpenVinoModel:
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        return f"openvino, steady widths, {self.threads} {self._about.to_json()}"
+        return f"openvino {version('openvino')}, steady widths, {self.threads} {self._about.to_json()}"
 
     def open(self, reserve: int = 0) -> PagedSequence:
         longest = reserve if self.max_length is None else min(reserve, self.max_length)

@@ -1,1 +1,1 @@
-"""Passes without the model's Python: traced once, then recorded (CPU), compiled (CPU) or captured as CUDA graphs."""
+"""Passes without the model's Python: traced once, then recorded (CPU), compiled or captured as CUDA graphs."""

@@ -6,7 +6,7 @@ process reads it. A width is used only where it was measured to be quicker than 
 beside it: like cost tables, it must be the same in the next run for the same seed to give the same tokens.
 
 A compiled pass computes what the ordinary one computes, but rounds otherwise where operations are fused, as a pass of
-another width does. 8-bit models promise the same bits in any pass (`models.weights.quantized`), so they are not compiled.
+another width does. Quantized models promise the same bits in any pass (`models.weights.quantized`): they are not compiled.
 """
 
 from __future__ import annotations

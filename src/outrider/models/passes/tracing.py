@@ -51,7 +51,7 @@ class Parts:
 
     def describe(self) -> list[object]:
         """What a graph's kernels depend on."""
-        plain = [(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in self.tensors.items()]
+        plain = [(name, tuple(t.shape), t.stride(), str(t.dtype), t.requires_grad) for name, t in self.tensors.items()]
         return [plain, [(layer.extra_repr(), str(layer._dtype)) for layer in self.packed]]
 
 
@@ -245,9 +245,15 @@ def _stand_ins(held: list[Tensor], parts: Parts, rows: Any, capacity: Any) -> li
     """Tensors without values for what is read; to be called in the mode that makes such."""
     device = next(iter(parts.tensors.values())).device
     cache = [torch.empty(rows, t.shape[1], capacity, t.shape[3], dtype=t.dtype, device=device) for t in held]
-    tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in parts.tensors.values()]
+    tensors = [_stand_in(tensor) for tensor in parts.tensors.values()]
     packed = [torch.empty(p.out_features, p.in_features, dtype=p._dtype, device=device) for p in parts.packed]
     return [*cache, *tensors, *packed]
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    """It asks for gradients as the tensor does: by that torch decides how it multiplies several rows with a matrix."""
+    like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return like.requires_grad_(tensor.requires_grad)
 
 
 @contextmanager

@@ -93,7 +93,8 @@ class PackedLinear(OpaqueLinear):
         return self.product(x) if self.fill == 1 else self.filled(x)
 
     def product(self, x: Tensor) -> Tensor:
-        """Of the rows that there are."""
+        """Of the rows that there are; under autocast these may be of another type, which the weight can't follow."""
+        x = x if x.dtype is self._dtype else x.to(self._dtype)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(*packed_arguments(x, self._packed, self.bias))
         return out
 
