@@ -54,8 +54,8 @@ def generate(
 def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions]) -> Result | list[Result]:
     """Generate with speculative decoding; the law of the output is that of `target` alone, unless `lenience` is below 1.
 
-    prompt: one `Prompt`, or a list of texts, token lists or chats for a ragged batch (a list of results then). For an
-    encoder-decoder it is the source; for one that hears, an `Audio`.
+    prompt: one `Prompt`, or a list of texts, token lists or chats for a ragged batch (a list of results then, none of an
+    empty list). For an encoder-decoder it is the source; for one that hears, an `Audio`.
 
     Options (keywords only):
     draft: a model from `load`, a drafter's name ("auto", the default, "prompt-lookup", "suffix", "ngram:table=FILE", …, see
@@ -80,6 +80,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
 
     Raises `OutriderError`s with one clear line: `ParameterError`, `ContextLengthError`, `VocabularyMismatchError`, ….
     """
+    if isinstance(prompt, list | tuple) and not prompt:
+        return []
     batch = _is_batch(prompt)
     generation = Generation(target, list(prompt) if batch else [prompt], **options)
     for _ in generation.run():

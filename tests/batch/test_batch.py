@@ -64,12 +64,16 @@ def test_batches_of_any_size_and_order_give_what_generate_gives(target_folder: P
         assert {i: one["tokens"] for i, one in computed(target, setup, order).items()} == want
 
 
-def test_adapted_lengths_follow_from_the_tables_of_the_run(target_folder: Path, draft_folder: Path) -> None:
+def test_adapted_lengths_follow_from_the_tables_of_the_run(
+    target_folder: Path, draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of fewer rows, too: a later part measures nothing."""
+    monkeypatch.setattr("outrider.costs.book.held_or_measured", lambda model, rows=1: pytest.fail("measured"))
     target = outrider.load(target_folder, dtype="float64")
     setup = Setup(draft=(str(draft_folder), "suffix"), batch_size=4, dtype="float64", defaults=DEFAULTS)
     about = {"seconds": {"1": 1.0, "9": 1.1}, "per_token": {}, "context": 64}
     costs = {f"{folder} float64": about for folder in (target_folder, draft_folder)}
-    tables = {"target": f"{target_folder} float64", "costs": costs}
+    tables = {"target": f"{target_folder} float64", "costs": costs, "alone": costs}
     assert json.loads(json.dumps(setup.use(target, tables).tables)) == tables
     first = computed(target, setup, jobs_of(PROMPTS), tables)
     again = computed(target, setup, jobs_of(PROMPTS)[::-1], tables)

@@ -121,7 +121,7 @@ def test_the_examples_run(models: Mapping[str, Any], capsys: pytest.CaptureFixtu
     names: dict[str, Any] = {"outrider": outrider, **models}
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert isinstance(names["result"], Result)
     assert names["result"].stats.tokens > 0
     assert len(names["second"].tokens) > 0

@@ -129,6 +129,32 @@ def test_messages_need_a_chat_template(target: TransformersModel) -> None:
     assert result.tokens == outrider.generate(target, PROMPT, max_new_tokens=8).tokens
 
 
+def test_messages_without_text_are_refused_before_a_template_sees_them(target: TransformersModel) -> None:
+    target.tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
+    parts: Any = [{"type": "text", "text": "hi"}]
+    wrong: list[tuple[Any, str]] = [({"role": "user", "content": parts}, "got list"), ({"role": "user"}, "got {'role'")]
+    try:
+        for message, got in wrong:
+            with pytest.raises(ParameterError, match=r"messages must be \{\"role\": …, \"content\": text\}, " + got):
+                outrider.generate(target, [message], max_new_tokens=1)
+        said: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": []}]
+        assert outrider.generate(target, said, max_new_tokens=1).tokens
+    finally:
+        target.tokenizer.chat_template = None
+
+
+def test_no_prompts_have_no_results(target: TransformersModel) -> None:
+    none: Any = []
+    assert outrider.generate(target, none, draft=None) == none
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "temperature", "top_k", "logprobs", "stop"])
+def test_what_is_one_for_all_prompts_is_told(name: str, target: TransformersModel) -> None:
+    given: Any = {name: [["a"], ["b"]] if name == "stop" else [1, 1]}
+    with pytest.raises(ParameterError, match=f"{name} must be one for all prompts, got a list: call generate for"):
+        outrider.generate(target, ["a", "b"], **given)
+
+
 def test_messages_that_a_template_refuses_are_one_line(target: TransformersModel) -> None:
     target.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     try:

@@ -53,7 +53,7 @@ class Setup:
         if target.tokenizer is None:
             raise ParameterError(f"target {target.name} has no tokenizer: a batch of prompts needs one")
         given = tables or {}
-        book = CostBook.from_dict(self.batch_size, given.get("costs", {}))
+        book = CostBook.from_dict(self.batch_size, given)
         name, began = book.name_of(target), given.get("target")
         if began not in (None, name):
             raise ParameterError(f"target is {name} here, but the run began with {began}: say --dtype and --engine")
@@ -104,7 +104,7 @@ class Ready:
     @property
     def tables(self) -> dict[str, Any]:
         """The target and the cost tables, for the other parts of the run."""
-        return {"target": self.book.name_of(self.target), "costs": self.book.to_dict()}
+        return {"target": self.book.name_of(self.target), **self.book.to_dict()}
 
     def as_prompt(self, prompt: Any) -> Any:
         """Text as a chat message where that is wanted; all else as it is."""

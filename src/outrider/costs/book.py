@@ -20,14 +20,15 @@ class CostBook:
     """Tables that hold for a whole run, wherever its parts are computed: those given, and those measured for want of one.
 
     rows: of each pass; a table's sizes are tokens of each row. measured: of those that are measured, as many if it is None:
-    passes of as many tokens in other rows cost what these do. tables: by model, not by machine. whole: of more rows, some of
-    which have ended.
+    passes of as many tokens in other rows cost what these do. tables: by model, not by machine. alone: the same of one row,
+    as far as they were asked for. whole: of more rows, some of which have ended.
     """
 
     rows: int = 1
     tables: dict[str, Costs] = field(default_factory=dict)
     measured: int | None = None
     whole: CostBook | None = None
+    alone: dict[str, Costs] = field(default_factory=dict)
 
     @classmethod
     def of_a_list(cls, rows: int) -> CostBook:
@@ -58,7 +59,10 @@ class CostBook:
         return found.of_rows(share, batch_sizes(self.rows)) if alike else found.times(share)
 
     def _of_few(self, model: LanguageModel, alike: bool, whole: CostBook) -> Costs:
-        one, many = held_or_measured(model), replace(whole.of(model), rows=whole.rows)  # older runs' tables don't say it
+        name = self.name_of(model)
+        if name not in whole.alone:
+            whole.alone[name] = held_or_measured(model)
+        one, many = whole.alone[name], replace(whole.of(model), rows=whole.rows)  # older runs' tables don't say it
         if self.rows == 1:
             return one
         return one.shared_by(self.rows, many, batch_sizes(self.rows)) if alike else one.towards(self.rows, many)
@@ -68,14 +72,16 @@ class CostBook:
         """What a table is found by: the model, and what its weights were quantized to."""
         return f"{model.name} {getattr(model, 'dtype_name', '')}".strip()
 
-    def to_dict(self) -> dict[str, dict[str, object]]:
+    def to_dict(self) -> dict[str, dict[str, dict[str, object]]]:
         """For JSON; `from_dict` reads it back."""
-        return {name: one.to_dict() for name, one in self.tables.items()}
+        both = {"costs": self.tables, "alone": self.alone}
+        return {kind: {name: one.to_dict() for name, one in tables.items()} for kind, tables in both.items()}
 
     @classmethod
-    def from_dict(cls, rows: int, held: Mapping[str, Mapping[str, Any]]) -> CostBook:
-        """What `to_dict` gave."""
-        return cls(rows, {name: Costs.from_dict(one) for name, one in held.items()})
+    def from_dict(cls, rows: int, held: Mapping[str, Any]) -> CostBook:
+        """What `to_dict` gave, whatever else is there; nothing of what is not."""
+        tables, alone = ({n: Costs.from_dict(one) for n, one in held.get(kind, {}).items()} for kind in ("costs", "alone"))
+        return cls(rows, tables, alone=alone)
 
 
 _book: ContextVar[CostBook | None] = ContextVar("book", default=None)  # of this thread: others measure as ever

@@ -72,7 +72,8 @@ def _measure(model: LanguageModel, rows: int, path: Path | None, before: _Kept) 
     """
     if isinstance(model, PadsWidths):
         model.pad_widths(lambda tokens, context: tokens)  # noqa: ARG005
-    with told(f"measuring what passes of {model.name} cost", after=UNUSUAL):
+    several = f" with {rows} rows" if rows > 1 else ""
+    with told(f"measuring what passes of {model.name} cost{several}", after=UNUSUAL):
         measured, made, settled = measure_settled(model, rows, 1 if before.attempts or before.refuted else ATTEMPTS)
     if not settled and before.costs is not None and before.costs.verify(1) < measured.verify(1):
         measured = before.costs

@@ -64,6 +64,7 @@ class Options:
 def parse_options(count: int, given: GenerateOptions) -> Options:
     """Check the options for a batch of `count` prompts."""
     options: dict[str, Any] = {key: value for key, value in given.items() if key not in ("draft", "num_draft_tokens")}
+    _refuse_lists(options)
     seed: int | Sequence[int] | None = options.pop("seed", None)
     stop = _several("stop", options.pop("stop", None), "a string or several")
     processors = _several("processors", options.pop("processors", None), "functions of (tokens, logits) or constraints")
@@ -113,6 +114,21 @@ def _keeps_state(processor: object) -> bool:
     from outrider.sampling.stateful import Constraint, StatefulProcessor  # which need torch, unlike all other options
 
     return isinstance(processor, Constraint | StatefulProcessor)
+
+
+_NUMBERS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "logprobs", "lenience", "alternatives")
+
+
+def _refuse_lists(options: dict[str, Any]) -> None:
+    """Raise for one value for each prompt, as `seed` takes it."""
+    stop = options.get("stop")
+    nested = isinstance(stop, list | tuple) and any(isinstance(one, list | tuple) for one in stop)
+    for name in (*_NUMBERS, *(["stop"] if nested else [])):
+        if isinstance(options.get(name), list | tuple):
+            raise ParameterError(
+                f"{name} must be one for all prompts, got a list: call generate for each group of prompts that share it, or "
+                "use outrider batch, whose lines may differ"
+            )
 
 
 def _several(name: str, given: Any, what: str) -> tuple[Any, ...]:

@@ -48,6 +48,16 @@ def prepare(target: TextModel, prompt: Prompt) -> Prepared:
     return Prepared(decoder_prefix(target, read), read)
 
 
+def _check_message(one: Any) -> None:
+    """Raise for a message without text; templates have their own words for that, and some write it down as it is."""
+    text = one.get("content") if isinstance(one, Mapping) else None
+    if isinstance(text, str):
+        check_characters("message", text)
+    elif not isinstance(one, Mapping) or not (text is None and len(one.keys() - {"role", "content"})):  # calls of tools
+        got = type(text).__name__ if isinstance(one, Mapping) and "content" in one else repr(one)
+        raise ParameterError(f'messages must be {{"role": …, "content": text}}, got {got:.60}: join parts of text to one')
+
+
 def has_template(target: TextModel) -> bool:
     """Whether a model takes chat messages."""
     return bool(getattr(getattr(target, "tokenizer", None), "chat_template", None))  # token ids need no tokenizer
@@ -98,9 +108,8 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     if isinstance(items[0], Mapping):
         if not has_template(target):
             raise ParameterError(f"{target.name} has no chat template: give the prompt as text (raw)")
-        for text in (one.get("content") for one in items if isinstance(one, Mapping)):
-            if isinstance(text, str):
-                check_characters("message", text)
+        for one in items:
+            _check_message(one)
         try:
             ids = tokenizer.apply_chat_template(items, add_generation_prompt=True, return_dict=False)
         except Exception as error:  # whatever a template, which is the model's own program, may raise

@@ -99,7 +99,7 @@ def told(about: str, after: float | None = None) -> Iterator[None]:
     if not about:
         yield
         return
-    timer = Timer(_MOMENT if after is None else after, lambda: print(f"{about} (once) …", file=sys.stderr, flush=True))
+    timer = Timer(_MOMENT if after is None else after, lambda: print(f"{about} …", file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -122,7 +122,7 @@ def build_once(name: str, build: Callable[[Path], None], about: str = "") -> Pat
     _remove_left(final.parent)
     partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{_here()}-{os.getpid()}-", dir=final.parent))
     try:
-        with told(about):
+        with told(about and f"{about} (once)"):
             build(partial)
         if not final.is_dir():  # another process may have been quicker
             partial.rename(final)
