@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.examples import Example
+from outrider.bench.examples import Answer, Example
 from outrider.bench.quality import (
-    Answer,
     Bleu,
     Estimate,
     Mean,

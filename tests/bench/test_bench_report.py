@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from outrider.cli.bench.choices import open_log
 from outrider.cli.main import cli, run
-from outrider.report.measured import COMMANDS, read, short
 from outrider.report.measured_leviathan import printed_alphas
+from outrider.report.measured_logs import COMMANDS, read, short
 from outrider.report.measured_trace import TOKENS, calls
 from outrider.support.run_log import result_path
 from outrider.theory.printed import tables

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from outrider.kernels.chain_calls import ChainPlan
 from outrider.kernels.models import LIBRARY, Kernels, chain_calls, kernels
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
+from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel
 
 WIDTH = 24
 

@@ -6,8 +6,7 @@ import csv
 import json
 from pathlib import Path
 
-from outrider.bench.examples import Example
-from outrider.bench.quality import Answer
+from outrider.bench.examples import Answer, Example
 
 ROWS = [
     {"document": "the quick brown fox jumps", "summary": "a fox jumps"},

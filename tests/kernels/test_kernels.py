@@ -15,8 +15,8 @@ from outrider.kernels import build as build_module
 from outrider.kernels import models as models_module
 from outrider.kernels.build import LEVELS, UnbuiltError, level_here
 from outrider.kernels.models import Kernels, build, kernels
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.weights.int8_linear import Int8Linear, RowScale, largest_weight
+from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel
 from tests.helpers.kernels import HERE, product, rounded, rows_of
 from tests.helpers.marks import slow
 

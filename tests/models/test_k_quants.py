@@ -12,9 +12,9 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.kernels.models import Kernels, kernels
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.weights.gguf_tensors import BLOCKS, Q4_K, Q6_K, gguf_tensors, mapped
 from outrider.models.weights.k_quants import KQuants
+from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.weights.packed_linear import OpaqueLinear
 from outrider.models.weights.quantized import quantize_to_int4
 from tests.helpers.kernels import product, rows_of

@@ -11,10 +11,10 @@ import torch
 import outrider
 from outrider.errors import ModelError, ParameterError
 from outrider.kernels.models import kernels
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.int8_linear import Int8Linear, largest_weight
+from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel
 from outrider.models.weights.quantized import Int8Embedding, can_quantize, quantize_to_int4, quantize_to_int8
 from outrider.support.device_data import pad_rows
 from tests.helpers.tiny_models import module

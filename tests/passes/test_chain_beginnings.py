@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.fusing import fuse
 from outrider.models.kernels.fusing.chains import ATTENTION, PLACED
-from outrider.models.kernels.linear import Int8Kernel
+from outrider.models.weights.kernel_linear import Int8Kernel
 from tests.helpers.chains import WIDTH, calls, kept_of, layers, of_here
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")

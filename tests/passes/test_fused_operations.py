@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.models import Kernels, kernels
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.kernels.rows import GELUS
+from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel
 from tests.helpers.kernels import rows_of
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")

@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.fusing import fuse, fuse_operations
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel
 from outrider.models.passes import recording
 from outrider.models.passes.graph import trace_pass
 from outrider.models.transformers_model import TransformersModel
+from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel
 from outrider.models.weights.quantized import quantize_to_int8
 from tests.helpers.chains import calls
 from tests.helpers.marks import slow

@@ -12,9 +12,8 @@ from outrider.audit.inputs import PROMPTS
 from outrider.audit.sources import ROWS, longest_text, plan_group, read_rounds, text_of
 from outrider.audit.text import Text
 from outrider.batch.jobs import LAW, Job
-from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
+from outrider.batch.ray_pool import Cluster, finished, in_order
 from outrider.batch.setup import Setup
-from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.request.prompts import Prompt, asked
 from outrider.sampling import SamplingSettings
@@ -40,10 +39,8 @@ def spread_texts(
     made = 0
     while made < tokens:
         before, jobs = made, _jobs(target, sampling, tokens - made, longest, seed, done, prompts)
-        with closing(RayPool(cluster)(setup, jobs, {}, forget_tables)) as records:
+        with closing(finished(cluster, setup, jobs, lambda one: f"text {one['index']} could not be written")) as records:
             for record in in_order(records, done):
-                if "error" in record:
-                    raise ModelError(f"text {record['index']} could not be written: {record['error']}")
                 read = asked(target, prompts[done % len(prompts)])
                 made += len(record["tokens"])
                 done += 1

@@ -14,8 +14,8 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -213,6 +213,18 @@ def _spare(batch_size: int) -> int:
     return max(1, batch_size // 4)
 
 
+def finished(cluster: Cluster, setup: Setup, jobs: Iterator[Job], failed: Callable[[Record], str]) -> Generator[Record]:
+    """The records of a run that is made in one go, as they come: its cost tables are not kept.
+
+    failed: says what could not be done, of a record with an error. Raises `ModelError` for that.
+    """
+    with closing(RayPool(cluster)(setup, jobs, {}, _forget_tables)) as records:
+        for record in records:
+            if "error" in record:
+                raise ModelError(f"{failed(record)}: {record['error']}")
+            yield record
+
+
 def in_order(records: Iterable[Record], first: int = 0) -> Iterator[Record]:
     """By their index, from `first` on. What comes too early waits, which is little where texts are of one length."""
     early: dict[int, Record] = {}
@@ -223,8 +235,7 @@ def in_order(records: Iterable[Record], first: int = 0) -> Iterator[Record]:
             first += 1
 
 
-def forget_tables(tables: Mapping[str, Any]) -> None:
-    """For a run that is made in one go, whose cost tables need not be kept."""
+def _forget_tables(tables: Mapping[str, Any]) -> None:
     del tables
 
 

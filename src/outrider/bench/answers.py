@@ -17,8 +17,8 @@ from typing import Any
 from outrider.audit.greedy import Divergence, first_divergence
 from outrider.bench.asking import asked_of, stops
 from outrider.bench.contest import WARM_UP_TOKENS, in_turn
-from outrider.bench.examples import Example, TaskKind
-from outrider.bench.quality import Answer, Estimate, Metric, difference, estimate
+from outrider.bench.examples import Answer, Example, TaskKind
+from outrider.bench.quality import Estimate, Metric, difference, estimate
 from outrider.bench.resumed import Resumed
 from outrider.bench.settings import Setting
 from outrider.bench.statistics import Spread, paired_ratios, spread

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.batch.jobs import Job
-from outrider.batch.ray_pool import Cluster, RayPool, forget_tables
+from outrider.batch.ray_pool import Cluster, finished
 from outrider.batch.setup import Setup
 from outrider.bench.answers import AnswerRun, Drafting, Plan, make_run, seed_of
 from outrider.bench.asking import prompt_tokens, stops
@@ -21,7 +21,6 @@ from outrider.bench.examples import Example
 from outrider.bench.quality import Metric
 from outrider.bench.resumed import Resumed
 from outrider.bench.settings import Setting
-from outrider.errors import ModelError
 from outrider.models.base import TextModel
 from outrider.support.run_log import RunLog
 
@@ -73,10 +72,11 @@ def _answers(
             options |= {"seed": seed_of(example, sample), "stop": stops(target, plan.kind, example)}
             yield Job(index, prompt, options, {"metadata": prompt})
 
-    with closing(RayPool(cluster)(setup, jobs(), {}, forget_tables)) as records:
+    def failed(record: Mapping[str, Any]) -> str:
+        return f"{missing[record['index']][0].name} could not be answered"
+
+    with closing(finished(cluster, setup, jobs(), failed)) as records:
         for record in records:
             example, setting, sample = missing[record["index"]]
-            if "error" in record:
-                raise ModelError(f"{example.name} could not be answered: {record['error']}")
             run = make_run(drafting, example, setting, sample, record["metadata"], record, metric)
             yield runs.keep(run.key, run)

@@ -20,6 +20,7 @@ from typing import Any
 from outrider.audio import Audio, Recordings
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
+from outrider.request.prompts import Asked
 from outrider.support.tables import Row, column, load_hub, read_table
 
 NO_FILE = ("humaneval", "lm1b", "chat")  # tasks whose prompts come with them
@@ -47,6 +48,16 @@ class Example(Task):
         if self.audio is not None:
             parts += [self.audio.samples.tobytes(), self.audio.rate, self.audio.language, self.audio.task]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To one example. prompt: what was asked. tokens: ids."""
+
+    example: Example
+    prompt: Asked
+    tokens: list[int]
+    text: str
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.quality import Answer
+from outrider.bench.examples import Answer
 from outrider.bench.tasks import problems
 from outrider.errors import ParameterError
 

@@ -18,27 +18,17 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.audio import Audio
-from outrider.bench.examples import NEED_REFERENCES, Example
+from outrider.bench.examples import NEED_REFERENCES, Answer
+from outrider.bench.humaneval import passes
 from outrider.bench.precision import laws
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel, refuse_encoder
-from outrider.request.prompts import Asked
 from outrider.support.optional import optional
 
 METRICS = ("pass@1", *NEED_REFERENCES, "perplexity", "none")
 RESAMPLES = 2000
 FEW_PROMPTS = 20
 Sums = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """To one example. prompt: what was asked. tokens: ids."""
-
-    example: Example
-    prompt: Asked
-    tokens: list[int]
-    text: str
 
 
 class Metric(Protocol):
@@ -146,8 +136,6 @@ def exact() -> Mean:
 def make_metric(name: str, target: TextModel | None, run_code: bool = False) -> Metric | None:
     """The metric of that name; None for "none". run_code: the user allows generated code to be executed."""
     if name == "pass@1":
-        from outrider.bench.humaneval import passes
-
         return Mean("pass@1", passes(run_code))
     if name not in METRICS:
         raise ParameterError(f"metric must be one of {', '.join(METRICS)}, got {name!r}")

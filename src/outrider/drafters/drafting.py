@@ -1,4 +1,5 @@
-"""The loop of drafters that draw a token after another: as far as each row's plan goes, asking it after each token.
+"""What drafters with a model share: what it reads, and the loop that draws a token after another: as far as each row's plan
+goes, asking it after each token.
 
 A token that was drawn is offered in any case; a plan decides about the next one only, by what was read of the law (`steps`).
 """
@@ -15,9 +16,21 @@ from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import likely_class
 from outrider.draft_steps.steps import Steps, Wanted, steps_on
 from outrider.drafters.base import DraftContext
+from outrider.models.base import LanguageModel, has_encoder
 from outrider.proposal import Alternatives, Candidate, DraftRow, Proposal, empty_proposal, padded_alternatives
 from outrider.sampling import SamplingSettings
+from outrider.settings.drafting import MAX_DRAFT
 from outrider.support.device_data import moved
+
+
+def read_by(model: LanguageModel, row: DraftRow) -> list[int]:
+    """The tokens that a draft model's sequence is to hold of a row."""
+    return row.tokens if has_encoder(model) else row.reading
+
+
+def room_after(model: LanguageModel, held: int) -> int:
+    """How many tokens a draft model's context still allows after so many: its first pass scores all that is pending."""
+    return MAX_DRAFT if model.max_length is None else max(0, min(MAX_DRAFT, model.max_length - held + 1))
 
 
 def draft_in_steps(

@@ -12,13 +12,12 @@ from outrider.draft_length.base import Plan, Prospect
 from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.drafters.drafting import draft_in_steps
+from outrider.drafters.drafting import draft_in_steps, read_by, room_after
 from outrider.models.base import LanguageModel, Sequence, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_tokens, share_source
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal
 from outrider.sampling import SamplingSettings
-from outrider.settings.drafting import MAX_DRAFT
 from outrider.support.device_data import pad_rows
 
 MANY = 32  # tokens, from which on they are read as prompts are
@@ -85,8 +84,7 @@ class ModelDrafter(Drafter):
             self.model.check_source(source)
 
     def _read(self, row: DraftRow) -> list[int]:
-        """The tokens that the draft model's sequence is to hold."""
-        return row.tokens if has_encoder(self.model) else row.reading
+        return read_by(self.model, row)
 
     def measure(self) -> None:
         if self._measures:  # each time: of other rows side by side they are others
@@ -152,10 +150,7 @@ class ModelDrafter(Drafter):
         return draft_in_steps(own, rows, plans, limits, sampling, context, advance)
 
     def _room(self, row: DraftRow) -> int:
-        """How many tokens the draft model's context still allows: the first pass scores all that is pending."""
-        if self.model.max_length is None:
-            return MAX_DRAFT
-        return max(0, min(MAX_DRAFT, self.model.max_length - len(self._read(row)) + 1))
+        return room_after(self.model, len(self._read(row)))
 
     def _advance(self, own: OwnTokens, rows: list[DraftRow], newest: Tensor | None) -> Tensor:
         """Score what the draft model has not seen, or the tokens just drafted, [A, 1]. → logits [A, T]"""

@@ -30,7 +30,7 @@ from outrider.draft_steps.own_tokens import OwnTokens
 from outrider.draft_steps.signals import token_signals
 from outrider.draft_steps.steps import Steps
 from outrider.drafters.base import DraftContext, Drafter
-from outrider.drafters.drafting import draft_in_steps
+from outrider.drafters.drafting import draft_in_steps, room_after
 from outrider.drafters.model import catch_up, draft_seconds, seconds_after
 from outrider.errors import VocabularyMismatchError
 from outrider.models.base import LanguageModel, Sequence, has_encoder
@@ -38,7 +38,6 @@ from outrider.models.token_bytes import token_bytes
 from outrider.prefill import prefill
 from outrider.proposal import DraftRow, Proposal, padded_proposal
 from outrider.sampling import SamplingSettings
-from outrider.settings.drafting import MAX_DRAFT
 from outrider.support.beginnings import common_length
 from outrider.support.device_data import index, pad_rows
 
@@ -131,8 +130,7 @@ class _ForeignDrafter(Drafter):
         return reader
 
     def _room(self, row: DraftRow) -> int:
-        limit = self.model.max_length
-        return MAX_DRAFT if limit is None else max(0, min(MAX_DRAFT, limit - len(row.state.wanted) + 1))
+        return room_after(self.model, len(row.state.wanted))
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         reader = self._read(row)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from outrider.costs import Costs, DraftSeconds, measured_costs
-from outrider.draft_length import MAX_DRAFT, AdaptiveLength, DraftLength, LengthState, Trial
+from outrider.draft_length import AdaptiveLength, DraftLength, LengthState, Trial
 from outrider.draft_length.base import Plan, Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.checked import proposal_from, prospects_of
+from outrider.drafters.drafting import read_by, room_after
 from outrider.drafters.model import catch_up, seconds_after
 from outrider.models.base import LanguageModel, Source, has_encoder, known_tokens, open_sequence
 from outrider.models.compatibility import check_same_tokens, share_source
@@ -72,7 +73,7 @@ class SpeculativeDrafter(Drafter):
             self.drafter.check_source(source)
 
     def _read(self, row: DraftRow) -> list[int]:
-        return row.tokens if has_encoder(self.model) else row.reading
+        return read_by(self.model, row)
 
     def measure(self) -> None:
         costs = measured_costs(self.model)
@@ -118,8 +119,7 @@ class SpeculativeDrafter(Drafter):
         return DraftContext(sampling, self.model, context.vocab_size, context.clock, late=context.late)
 
     def _room(self, row: DraftRow) -> int:
-        limit = self.model.max_length
-        return MAX_DRAFT if limit is None else max(0, min(MAX_DRAFT, limit - len(row.tokens) + 1))
+        return room_after(self.model, len(row.tokens))
 
     def prospects(self, row: DraftRow) -> list[Prospect]:
         inner: DraftRow = row.state.row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.report.measured import (
+from outrider.report.measured_logs import (
     Measurement,
     agreement,
     finished,

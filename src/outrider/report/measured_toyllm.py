@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.report.measured import Measurement, finished, not_measured, quartiles
+from outrider.report.measured_logs import Measurement, finished, not_measured, quartiles
 from outrider.report.page import DataTable, Section
 
 _SOURCE = "ai-glimpse, LLM Speculative Sampling, 2025"

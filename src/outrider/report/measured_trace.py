@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.report.measured import Measurement, not_measured
+from outrider.report.measured_logs import Measurement, not_measured
 from outrider.report.page import DataTable, Section
 from outrider.report.plots import ink, to_svg
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from outrider.report.plots import ink, to_svg
-from outrider.theory.worked_example import CONTEXT, DRAFT, TARGET, WORDS, Example, timeline, work
+from outrider.report.worked_example import CONTEXT, DRAFT, TARGET, WORDS, Example, timeline, work
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from outrider.batch.jobs import Job
-from outrider.batch.ray_pool import Cluster, RayPool, forget_tables, in_order
+from outrider.batch.ray_pool import Cluster, finished, in_order
 from outrider.batch.setup import Setup
-from outrider.errors import ModelError
 from outrider.generation import generate
 from outrider.models.base import TextModel, has_encoder
 from outrider.request.prompts import Asked
@@ -43,8 +42,6 @@ def spread_texts(
     options |= {"max_new_tokens": tokens, "ignore_eos": not has_encoder(target), "seed": seed}
     alone = replace(setup, draft=(), num_draft_tokens=0, batch_size=1, chat=False, defaults=options)
     jobs = (Job(number, prompt, {"seed": seed + number}) for number, prompt in enumerate(prompts))
-    with closing(RayPool(cluster)(alone, jobs, {}, forget_tables)) as records:
+    with closing(finished(cluster, alone, jobs, lambda one: f"prompt {one['index']} could not be written on")) as records:
         for record in in_order(records):
-            if "error" in record:
-                raise ModelError(f"prompt {record['index']} could not be written on: {record['error']}")
             yield record["tokens"]

@@ -23,7 +23,8 @@ def report(logs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     LOG: of bench sweep, tasks, alpha or toyllm, any of them, each with the LOG.result.json that its command left beside it;
     or what these printed with --json. What was not measured is named, with the command that measures it. Loads no model.
     """
-    from outrider.report.measured import missing, page, read
+    from outrider.report.measured import page
+    from outrider.report.measured_logs import missing, read
     from outrider.report.page import render
 
     check_html(output)

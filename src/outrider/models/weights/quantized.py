@@ -16,10 +16,10 @@ from outrider.kernels.models import Kernels, kernels
 from outrider.models.attention.in_blocks import use_block_attention
 from outrider.models.attention.in_float64 import use_steady_attention
 from outrider.models.kernels.attention import use_kernel_attention
-from outrider.models.kernels.linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.kernels.rows import replace_rows
 from outrider.models.weights.int8_linear import Int8Linear, RowScale, largest_weight, suits_tiles
 from outrider.models.weights.k_quants import KQuants
+from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel, KQuantKernel
 from outrider.models.weights.packed_linear import OpaqueLinear, plain_weight, replace_linears
 
 ROWS_TRIED = 64  # of a matrix, to see whether it was in 4 bits before
