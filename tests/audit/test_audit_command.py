@@ -146,6 +146,7 @@ def test_texts_that_run_over_their_end_are_told(target_folder: Path, tmp_path: P
         ('{"prompt": "a", "tokens": [5], "temprature": 0.9}', "did you mean 'temperature'?"),
         ('{"prompt": "a", "tokens": [5], "repetition_penalty": 1.3}', "repetition_penalty is 1.3, and only temperature"),
         ('{"prompt": "a", "tokens": [5], "temperature": "hot"}', "could not convert string to float"),
+        ('{"prompt": "a", "tokens": [5], "temperature": NaN}', "temperature must be a finite number"),
     ],
 )
 def test_a_bad_line_is_named(line: str, said: str, target_folder: Path, tmp_path: Path) -> None:

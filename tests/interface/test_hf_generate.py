@@ -157,6 +157,14 @@ def test_rows_are_filled_up_as_generate_does_it(model: Any, beams: int) -> None:
         assert torch.equal(got, wanted)
 
 
+def test_ids_of_another_type_become_what_generate_makes_of_them(model: Any) -> None:
+    ids = torch.tensor([[5, 6, 7]], dtype=torch.int32)
+    wanted = model.generate(ids, max_new_tokens=4, do_sample=False)
+    found = ours(model, ids, max_new_tokens=4, do_sample=False)
+    assert found.dtype is wanted.dtype is torch.int64
+    assert torch.equal(found, wanted)
+
+
 HOLE = torch.tensor([[1, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
 
 

@@ -407,6 +407,8 @@ def test_completion_shows_what_there_is() -> None:
 def test_unknown_options_and_drafts_are_refused(target: TransformersModel) -> None:
     with pytest.raises(ParameterError, match=r"'temprature' is not an option of generate: did you mean temperature"):
         outrider.generate(target, PROMPT, temprature=1.0)  # type: ignore[call-overload]
+    with pytest.raises(ParameterError, match=r"'num_beam' is not an option of beam_search: did you mean num_beams"):
+        outrider.beam_search(target, PROMPT, num_beams=2, num_beam=2)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match=r"'torch_dtype' is not an option of load: did you mean dtype"):
         outrider.load("nowhere/model", torch_dtype="bfloat16")  # type: ignore[arg-type]
     with pytest.raises(

@@ -9,6 +9,7 @@ samples, so none may be there twice.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -244,6 +245,8 @@ def _differs(entry: dict[str, Any], wanted: dict[str, Any], name: str) -> bool:
     if name == "target":
         return bool(str(entry[name]) != wanted[name])
     given = float(entry[name])
+    if not math.isfinite(given):
+        raise ValueError(f"{name} must be a finite number")
     if name == "top_k":
         given = max(given, 0.0)  # -1 is no limit in some engines
     return given != float(wanted[name])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import signature
+from typing import Never
 
 from outrider.beam.draft import draft_model
 from outrider.beam.length import BeamLength
@@ -16,6 +18,7 @@ from outrider.request.choices import Draft, bound_drafter
 from outrider.request.prompts import Prompt, prepare, source_length
 from outrider.settings.beams import BeamSettings, EarlyStopping
 from outrider.support.alone import Alone
+from outrider.support.checks import unknown_option
 from outrider.support.text import TextTracker
 
 
@@ -33,6 +36,7 @@ def beam_search(
     draft_beams: int | None = None,
     ignore_eos: bool = False,
     cancelled: Callable[[], bool] = lambda: False,
+    **unknown: Never,
 ) -> BeamResult:
     """Beam search on one prompt; with a draft, the same texts and scores in fewer passes of the target (Leviathan A.4).
 
@@ -44,6 +48,8 @@ def beam_search(
     Beam search maximises and does not sample, so there are no temperature, seed, penalties or constraints here.
     Raises `ParameterError` and the other `OutriderError`s, one clear line each.
     """
+    if unknown:
+        raise unknown_option(next(iter(unknown)), signature(beam_search).parameters.keys() - {"unknown"}, "beam_search")
     settings = BeamSettings(num_beams, length_penalty, early_stopping, num_return_sequences)
     for name, value in (("num_draft_tokens", num_draft_tokens), ("draft_beams", draft_beams)):
         if draft is None and value is not None:

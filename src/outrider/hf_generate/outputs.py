@@ -17,7 +17,7 @@ from outrider.models.transformers_model import TransformersModel
 def padded_sequences(new: Sequence[Sequence[int]], input_ids: Tensor, pad: int) -> Tensor:
     """The new tokens of each row behind its prompt, filled up to the longest. → int64 [B, T]"""
     width = max(map(len, new))
-    tail = torch.tensor([[*row, *[pad] * (width - len(row))] for row in new], dtype=input_ids.dtype)
+    tail = torch.tensor([[*row, *[pad] * (width - len(row))] for row in new], dtype=torch.long)
     return torch.cat([input_ids, tail.to(input_ids.device)], dim=1)
 
 
