@@ -98,8 +98,11 @@ def test_rows_that_are_cut_anywhere_go_on_from_there(architecture: str, kind: st
     assert all(torch.equal(wanted, got) for wanted, got in zip(*found, strict=True))
 
 
-def test_several_rows_are_recorded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, quick = pair("Qwen3_5", "bfloat16")
+@pytest.mark.parametrize("kind", [*KINDS[:1], *(slow(kind) for kind in KINDS[1:])])
+@pytest.mark.parametrize("architecture", ["Qwen3_5", *(slow(name) for name in ("Lfm2", "Mamba2", "Mamba"))])
+def test_several_rows_are_recorded(architecture: str, kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where torch takes another convolution for many rows."""
+    _, quick = pair(architecture, kind)
     sequences = [quick.open() for _ in range(3)]
     prefill(quick, sequences, [[5, 6, 7]] * 3)
     score(quick, sequences, [[5], [6], [7]])  # the first one is compared with ordinary ones
@@ -110,7 +113,8 @@ def test_several_rows_are_recorded(cache: Path, monkeypatch: pytest.MonkeyPatch)
     score(quick, sequences[:2], [[5], [6]])
     score(quick, [sequences[0], sequences[2]], [[5], [6]])  # rows apart are not
     score(quick, sequences[:1], [[5] * (STEPS + 1)])  # nor what is taken at once
-    assert counted.seen == [(3, 1), (3, 3), (2, 1)]
+    at_once = isinstance(quick, RecurrentModel) and quick.recurrent_cache.goes_on
+    assert counted.seen == [(3, 1), (3, 3), (2, 1), *([] if at_once else [(1, STEPS + 1)])]
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("Lfm2", "float32"), slow("Mamba2", "bfloat16")])

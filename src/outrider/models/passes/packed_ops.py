@@ -1,15 +1,20 @@
-"""Operations that stand in a graph for products with packed weights, which are no ordinary tensors.
+"""Operations that stand in a graph for products with packed weights, which are no ordinary tensors, and for convolutions.
 
-`packed_linear` is torch's own operation; the others are written out as what they stand for (`graph_text`).
+`packed_linear` is torch's own operation; the others are written out as what they stand for (`graph_text`). A convolution is
+its own again once a graph is made: it is hidden meanwhile because torch looks for the kernel that it would take, which may
+depend on the number of rows, while the graph looks for it in each pass anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 
 from outrider.models.weights.int8_linear import Int8Linear
 from outrider.models.weights.packed_linear import PackedLinear, packed_arguments
@@ -22,6 +27,9 @@ _library = _torch_library.Library("outrider", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 _library.define("filled_linear(Tensor x, Tensor weight, Tensor? bias, int fill) -> Tensor")
 _library.define("int8_product(Tensor x, Tensor weight) -> Tensor")
+_library.define(
+    "convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int padding, int dilation, int groups) -> Tensor"
+)
 _library.define("int8_tiles(Tensor x, Tensor weight, Tensor scales, Tensor zeros) -> Tensor")
 
 
@@ -40,11 +48,20 @@ def _product_shape(x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32)
 
 
+def _convolved_shape(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad: int, dilation: int, groups: int
+) -> Tensor:
+    del bias, groups
+    length = (x.shape[2] + 2 * pad - dilation * (weight.shape[2] - 1) - 1) // stride + 1
+    return x.new_empty((x.shape[0], weight.shape[0], length))
+
+
 _library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
 torch.library.register_fake("outrider::packed_linear", _packed_shape, lib=_library)
 torch.library.register_fake("outrider::filled_linear", _packed_shape, lib=_library)
 torch.library.register_fake("outrider::int8_product", _product_shape, lib=_library)
 torch.library.register_fake("outrider::int8_tiles", _product_shape, lib=_library)
+torch.library.register_fake("outrider::convolution", _convolved_shape, lib=_library)
 
 
 def filled(layer: PackedLinear, x: Tensor) -> Tensor:
@@ -60,13 +77,50 @@ def product_of(layer: Int8Linear) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.ops.outrider.int8_product(x, layer._packed)
 
 
-def name_packed(graph: GraphModule) -> None:
-    """Let the graph name our own operation: the compiler takes torch's only for weights that are constants."""
+@contextmanager
+def hidden_convolutions() -> Iterator[None]:
+    """Meanwhile a convolution over one dimension of what has no values, as in a trace, is an operation of ours."""
+    place: Any = functional
+    plain = place.conv1d
+
+    def conv1d(x: Tensor, weight: Tensor, *more: Any, **named: Any) -> Any:
+        bias, *numbers = _settings(*more, **named)
+        if not isinstance(x, FakeTensor) or x.dim() != 3 or None in numbers:
+            return plain(x, weight, *more, **named)
+        return torch.ops.outrider.convolution(x, weight, bias, *numbers)
+
+    place.conv1d = conv1d
+    try:
+        yield
+    finally:
+        place.conv1d = plain
+
+
+def _settings(
+    bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> tuple[Tensor | None, int | None, int | None, int | None, int | None]:
+    """As `conv1d` takes them: numbers of the one dimension, None for what is none."""
+    return bias, _number(stride), _number(padding), _number(dilation), groups
+
+
+def _number(value: Any) -> int | None:
+    one = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
+    return one if isinstance(one, int) else None
+
+
+def name_own(graph: GraphModule) -> None:
+    """Let the graph name our own product, since the compiler takes torch's only for weights that are constants, and torch's
+    own convolution.
+    """
     op = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
     for node in graph.graph.nodes:
         if op is not None and node.op == "call_function" and node.target is op:
             node.target = torch.ops.outrider.packed_linear.default
             node.args = node.args[:3]
+        if node.op == "call_function" and node.target is torch.ops.outrider.convolution.default:
+            node.target = torch.ops.aten.convolution.default
+            x, weight, bias, stride, padding, dilation, groups = node.args
+            node.args = (x, weight, bias, [stride], [padding], [dilation], False, [0], groups)
     graph.recompile()
 
 

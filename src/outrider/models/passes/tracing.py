@@ -25,7 +25,7 @@ from transformers.cache_utils import CacheLayerMixin
 from outrider.models.attention.shared_keys import WIDEST
 from outrider.models.cache.slot_cache import SlotCache, View
 from outrider.models.passes.guards import Sizes, check_free, check_guards, symbol
-from outrider.models.passes.packed_ops import filled, name_packed, product_of
+from outrider.models.passes.packed_ops import filled, hidden_convolutions, name_own, product_of
 from outrider.models.weights.int8_linear import Int8Linear, RowScale
 from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear
 
@@ -212,10 +212,10 @@ def trace(
     with mode:
         leading = about(Sizes(rows, tokens, source))
         inputs = [columns, capacity, *leading, *_stand_ins(held, parts, rows, capacity)]
-    with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module):
+    with mode, torch.no_grad(), enable_python_dispatcher(), _as_it_was(model.module), hidden_convolutions():
         # Compiled passes have other bits anyway.
         graph = make_fx(_flat(function, parts, len(leading), len(held), fills))(*inputs)
-    name_packed(graph)
+    name_own(graph)
     check_free(shapes)
     check_guards(shapes, columns, capacity, Sizes(rows, tokens, source))
     return Traced(graph, inputs, mode)
