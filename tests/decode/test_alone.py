@@ -297,6 +297,90 @@ def test_whoever_leaves_does_not_wait_for_the_rounds_of_others() -> None:
     assert freed[2:] == ["at once"]
 
 
+def test_what_is_left_while_another_one_ends_is_freed_as_well() -> None:
+    """Two that leave at once: the second finds the first one at work, which makes no round after it."""
+    one = Alone([Engine()])
+    inside, left = threading.Event(), threading.Event()
+    freed: list[str] = []
+
+    def ends() -> None:
+        def slowly() -> None:
+            inside.set()
+            assert left.wait(60)
+            freed.append("first")
+
+        one.finish(slowly)
+
+    def leaves() -> None:
+        assert inside.wait(60)
+        one.finish(lambda: freed.append("second"), wait=False)
+        left.set()
+
+    side_by_side([ends, leaves])
+    assert freed == ["first", "second"]
+
+
+@pytest.mark.parametrize("how", ["hold", "finish", "run"])
+def test_what_the_collector_ends_while_places_are_taken_waits_for_no_later_one(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One place is held by then: waiting for another that its holder wants the first of would be for ever."""
+    first, second = Engine(), Engine()
+    both, other = Alone([first, second]), Alone([second])
+    collected = Alone([(third := Engine())])
+    inside, wanted = threading.Event(), threading.Event()
+    ended: list[str] = []
+    plain = alone.OneAtATime.give_way
+
+    def give_way(place: alone.OneAtATime) -> None:
+        plain(place)
+        if threading.current_thread() is taking and place is both._places[1]:
+            inside.set()
+            assert wanted.wait(60)
+            collected.finish(lambda: ended.append("collected"))
+
+    def holds_third() -> None:
+        def wants_first() -> None:
+            assert inside.wait(60)
+            wanted.set()
+            Alone([first]).run(ended.append, "wanted")
+
+        collected.run(wants_first)
+
+    def takes() -> None:
+        getattr(both, how)(lambda: ended.append("taken"))
+
+    monkeypatch.setattr(alone.OneAtATime, "give_way", give_way)
+    taking = threading.Thread(target=takes, daemon=True)
+    holding = threading.Thread(target=holds_third, daemon=True)
+    for thread in (holding, taking):
+        thread.start()
+    for thread in (holding, taking):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert sorted(ended) == ["collected", "taken", "wanted"]
+    other.run(ended.append, "free")
+    del third
+
+
+def test_what_an_interrupt_left_undone_any_thread_does() -> None:
+    one = Alone([Engine()])
+    done: list[str] = []
+
+    def interrupted() -> None:
+        if not done:
+            done.append("interrupted")
+            raise KeyboardInterrupt
+        done.append(threading.current_thread().name)
+
+    with pytest.raises(KeyboardInterrupt):
+        one.finish(interrupted)
+    other = threading.Thread(target=one.run, args=(int,), name="another")
+    other.start()
+    other.join(20)
+    assert done == ["interrupted", "another"]
+
+
 def test_what_is_left_is_freed_by_whoever_was_at_work(pair: tuple[TextModel, TextModel]) -> None:
     """A client goes while its reader and other generations are at work: neither end sees an error, and nothing stays."""
     target, small = pair

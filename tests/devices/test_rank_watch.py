@@ -66,6 +66,14 @@ def test_a_rank_that_says_what_is_no_message_is_lost(leader: LeaderWatch) -> Non
     rank.close()
 
 
+def test_what_a_rank_says_with_its_greeting_is_heard(leader: LeaderWatch) -> None:
+    greeting = json.dumps({"rank": 1, "word": leader.address.word}).encode()
+    call(leader, greeting + b'\n{"error": "no memory"}\n').close()
+    leader.tell()  # this test ends by itself
+    leader.connect()
+    assert leader.wait(10) == "rank 1: no memory"
+
+
 def test_ranks_that_do_not_call_are_not_waited_for_for_ever(leader: LeaderWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "CONNECT", 0.05)
     with pytest.raises(TimeoutError, match="ranks that have called within 0 s: 0 of 1"):

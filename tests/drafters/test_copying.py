@@ -217,6 +217,8 @@ def test_of_a_large_store_its_last_tokens_are_read(tmp_path: Path, monkeypatch: 
     with store.path.open("ab") as file:
         file.write(b"\x01\x02\x03")  # a write cut short
     assert store.read() == [2, 0, 1, 2, 3]
+    store.path.write_bytes(b"")  # by somebody else, meanwhile
+    assert store.read() == []
 
 
 def test_an_empty_store_is_begun(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_what_others_are_building_stays(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted([names[0], "one", "two"])
 
 
+def test_machines_of_one_domain_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for name in ("gpu001.cluster.physics.example.edu", "gpu002.cluster.physics.example.edu"):
+        monkeypatch.setattr("platform.node", lambda name=name: name)
+        found.add(cache_folder._here())
+    assert len(found) == 2
+    assert all(one.isalnum() for one in found)
+
+
 def test_a_build_within_a_build_keeps_both(folder: Path) -> None:
     def outer(made: Path) -> None:
         build_once("models/inner", whole)

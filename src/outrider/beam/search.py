@@ -75,8 +75,7 @@ class BeamDecoder:
 
     def rounds(self) -> Iterator[BeamRound]:
         """One record per pass of the target. Frees all sequences when it ends."""
-        with ExitStack() as stack:
-            stack.callback(self._alone.finish, self._close)
+        with self._alone.ending(self._close):
             self._alone.run(self._begin)
             self.prefill_seconds = self._clock.take()["prefill"]
             while not self.state.done and not self._cancelled():

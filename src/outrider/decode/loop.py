@@ -89,7 +89,7 @@ class Decoder:
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds of all unfinished rows, a list of (row, round) per pass. Frees all sequences when it ends."""
-        try:
+        with self._alone.ending(self._close_all):
             if not self._requests:
                 raise ParameterError("requests must not be empty: give at least one prompt")
             self.admit(self._requests)
@@ -97,13 +97,6 @@ class Decoder:
                 yield made
             for row in self.rows:
                 row.finish_reason = row.finish_reason or "cancelled"
-        except GeneratorExit:  # by whoever reads no further, who should not have to wait for the rounds of others
-            self._alone.finish(self._close_all, wait=False)
-            raise
-        except BaseException:
-            self.close()
-            raise
-        self.close()
 
     def admit(self, requests: Many[Request]) -> list[Row]:
         """Let further sequences join, their prompts read together. → their rows, numbered on from those before

@@ -49,7 +49,7 @@ class TokenStore:
 
     def count(self) -> int:
         """How many tokens it holds now."""
-        return (self.path.stat().st_size - len(self._head)) // 4
+        return max(0, self.path.stat().st_size - len(self._head)) // 4
 
     def append(self, tokens: Many[int]) -> None:
         """Add a sequence at the end, over a half-written number if there is one."""

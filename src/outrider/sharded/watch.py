@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SILENCE = 30.0  # seconds without a sign of life
@@ -107,14 +108,18 @@ class LeaderWatch:
 
     def _greeted(self, line: _Line) -> bool:
         """Whether a caller has said that it is one of the ranks, which are watched from now on."""
-        for hello in line.read():
-            rank = hello.get("rank")
-            ours = hmac.compare_digest(str(hello.get("word", "")).encode(), self.address.word.encode())
-            if ours and isinstance(rank, int):
-                self._lines[rank] = line
-                return True
+        messages = line.read()
+        if not messages:
+            return False
+        hello, *more = messages
+        rank = hello.get("rank")
+        ours = hmac.compare_digest(str(hello.get("word", "")).encode(), self.address.word.encode())
+        if not ours or not isinstance(rank, int):
             line.closed = True
-        return False
+            return False
+        self._lines[rank] = line
+        self._note(rank, more)
+        return True
 
     @property
     def reason(self) -> str | None:
@@ -158,14 +163,18 @@ class LeaderWatch:
 
     def _hear(self, rank: int) -> None:
         line = self._lines[rank]
-        for message in line.read():
-            if "error" in message:
-                self._errors[rank] = str(message["error"])
+        self._note(rank, line.read())
         if line.closed and not self._ended:
             said = self._errors.get(rank)
             self._lose(
                 f"rank {rank}: {said}" if said else f"rank {rank} has ended without a word: it was killed, or crashed"
             )
+
+    def _note(self, rank: int, messages: Sequence[Mapping[str, object]]) -> None:
+        """What a rank says before it ends."""
+        for message in messages:
+            if "error" in message:
+                self._errors[rank] = str(message["error"])
 
     def _lose(self, reason: str) -> None:
         self._lost = self._lost or reason

@@ -18,8 +18,8 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from threading import RLock, get_ident, local
 from typing import ParamSpec, TypeVar
 from weakref import WeakSet, finalize
@@ -141,16 +141,35 @@ class Alone:
             _here.later.append((self, work))
         _catch_up((self, work))
 
+    @contextmanager
+    def ending(self, work: Callable[[], object]) -> Iterator[None]:
+        """Around the rounds of a generator: `finish` after them, and no waiting for whoever reads no further."""
+        try:
+            yield
+        except GeneratorExit:
+            self.finish(work, wait=False)
+            raise
+        except BaseException:
+            self.finish(work)
+            raise
+        self.finish(work)
+
+    def _leave(self, one: Later) -> None:
+        """To whoever has these engines next, this thread or another."""
+        if one not in _here.later:
+            (self._places[0].left if self._places else _here.later).append(one)
+
     def _busy(self) -> OneAtATime | None:
         """Where another thread is at work, or comes first."""
         return next((place for place in self._places if place.taken and place.holder != get_ident()), None)
 
     def _take_over(self) -> None:
-        """What was left while others could not have these places."""
+        """What was left while others could not have these places. Two threads may take the same: it may be done twice."""
         for place in self._places:
-            with suppress(IndexError):  # another thread may be quicker
-                while place.left:
-                    _here.later.append(place.left.popleft())
+            while (one := next(iter(tuple(place.left)), None)) is not None:
+                _here.later.append(one)
+                with suppress(ValueError):  # another thread was quicker
+                    place.left.remove(one)
 
     @property
     def _may_finish(self) -> bool:
@@ -158,24 +177,23 @@ class Alone:
         return _here.rounds == 0 and (not _here.held or set(self._places) <= set(_here.held))
 
     def _locked(self, at: int, work: Callable[[], T]) -> T:
-        if at < len(self._places):
-            place, me = self._places[at], get_ident()
-            if place.holder == me:
-                with place.lock:
-                    return self._locked(at + 1, work)
-            place.give_way()
-            try:
-                place.waiting.add(me)
-                with place.lock:
-                    return self._held(at, work)
-            finally:
-                place.waiting.discard(me)
-        before = _here.held
-        try:
-            _here.held = (*before, *self._places)
+        if at == len(self._places):
             return work()
+        place, me, before = self._places[at], get_ident(), _here.held
+        if place.holder == me:
+            with place.lock:
+                return self._locked(at + 1, work)
+        try:
+            # Said before it is true, one place after the other: what the collector ends meanwhile may wait for this one as
+            # well, but for none that comes later.
+            _here.held = (*before, place)
+            place.give_way()
+            place.waiting.add(me)
+            with place.lock:
+                return self._held(at, work)
         finally:
-            _here.held = before
+            _here.held = before  # first: after the call an interrupt may come
+            place.waiting.discard(me)
 
     def _held(self, at: int, work: Callable[[], T]) -> T:
         """Go on with the lock of a place that this thread did not have before."""
@@ -198,10 +216,10 @@ def _catch_up(mine: Later | None = None) -> None:
             _here.later.remove(one)
             one[0]._locked(0, one[1])
         except KeyboardInterrupt:
-            if one not in _here.later:
-                _here.later.append(one)
+            one[0]._leave(one)
             raise
         except Exception as error:
             if one == mine:
                 raise
             _log.warning("a generation could not be ended (%s: %s)", type(error).__name__, error)
+        one[0]._take_over()  # what was left meanwhile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
@@ -63,12 +64,11 @@ def _remove_left(folder: Path) -> None:
 
 
 def _here() -> str:
-    """Where process numbers mean the same: this machine, or container."""
-    try:
-        numbers = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        numbers = ""
-    return "".join(c for c in platform.node()[-20:] + numbers if c.isalnum()) or "here"
+    """Where process numbers mean the same: this machine since it was started, or container."""
+    about = [platform.node()]
+    with suppress(OSError):
+        about += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
 def _runs(process: int) -> bool:
