@@ -24,6 +24,7 @@ from outrider.errors import ModelError, ParameterError
 from outrider.models.loading import load_transformers
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import OpaqueLinear
+from outrider.request.prompts import prepare
 from outrider.results import Result
 
 PROMPT = "the quick brown fox jumps over the quick brown"
@@ -129,15 +130,23 @@ def test_messages_need_a_chat_template(target: TransformersModel) -> None:
     assert result.tokens == outrider.generate(target, PROMPT, max_new_tokens=8).tokens
 
 
-def test_messages_without_text_are_refused_before_a_template_sees_them(target: TransformersModel) -> None:
+def test_messages_have_text_whatever_a_template_makes_of_others(target: TransformersModel) -> None:
+    """In parts, too, as some clients send it: a template may write such a list down as it is."""
     target.tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
-    parts: Any = [{"type": "text", "text": "hi"}]
-    wrong: list[tuple[Any, str]] = [({"role": "user", "content": parts}, "got list"), ({"role": "user"}, "got {'role'")]
+    parts: Any = [{"type": "text", "text": "hi"}, {"type": "text", "text": "you"}]
+    image: Any = [*parts, {"type": "image", "url": "x.png"}]
+    wrong: list[tuple[Any, str]] = [
+        ({"role": "user", "content": image}, "got list"),
+        ({"role": "user", "content": []}, "got list"),
+        ({"role": "user", "content": 3}, "got int"),
+        ({"role": "user"}, "got {'role'"),
+    ]
     try:
         for message, got in wrong:
-            with pytest.raises(ParameterError, match=r"messages must be \{\"role\": …, \"content\": text\}, " + got):
+            with pytest.raises(ParameterError, match=r"messages must be \{\"role\": …, \"content\": text, .*\}, " + got):
                 outrider.generate(target, [message], max_new_tokens=1)
-        said: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": []}]
+        said: Any = [{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [], "content": None}]
+        assert prepare(target, said[:1]).tokens == prepare(target, "hi\nyou").tokens
         assert outrider.generate(target, said, max_new_tokens=1).tokens
     finally:
         target.tokenizer.chat_template = None

@@ -48,14 +48,22 @@ def prepare(target: TextModel, prompt: Prompt) -> Prepared:
     return Prepared(decoder_prefix(target, read), read)
 
 
-def _check_message(one: Any) -> None:
-    """Raise for a message without text; templates have their own words for that, and some write it down as it is."""
-    text = one.get("content") if isinstance(one, Mapping) else None
-    if isinstance(text, str):
-        check_characters("message", text)
-    elif not isinstance(one, Mapping) or not (text is None and len(one.keys() - {"role", "content"})):  # calls of tools
-        got = type(text).__name__ if isinstance(one, Mapping) and "content" in one else repr(one)
-        raise ParameterError(f'messages must be {{"role": …, "content": text}}, got {got:.60}: join parts of text to one')
+def _with_text(one: Any) -> Any:
+    """A message whose content is text, parts of text joined by line breaks. Raises for one without any: templates have their
+    own words for that, and some write down whatever there is.
+    """
+    content = one.get("content") if isinstance(one, Mapping) else None
+    if isinstance(content, list | tuple) and content:
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            content = "\n".join(map(str, texts))
+    if isinstance(content, str):
+        check_characters("message", content)
+        return {**one, "content": content}
+    if isinstance(one, Mapping) and content is None and one.keys() - {"role", "content"}:
+        return one  # calls of tools
+    got = type(content).__name__ if isinstance(one, Mapping) and "content" in one else repr(one)
+    raise ParameterError(f'messages must be {{"role": …, "content": text, or parts of text}}, got {got:.60}')
 
 
 def has_template(target: TextModel) -> bool:
@@ -108,8 +116,7 @@ def encode(target: TextModel, prompt: Prompt) -> list[int]:
     if isinstance(items[0], Mapping):
         if not has_template(target):
             raise ParameterError(f"{target.name} has no chat template: give the prompt as text (raw)")
-        for one in items:
-            _check_message(one)
+        items = [_with_text(one) for one in items]
         try:
             ids = tokenizer.apply_chat_template(items, add_generation_prompt=True, return_dict=False)
         except Exception as error:  # whatever a template, which is the model's own program, may raise
