@@ -28,6 +28,11 @@ def with_one_token_more(made: Any) -> None:
 CHANGES: dict[str, tuple[Callable[[Any], object], str, Callable[[Any], object]]] = {
     "training": (lambda made: made.train(), "in training mode, with dropout", lambda made: made.eval()),
     "training in part": (lambda made: made.transformer.h[0].train(), "in training mode", lambda made: made.eval()),
+    "dropout in training": (
+        lambda made: made.transformer.h[1].mlp.dropout.train(),
+        "in training mode",
+        lambda made: made.eval(),
+    ),
     "type": (
         lambda made: made.double(),
         "was opened with dtype torch.float32 and has torch.float64 by now: open it anew",

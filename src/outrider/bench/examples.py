@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.audio import Audio, Recordings
 from outrider.bench.tasks import Task, human_eval
 from outrider.errors import ParameterError
-from outrider.request.prompts import Asked
 from outrider.support.tables import Row, column, load_hub, read_table
+
+if TYPE_CHECKING:
+    from outrider.request.prompts import Asked
 
 NO_FILE = ("humaneval", "lm1b", "chat")  # tasks whose prompts come with them
 NEED_REFERENCES = ("rouge2", "bleu", "wer", "exact")

@@ -54,7 +54,15 @@ def decoder_config(module: Any) -> Any:
     return module.config if module.config.is_encoder_decoder else module.config.get_text_config()
 
 
+def _differs_in_training(part: torch.nn.Module) -> bool:
+    """Whether it drops something then, or normalises otherwise; a layer that somebody has put in need not be told `eval`."""
+    if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+        return True
+    shares = {"p": part.p} if isinstance(part, torch.nn.modules.dropout._DropoutNd) else vars(part)
+    return any((name == "p" or "drop" in name) and isinstance(share, float) and share > 0 for name, share in shares.items())
+
+
 def refuse_training(module: Any, name: str) -> None:
     """Raise `ParameterError` if its passes are those of a training."""
-    if any(part.training for part in module.modules()):
+    if module.training or any(part.training and _differs_in_training(part) for part in module.modules()):
         raise ParameterError(f"{name} is in training mode, with dropout that no draft foresees: call .eval()")
