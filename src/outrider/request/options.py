@@ -116,14 +116,24 @@ def _keeps_state(processor: object) -> bool:
     return isinstance(processor, Constraint | StatefulProcessor)
 
 
-_NUMBERS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "logprobs", "lenience", "alternatives")
+_ONE_FOR_ALL = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "ignore_eos",
+    "logprobs",
+    "lenience",
+    "alternatives",
+)
 
 
 def _refuse_lists(options: dict[str, Any]) -> None:
     """Raise for one value for each prompt, as `seed` takes it."""
     stop = options.get("stop")
     nested = isinstance(stop, list | tuple) and any(isinstance(one, list | tuple) for one in stop)
-    for name in (*_NUMBERS, *(["stop"] if nested else [])):
+    for name in (*_ONE_FOR_ALL, *(["stop"] if nested else [])):
         if isinstance(options.get(name), list | tuple):
             raise ParameterError(
                 f"{name} must be one for all prompts, got a list: call generate for each group of prompts that share it, or "

@@ -8,7 +8,7 @@ logits of prompts are not computed. The cache keeps its numbers as they are comp
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -34,6 +34,11 @@ from outrider.models.steady_width import NARROWEST, SteadyWidth
 
 BLOCK = 32  # tokens, fixed by OpenVINO's CPU kernels
 FIRST_BLOCKS = 64
+
+
+@cache  # it is looked up on the disk, and asked for in each generation
+def _version() -> str:
+    return version("openvino")
 
 
 class PagedSequence:
@@ -164,7 +169,7 @@ class OpenVinoModel:
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        return f"openvino {version('openvino')}, steady widths, {self.threads} {self._about.to_json()}"
+        return f"openvino {_version()}, steady widths, {self.threads} {self._about.to_json()}"
 
     def open(self, reserve: int = 0) -> PagedSequence:
         longest = reserve if self.max_length is None else min(reserve, self.max_length)

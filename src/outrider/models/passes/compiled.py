@@ -31,7 +31,7 @@ from outrider.models.passes.captured import captured_pass, columns_captured
 from outrider.models.passes.compiled_trial import difference, gain
 from outrider.models.passes.graph import describe_pass, trace_pass
 from outrider.models.passes.guards import check_free
-from outrider.models.passes.packed_ops import lower_packed
+from outrider.models.passes.own_ops import lower_packed
 from outrider.models.passes.tracing import STEP, PassInputs, versions
 from outrider.models.probe import TOLERANCE
 from outrider.support.cache_folder import cache_folder

@@ -25,7 +25,7 @@ from transformers.cache_utils import CacheLayerMixin
 from outrider.models.attention.shared_keys import WIDEST
 from outrider.models.cache.slot_cache import SlotCache, View
 from outrider.models.passes.guards import Sizes, check_free, check_guards, symbol
-from outrider.models.passes.packed_ops import filled, hidden_convolutions, name_own, product_of
+from outrider.models.passes.own_ops import filled, hidden_convolutions, name_own, product_of
 from outrider.models.weights.int8_linear import Int8Linear, RowScale
 from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear
 

@@ -1,4 +1,4 @@
-"""Operations that stand in a graph for products with packed weights, which are no ordinary tensors, and for convolutions.
+"""Operations of ours in a graph: for products with packed weights, which are no ordinary tensors, and for convolutions.
 
 `packed_linear` is torch's own operation; the others are written out as what they stand for (`graph_text`). A convolution is
 its own again once a graph is made: it is hidden meanwhile because torch looks for the kernel that it would take, which may
@@ -28,7 +28,7 @@ _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
 _library.define("filled_linear(Tensor x, Tensor weight, Tensor? bias, int fill) -> Tensor")
 _library.define("int8_product(Tensor x, Tensor weight) -> Tensor")
 _library.define(
-    "convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int padding, int dilation, int groups) -> Tensor"
+    "convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int pad, int dilation, int groups) -> Tensor"
 )
 _library.define("int8_tiles(Tensor x, Tensor weight, Tensor scales, Tensor zeros) -> Tensor")
 
