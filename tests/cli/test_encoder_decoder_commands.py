@@ -95,6 +95,7 @@ def test_audit_sees_texts_of_another_source(t5: Path, tmp_path: Path, capsys: py
     assert run(["audit", *options, "--outputs", str(kept), "--json"]) == 1
 
 
+@pytest.mark.slow
 def test_tune_and_bench_work(
     t5: Path, small_t5: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from tests.helpers.triton import run_with_triton
@@ -49,6 +50,7 @@ def compile_all() -> None:
     print([len(triton.compile(source, target=GPUTarget("cuda", gpu, 32)).asm["cubin"]) > 0 for gpu in GPUS])
 
 
+@pytest.mark.slow
 def test_it_gives_the_same_tokens() -> None:
     out = run_with_triton("from tests.devices.test_race_triton import try_all; try_all()", interpret=True)
     for ours, wanted, elsewhere in json.loads(out.splitlines()[-1]):

@@ -37,7 +37,7 @@ from outrider.support.device_data import moved
 from tests.helpers.device_texts import PROMPTS, SETTINGS, flat, given, opened, write
 from tests.helpers.folders import make_tokenizer
 from tests.helpers.heads import write_head
-from tests.helpers.marks import slow
+from tests.helpers.marks import slow, thinned
 from tests.helpers.published_heads import CHECKPOINTS
 from tests.helpers.real_gpu import GPU
 from tests.helpers.simulated_gpu import SimulatedGPU
@@ -126,7 +126,7 @@ class TestItself:
 
 
 @pytest.mark.parametrize("setting", [slow("bias"), "all"])
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", thinned(DRAFTS))
 def test_a_round_waits_once_for_the_device(
     name: str, setting: str, gpu: GPU, target_folder: Path, draft_folder: Path
 ) -> None:
@@ -140,7 +140,7 @@ def test_a_round_waits_once_for_the_device(
     assert gpu.waits == ["read back"] * max(map(len, rounds))
 
 
-@pytest.mark.parametrize("architecture", ["Lfm2", "Qwen3_5", "Mamba2"])
+@pytest.mark.parametrize("architecture", ["Lfm2", slow("Qwen3_5"), slow("Mamba2")])
 def test_states_of_recurrent_layers_stay_there(architecture: str, gpu: GPU, tmp_path: Path) -> None:
     """Nobody waits for them, nor for the tokens that may have to be scored again."""
     saved = module(architecture, dtype=torch.float32)
@@ -195,7 +195,7 @@ def test_what_is_decided_by_position_needs_no_further_wait(
 
 
 @pytest.mark.parametrize("device", ["cpu", slow("cuda")])
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", thinned(ELSEWHERE))
 def test_a_draft_may_run_elsewhere(
     name: str, device: str, gpu: GPU, target_folder: Path, draft_folder: Path, foreign_folder: Path
 ) -> None:
@@ -229,7 +229,7 @@ def test_a_head_drafts_there(kind: Any, gpu: GPU, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("captured", [False, slow(True)])
-@pytest.mark.parametrize("what", CHECKPOINTS)
+@pytest.mark.parametrize("what", thinned(CHECKPOINTS))
 def test_a_published_head_drafts_there(what: str, captured: bool, gpu: GPU, tmp_path: Path) -> None:
     made, name = CHECKPOINTS[what]
     folder = made(VOCABULARY).write(tmp_path, name)

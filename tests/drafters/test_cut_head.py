@@ -14,6 +14,7 @@ from outrider.models.base import TextModel
 from outrider.models.cut_head import cut_head
 from outrider.models.weights.quantized import can_quantize
 from outrider.support.device_data import pad_rows
+from tests.helpers.marks import slow
 from tests.helpers.tiny_models import module
 
 LEFT = 150
@@ -37,7 +38,7 @@ def logits(model: TextModel) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(("dtype", "engine"), KINDS)
+@pytest.mark.parametrize(("dtype", "engine"), [*KINDS[:2], *(slow(*kind) for kind in KINDS[2:])])
 def test_the_rows_that_are_left_are_the_models_own(dtype: str, engine: str, draft_folder: Path, cache: Path) -> None:
     whole = outrider.load(draft_folder, dtype=dtype, engine=engine)
     cut = outrider.load(draft_folder, dtype=dtype, engine=engine, num_tokens=LEFT)

@@ -20,6 +20,7 @@ from outrider.models.first_layers import first_layers
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from tests.helpers.marks import slow
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests
 from tests.helpers.tiny_models import module, record_now, tiny
 from tests.helpers.toys import table
@@ -138,7 +139,7 @@ def test_a_view_is_made_once_while_its_target_is_what_it_was(cache: Path) -> Non
     assert not torch.equal(found, old)
 
 
-@pytest.mark.parametrize("depths", [(4, 3), (3, 4)])
+@pytest.mark.parametrize("depths", [slow(4, 3), slow(3, 4)])
 def test_a_recording_of_the_first_layers_is_not_a_deeper_models(
     depths: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ from outrider.request.from_specs import make_from_spec
 from outrider.sampling import SamplingSettings
 from tests.helpers.betas import betas_along
 from tests.helpers.heads import KINDS, Shape, exact_joint, first_draft, propose, sample, small_target, write_head
-from tests.helpers.marks import slow
+from tests.helpers.marks import slow, thinned
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests
 from tests.helpers.samples import ALARM, SAMPLES, V, p_value_of
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
@@ -51,7 +51,7 @@ COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
         *((kind, None, "temperature 1") for kind in KINDS),
         *(slow(kind, None, "greedy") for kind in KINDS),
         *(slow(kind, [0, 2], "temperature 1") for kind in KINDS),
-        *((kind, [0, 2], "all") for kind in KINDS),
+        *(thinned(KINDS, [[0, 2]], ["all"])),
     ],
 )
 def test_heads_follow_the_targets_law(kind: Shape, tokens: list[int] | None, setting: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_heads_follow_the_targets_law(kind: Shape, tokens: list[int] | None, set
         assert 0.2 < sum(r.accepted for r in rounds) / sum(r.tested for r in rounds) < 0.98
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS))
 def test_adaptive_lengths_keep_the_law(kind: Shape, tmp_path: Path) -> None:
     target, settings = small_target(), SETTINGS["temperature 1"]
     drafter = HeadDrafter(write_head(tmp_path, kind, V), step_seconds=0.05)
@@ -90,8 +90,7 @@ def test_a_head_that_claims_another_law_is_rejected(tmp_path: Path) -> None:
     assert p_value_of(written, exact_joint(target, settings)) < ALARM
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "GPTNeoX", "Gemma3", "OPT"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "architecture"), thinned(KINDS, ["Llama", "GPT2", "GPTNeoX", "Gemma3", "OPT"]))
 def test_output_is_that_of_plain_decoding(kind: Shape, architecture: str, tmp_path: Path) -> None:
     target = tiny(architecture)
     drafter = HeadDrafter(write_head(tmp_path, kind, tokens=[1, 5, *range(8, 40)]), step_seconds=0.1)
@@ -101,7 +100,7 @@ def test_output_is_that_of_plain_decoding(kind: Shape, architecture: str, tmp_pa
     assert drafter.model._open == target._open == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS))
 def test_batches_are_single_rows_when_sampling_too(kind: Shape, tmp_path: Path) -> None:
     target, path = tiny("Llama"), write_head(tmp_path, kind)
     batch, _ = decode(target, requests(), WARM, HeadDrafter(path, 0.1), FixedLength(3))

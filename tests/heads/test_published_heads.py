@@ -18,7 +18,7 @@ from outrider.heads.opening import open_head
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from tests.helpers.heads import exact_joint, sample
-from tests.helpers.marks import slow
+from tests.helpers.marks import slow, thinned
 from tests.helpers.published_heads import (
     CHECKPOINTS,
     DRAFTED,
@@ -96,7 +96,7 @@ MADE: dict[str, Callable[[], Checkpoint]] = {
 }
 
 
-@pytest.mark.parametrize("what", MADE)
+@pytest.mark.parametrize("what", thinned(MADE))
 def test_a_chain_of_drafts_is_what_their_code_computes(what: str, tmp_path: Path) -> None:
     target, checkpoint = deep_target(), MADE[what]()
     head, laws = laws_of(target, checkpoint.write(tmp_path))
@@ -214,7 +214,7 @@ def three_tokens() -> TransformersModel:
 
 
 @pytest.mark.parametrize("setting", [slow("greedy"), "temperature 1", slow("all")])
-@pytest.mark.parametrize("what", CHECKPOINTS)
+@pytest.mark.parametrize("what", thinned(CHECKPOINTS))
 def test_the_law_is_the_targets(what: str, setting: str, tmp_path: Path) -> None:
     target, (made, name) = three_tokens(), CHECKPOINTS[what]
     drafter = HeadDrafter(made(V).write(tmp_path, name), step_seconds=0.1)

@@ -15,6 +15,7 @@ from outrider.heads.opening import open_head
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.quantized import can_quantize, quantization_of
 from tests.helpers.heads import KINDS, Shape, exact_joint, first_draft, sample, small_target, write_head
+from tests.helpers.marks import thinned
 from tests.helpers.openvino_engine import opened
 from tests.helpers.requests import GREEDY, WARM, requests
 from tests.helpers.samples import ALARM, SAMPLES, V, p_value_of
@@ -25,7 +26,7 @@ needs_kernels = pytest.mark.skipif(not can_quantize(), reason="this build of tor
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS))
 def test_quantized_heads_follow_the_targets_law(kind: Shape, tmp_path: Path) -> None:
     target, settings = small_target(), SETTINGS["temperature 1"]
     drafter = HeadDrafter(write_head(tmp_path, kind, V, [0, 2]), step_seconds=0.1, dtype="int8")

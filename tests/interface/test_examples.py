@@ -61,6 +61,7 @@ def test_the_simulated_world_leaves_the_old_one_as_it_is() -> None:
     assert np.array_equal(stopped.places, places)
 
 
+@pytest.mark.slow
 def test_image_tokens_run_and_tell_their_gain() -> None:
     module = example("image_tokens")
     gain, image = module.measure(count=1, length=3, steps=1, seed=1)

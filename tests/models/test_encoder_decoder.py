@@ -37,7 +37,7 @@ from outrider.request.own_rules import with_own_rules
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.helpers.encoder_decoder import FOUR, ruled, some_source
 from tests.helpers.enumerate import target_joint
-from tests.helpers.marks import slow
+from tests.helpers.marks import slow, thinned
 from tests.helpers.ragged import ragged_difference, score, some_tokens
 from tests.helpers.tiny_models import ENCODER_DECODERS, module, tiny, tiny_encoder_decoder
 from tests.helpers.toys import WRONG_RULES, plant_rule
@@ -357,7 +357,7 @@ def test_sampled_texts_follow_the_exact_law_of_their_source(architecture: str, d
 
 
 @pytest.mark.parametrize("architecture", [FOUR[0], *map(slow, FOUR[1:])])
-@pytest.mark.parametrize("rule", WRONG_RULES)
+@pytest.mark.parametrize("rule", thinned(WRONG_RULES))
 def test_wrong_rules_are_seen(rule: str, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_rule(monkeypatch, rule)
     model, settings = five(architecture), LAWS["temperature 1"]

@@ -19,7 +19,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.sampling import SamplingSettings
 from tests.helpers.heads import KINDS, Shape, first_draft, write_head
-from tests.helpers.marks import slow
+from tests.helpers.marks import slow, thinned
 from tests.helpers.openvino_engine import CLOSE, opened, score
 from tests.helpers.ragged import some_tokens
 from tests.helpers.requests import GREEDY, WARM, requests
@@ -60,7 +60,7 @@ def test_states_are_those_of_the_plain_pass_wherever_their_blocks_lie(cache: Pat
     assert model.states(first, 2, 2).shape == (0, 32)
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "Gemma3", "GPT2"])
+@pytest.mark.parametrize("architecture", ["Llama", *map(slow, ("Gemma3", "GPT2"))])
 def test_what_is_lent_is_what_the_model_has(architecture: str, cache: Path) -> None:
     """Embeddings (scaled in Gemma), rows of the head, states; the logits are not changed by keeping them."""
     model, plain = opened(architecture)
@@ -79,7 +79,7 @@ def test_what_is_lent_is_what_the_model_has(architecture: str, cache: Path) -> N
     torch.testing.assert_close(output_rows(model, ids[0])(wanted[:, :32]), logits[:, ids[0]], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS))
 def test_a_head_drafts_the_same_on_both_engines(kind: Shape, cache: Path, tmp_path: Path) -> None:
     model, plain = opened("Llama")
     path = write_head(tmp_path, kind)
@@ -94,7 +94,7 @@ def again(model: OpenVinoModel, settings: SamplingSettings, drafter: HeadDrafter
 
 
 @pytest.mark.parametrize("weights", ["int8", slow("float32")])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS))
 def test_output_is_that_of_plain_decoding(kind: Shape, weights: Weights, cache: Path, tmp_path: Path) -> None:
     model, _ = opened("Llama", weights)
     drafter = HeadDrafter(write_head(tmp_path, kind), step_seconds=0.1)

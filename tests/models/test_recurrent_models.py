@@ -29,6 +29,7 @@ from outrider.prefill import prefill
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.sharded.loading import plan_of
+from tests.helpers.marks import thinned
 from tests.helpers.ragged import ragged_difference, reference, score, some_tokens
 from tests.helpers.tiny_models import RECURRENT, module, tiny, tiny_recurrent
 
@@ -291,8 +292,7 @@ DRAFTERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize(("drafter", "drawn"), thinned(DRAFTERS, [False, True]))
 def test_speculation_writes_plain_decodings_texts(drafter: str, drawn: bool) -> None:
     """Greedy, and drawn by position: rows of different lengths, with drafts that are rejected in part."""
     target = tiny_recurrent("Lfm2")

@@ -19,7 +19,7 @@ from outrider.models.cache.slot_cache import MIN_CAPACITY
 from outrider.models.transformers_model import TransformersModel
 from tests.helpers.chains import ONE_CALL, WIDTH, kept_of, norm_plan
 from tests.helpers.heads import write_head
-from tests.helpers.marks import slow
+from tests.helpers.marks import slow, thinned
 from tests.helpers.ragged import score, some_tokens
 from tests.helpers.recorded import made, pair, scored
 from tests.helpers.tiny_models import record_now
@@ -27,7 +27,7 @@ from tests.helpers.tiny_models import record_now
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
 
 
-@pytest.mark.parametrize("architecture", ONE_CALL)
+@pytest.mark.parametrize("architecture", thinned(ONE_CALL))
 def test_a_pass_of_one_row_is_one_call_of_the_same_bits(architecture: str, cache: Path, chains_called: list[int]) -> None:
     ordinary, quick = pair(architecture, "int8")
     row, widths = some_tokens(96, 1), (1, 2, 3, 8, 1, 30)

@@ -60,7 +60,7 @@ def test_sums_that_only_look_like_a_rotation_are_no_error() -> None:
             assert torch.equal(graph(x), function(x))
 
 
-@pytest.mark.parametrize("failing", ["raises", "refused by the operation", "other bits", "all of it"])
+@pytest.mark.parametrize("failing", ["raises", slow("refused by the operation"), "other bits", slow("all of it")])
 def test_what_cannot_be_fused_is_recorded_apart(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,7 +309,7 @@ def test_five_operations_are_left_of_a_layer_and_one_of_a_pass(architecture: str
 
 @pytest.mark.parametrize("several", [slow(False), True])
 @pytest.mark.parametrize(
-    ("architecture", "chains"), [("Gemma", 3), ("Gemma2", 4), ("GPTNeoX", 4), ("Phi", 4), ("Granite", 5)]
+    ("architecture", "chains"), [("Gemma", 3), slow("Gemma2", 4), ("GPTNeoX", 4), slow("Phi", 4), ("Granite", 5)]
 )
 def test_models_with_other_operations_between_have_several_chains(architecture: str, chains: int, several: bool) -> None:
     """A later one reads what an earlier one made."""

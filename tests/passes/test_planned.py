@@ -25,6 +25,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.round import Extras
 from outrider.sampling import SamplingSettings
+from tests.helpers.marks import thinned
 from tests.helpers.ragged import score, some_tokens
 from tests.helpers.recorded import made, pair
 from tests.helpers.tiny_models import record_now
@@ -184,8 +185,7 @@ def test_sums_alone_are_no_chain(cache: Path) -> None:
     assert torch.equal(graph(x), function(x))
 
 
-@pytest.mark.parametrize("part", ["norm", "scales", "weight"])
-@pytest.mark.parametrize("by_data", [False, True])
+@pytest.mark.parametrize(("part", "by_data"), thinned(["norm", "scales", "weight"], [False, True]))
 def test_other_memory_for_a_weight_shows_in_the_next_sequence(part: str, by_data: bool, cache: Path) -> None:
     """And until then what was there before is kept: its addresses are in use."""
     ordinary, quick = pair("Llama", "int8")

@@ -73,7 +73,7 @@ def test_the_bits_are_those_of_ordinary_passes(
     assert counted.seen == [(1, width) for width in widths for _ in range(2)]
 
 
-@pytest.mark.parametrize(("architecture", "kind"), CASES)
+@pytest.mark.parametrize(("architecture", "kind"), [CASES[0], *(slow(*case) for case in CASES[1:])])
 def test_rows_that_are_cut_anywhere_go_on_from_there(architecture: str, kind: str, cache: Path) -> None:
     """Of several rows, some of which are scored; one is closed, and a copy takes its place."""
     found = []
@@ -98,7 +98,7 @@ def test_rows_that_are_cut_anywhere_go_on_from_there(architecture: str, kind: st
     assert all(torch.equal(wanted, got) for wanted, got in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:1], *(slow(kind) for kind in KINDS[1:])])
+@pytest.mark.parametrize("kind", [*map(slow, KINDS)])
 @pytest.mark.parametrize("architecture", ["Qwen3_5", *(slow(name) for name in ("Lfm2", "Mamba2", "Mamba"))])
 def test_several_rows_are_recorded(architecture: str, kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where torch takes another convolution for many rows."""
@@ -156,7 +156,7 @@ def test_what_cannot_be_recorded_is_scored_as_before(cache: Path) -> None:
     assert quick.recorded is None
 
 
-@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("asks", [True, slow(False)])
 def test_weights_are_multiplied_as_they_are_whether_they_ask_for_gradients_or_not(asks: bool, cache: Path) -> None:
     """By that torch decides how several rows are multiplied with Mamba's matrices in float32."""
     ordinary, quick = made("Mamba"), made("Mamba")
@@ -202,7 +202,7 @@ def _swapped(layout: Layout, left: Any, plain: Any = Layout.tensors) -> list[Ten
     return [*found[half:], *found[:half]]
 
 
-@pytest.mark.parametrize(("method", "planted"), [("states", _stale), ("tensors", _swapped)])
+@pytest.mark.parametrize(("method", "planted"), [("states", _stale), slow("tensors", _swapped)])
 def test_other_states_are_seen_when_a_model_is_recorded(
     method: str, planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ def test_other_states_are_seen_when_a_model_is_recorded(
     assert model.recorded is None or model.recorded.of(1, 3) is None
 
 
-@pytest.mark.parametrize("planted", [_zeros, _stale])
+@pytest.mark.parametrize("planted", [_zeros, slow(_stale)])
 def test_other_states_are_seen_in_the_next_start(planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was kept is compared going on from what it leaves, and from the middle."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "empty"))
@@ -224,6 +224,7 @@ def test_other_states_are_seen_in_the_next_start(planted: Any, tmp_path: Path, m
     assert model.recorded is None or model.recorded.of(1, 3) is None
 
 
+@pytest.mark.slow
 def test_a_recording_is_of_mixers_that_go_by_the_same_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which do is tried with a model's weights: two of one configuration may differ in it."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "empty"))

@@ -167,6 +167,7 @@ def test_a_json_schema_is_honoured_with_and_without_speculation() -> None:
     assert set(answer["languages"]) <= {"Python", "C++", "Rust"}
 
 
+@pytest.mark.slow
 def test_samples_fit_the_schema_in_a_batch() -> None:
     model = smollm2()
     constraint = structured.json_schema(model, SCHEMA)

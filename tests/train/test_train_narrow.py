@@ -204,6 +204,7 @@ def test_without_a_step_the_draft_is_saved_as_it_begins(
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.slow
 def test_going_on_takes_the_checkpoints_neurons_and_no_others(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
