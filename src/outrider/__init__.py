@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from outrider import sampling as sampling
     from outrider import structured as structured
     from outrider.audio import Audio, read_wav
+    from outrider.batch.continuous import Answer, ContinuousBatch
     from outrider.beam import BeamResult, beam_search
     from outrider.errors import OutriderError
     from outrider.generation import Piece, Stream, generate, stream
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Answer",
     "Audio",
     "BeamResult",
+    "ContinuousBatch",
     "OutriderError",
     "Piece",
     "Result",
@@ -49,8 +52,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "batch.continuous",
     "Audio": "audio",
     "BeamResult": "beam",
+    "ContinuousBatch": "batch.continuous",
     "OutriderError": "errors",
     "Piece": "generation",
     "Result": "results",

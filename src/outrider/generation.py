@@ -92,8 +92,7 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
 
 def stream(target: TextModel, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
     """Iterate over the text as it is generated, by `Piece`s; options as in `generate`. `.result` holds the rest."""
-    if _is_batch(prompt):
-        raise ParameterError("prompt must be one prompt for stream, got a list: use generate for a batch")
+    check_one(prompt, "stream", "use generate for a batch")
     return Stream(Generation(target, [prompt], **options))
 
 
@@ -168,6 +167,21 @@ def request_for(
     return Request(prepared.tokens, options.max_new_tokens, stream, eos, tracker, prepared.source)
 
 
+def check_target(target: TextModel) -> None:
+    """Raise unless it is a model that can write texts."""
+    if not hasattr(target, "score"):
+        of_torch = hasattr(target, "state_dict")
+        how = f"load({target!r})" if isinstance(target, str) else "load(model, tokenizer=…)" if of_torch else ""
+        remedy = f": load it with outrider.{how}" if how else ""
+        raise ParameterError(f"target must be a loaded model, got {type(target).__name__}{remedy}")
+    if target.tokenizer is None:
+        raise ParameterError(
+            f"target {target.name} has no tokenizer: give it, outrider.load(model, tokenizer=…), or use outrider.decode "
+            "for token ids"
+        )
+    refuse_draft_only(target)
+
+
 class Generation:
     """A batch of prompts being generated: the token loop with the text around it."""
 
@@ -177,17 +191,7 @@ class Generation:
         prompts: Sequence[Prompt],
         **options: Unpack[GenerateOptions],
     ) -> None:
-        if not hasattr(target, "score"):
-            of_torch = hasattr(target, "state_dict")
-            how = f"load({target!r})" if isinstance(target, str) else "load(model, tokenizer=…)" if of_torch else ""
-            remedy = f": load it with outrider.{how}" if how else ""
-            raise ParameterError(f"target must be a loaded model, got {type(target).__name__}{remedy}")
-        if target.tokenizer is None:
-            raise ParameterError(
-                f"target {target.name} has no tokenizer: give it, outrider.load(model, tokenizer=…), or use outrider.decode "
-                "for token ids"
-            )
-        refuse_draft_only(target)
+        check_target(target)
         self.target = target
         self.drafter = bound_drafter(options.get("draft", "auto"), target)
         self.options = parse_options(len(prompts), options)
@@ -258,6 +262,12 @@ class Generation:
             lenience=self.options.lenience,
             drafter_invariant=self.options.drafter_invariant,
         )
+
+
+def check_one(prompt: Any, whom: str, instead: str) -> None:
+    """Raise for a list of prompts. instead: what to do with one."""
+    if _is_batch(prompt):
+        raise ParameterError(f"prompt must be one prompt for {whom}, got a list: {instead}")
 
 
 def _is_batch(prompt: Any) -> bool:

@@ -128,6 +128,20 @@ def empty_proposal(rows: int, device: torch.device) -> Proposal:
     return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows).knowing([[] for _ in range(rows)])
 
 
+def one_below_the_other(parts: Many[Proposal]) -> Proposal:
+    """Those of several groups of rows, as far as a pass needs them: without laws, signals and candidates."""
+    width, rows = max(part.tokens.shape[1] for part in parts), sum(len(part.lengths) for part in parts)
+    tokens = torch.cat([torch.nn.functional.pad(part.tokens, (0, width - part.tokens.shape[1])) for part in parts])
+    beside, at = [], 0
+    for part in parts:
+        beside.append((range(at, at + len(part.lengths)), part.beside))
+        at += len(part.lengths)
+    known = [draft for part in parts for draft in part.known or ()]
+    lengths = [length for part in parts for length in part.lengths]
+    whole = Proposal(tokens, lengths, beside=merged_alternatives(beside, rows, tokens.device))
+    return whole.knowing(known if len(known) == rows else None)
+
+
 def padded_proposal(
     drafts: Many[Many[int]],
     device: torch.device,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import outrider
-from outrider.batch.continuous import ContinuousBatch
+from outrider.batch.job_batch import JobBatch
 from outrider.batch.jobs import Job
 from outrider.batch.run import run_here
 from outrider.batch.setup import Setup
@@ -37,7 +37,7 @@ SAMPLED = SamplingSettings(temperature=1.0)
 def computed(target: Any, setup: Setup, jobs: list[Job], tables: Any = None) -> dict[int, dict[str, Any]]:
     ready = setup.use(target, tables)
     found = {}
-    with ContinuousBatch(ready, setup.batch_size) as batch:
+    with JobBatch(ready, setup.batch_size) as batch:
         batch.put(jobs)
         while batch.load:
             for record in batch.advance():
@@ -170,24 +170,24 @@ def test_drafts_that_remember_other_prompts_are_refused(target_folder: Path) -> 
 def test_lines_that_all_sample_otherwise_may_join_together() -> None:
     jobs = [Job(i, "def f(", {"temperature": 1 - i / 10, "max_new_tokens": 3}) for i in range(5)]
     ready = Setup(draft=(), num_draft_tokens=0, batch_size=2, defaults=DEFAULTS).use(TextTable())
-    with ContinuousBatch(ready, 2) as batch:
+    with JobBatch(ready, 2) as batch:
         batch.put(jobs)
         found = [record["index"] for _ in range(40) if batch.load for record in batch.advance()]
-        assert len(batch._lanes) <= 5
+        assert len(batch._lanes.by_kind) <= 5
     assert sorted(found) == [0, 1, 2, 3, 4]
 
 
 def test_of_idle_lanes_the_oldest_are_dropped() -> None:
     ready = Setup(draft=(), num_draft_tokens=0, batch_size=2, defaults=DEFAULTS).use(TextTable())
-    with ContinuousBatch(ready, 2) as batch:
+    with JobBatch(ready, 2) as batch:
         made = []
         for i, temperature in enumerate((1.0, 0.9, 0.8, 0.9, 0.7, 0.9)):
             batch.put([Job(i, "def f(", {"temperature": temperature, "max_new_tokens": 3})])
             while batch.load:
                 batch.advance()
-            made.append(list(batch._lanes.values())[-1])
+            made.append(list(batch._lanes.by_kind.values())[-1])
         batch.advance()
-        assert list(batch._lanes.values()) == [made[4], made[5]]
+        assert list(batch._lanes.by_kind.values()) == [made[4], made[5]]
         assert made[1] is made[3] is made[5]
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from outrider.batch.continuous import ContinuousBatch, Record
+from outrider.batch.job_batch import JobBatch, Record
 from outrider.batch.jobs import Job
 from outrider.batch.run import KeepTables
 from outrider.batch.setup import Setup
@@ -64,12 +64,12 @@ class Worker:
             os.chdir(folder)  # models may be named by relative paths
         torch.set_num_threads(threads)
         self._setup = setup
-        self._batch: ContinuousBatch | None = None
+        self._batch: JobBatch | None = None
 
     def load(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """Load the models. → the cost tables"""
         ready = self._setup.load(tables)
-        self._batch = ContinuousBatch(ready, self._setup.batch_size)
+        self._batch = JobBatch(ready, self._setup.batch_size)
         return ready.tables
 
     def work(self, jobs: list[Job]) -> list[Record]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
-from outrider.batch.continuous import ContinuousBatch, Record
+from outrider.batch.job_batch import JobBatch, Record
 from outrider.batch.jobs import Job
 from outrider.batch.setup import Setup
 
@@ -26,7 +26,7 @@ def run_here(setup: Setup, jobs: Iterator[Job], tables: Mapping[str, Any], keep:
     """In this process."""
     ready = setup.load(tables)
     keep(ready.tables)
-    with ContinuousBatch(ready, setup.batch_size) as batch:
+    with JobBatch(ready, setup.batch_size) as batch:
         while True:
             batch.put(islice(jobs, setup.batch_size - batch.load))
             if not batch.load:

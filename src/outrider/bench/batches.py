@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from outrider.batch.continuous import ContinuousBatch
+from outrider.batch.job_batch import JobBatch
 from outrider.batch.jobs import Job
 from outrider.batch.setup import Ready, Setup
 from outrider.bench.contest import in_turn
@@ -145,7 +145,7 @@ class Bench:
     def run(self, batch_size: int, length: int, block: int, jobs: Sequence[Job]) -> BatchRun:
         """A block of prompts, timed."""
         sums: dict[str, float] = dict.fromkeys(("tokens", "rounds", "drafted", "accepted", "tested", "prefill"), 0)
-        with ContinuousBatch(self.ready(batch_size, length), batch_size) as batch:
+        with JobBatch(self.ready(batch_size, length), batch_size) as batch:
             start = time.perf_counter()
             batch.put(jobs)
             while batch.load:

@@ -17,29 +17,24 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TypeVar
 
+from outrider.decode.one_round import OneRound
 from outrider.decode.row import Request, Row, check_constraints, check_request
-from outrider.draft_length import DraftLength, FixedLength, Trial
-from outrider.draft_length.base import Prospect
+from outrider.decode.together import step_together
+from outrider.draft_length import DraftLength, FixedLength
 from outrider.drafters.base import DraftContext, Drafter, bind_alone, check_alternatives
-from outrider.drafters.checked import proposal_from, prospects_of
 from outrider.drafters.ready import begin_rest, state_with, worth_while
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.models.cache.slots import opening_several
 from outrider.prefill import prefill
-from outrider.proposal import Proposal, empty_proposal
 from outrider.randomness import keys_of
-from outrider.records import PHASES, Round
-from outrider.round import Extras, Outcome, Scorer, verify_round
+from outrider.records import Round
+from outrider.round import Extras, Scorer
 from outrider.sampling import SamplingSettings
 from outrider.settings.drafting import check_lenience
 from outrider.support.alone import Alone
 from outrider.support.clock import PhaseClock
-
-About = TypeVar("About")
-Done = TypeVar("Done")
 
 
 class Decoder:
@@ -50,6 +45,8 @@ class Decoder:
 
     lenience: below 1 more is accepted than the target's law allows: lossy (`lenience`).
     alternatives: to be scored beside each drafted token (`proposal.Alternatives`), None: those that `length` wants.
+    clock: that of others whose rounds are made together with these (`step_together`). failing_alone: a row that has no law
+    ends (`Row.error`, without a record), and the others go on.
     """
 
     def __init__(
@@ -63,6 +60,8 @@ class Decoder:
         cancelled: Callable[[], bool] = lambda: False,
         lenience: float = 1.0,
         alternatives: int | None = None,
+        clock: PhaseClock | None = None,
+        failing_alone: bool = False,
     ) -> None:
         check_lenience(lenience)
         for request in requests:
@@ -70,7 +69,8 @@ class Decoder:
         check_constraints(sampling, target)
         if drafter is not None:
             bind_alone(drafter, target)
-        self._alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
+        self.engines = [target, *(drafter.engines() if drafter is not None else ())]
+        self.alone = Alone(self.engines)
         self._wanted = drafter if length is not None else None
         self.target = target
         self.drafter = drafter if length is None or drafter is None else worth_while(drafter, length, sampling)
@@ -81,15 +81,15 @@ class Decoder:
         self._sharing = 0  # rows, in the last round
         self._ask = cancelled
         self._was_cancelled = False
-        self._failed = False
-        self._clock = PhaseClock(target.device)
-        self._scorer = Scorer(target, sampling, self._clock, extras or Extras(), lenience=lenience)
-        self._beside = self._alone.run(check_alternatives, alternatives, target, drafter)
-        self._context = DraftContext(sampling, target, target.vocab_size, self._clock, self._beside)
+        self._failed, self._failing_alone = False, failing_alone
+        self.clock = clock or PhaseClock(target.device)
+        self._scorer = Scorer(target, sampling, self.clock, extras or Extras(), lenience=lenience)
+        self._beside = self.alone.run(check_alternatives, alternatives, target, drafter)
+        self._context = DraftContext(sampling, target, target.vocab_size, self.clock, self._beside)
 
     def rounds(self) -> Iterator[list[tuple[int, Round]]]:
         """The rounds of all unfinished rows, a list of (row, round) per pass. Frees all sequences when it ends."""
-        with self._alone.ending(self._close_all):
+        with self.alone.ending(self._close_all):
             if not self._requests:
                 raise ParameterError("requests must not be empty: give at least one prompt")
             self.admit(self._requests)
@@ -105,8 +105,11 @@ class Decoder:
         """
         for request in requests:
             self.check(request)
-        self._context = self._context_for([*(row.request for row in self.rows if row.finish_reason is None), *requests])
-        return self._unless_failed(self._admit, requests)
+        self._context = self._context_for([*(row.request for row in self.active), *requests])
+        self.begin()
+        joined = self.alone.run(self._admit, requests)
+        self.done()
+        return joined
 
     def _admit(self, requests: Many[Request]) -> list[Row]:
         with opening_several():
@@ -114,8 +117,8 @@ class Decoder:
 
     def _join(self, requests: Many[Request]) -> list[Row]:
         context, joined = self.target.max_length, []
-        self._clock.take()
-        with self._clock.phase("prefill"):
+        self.clock.take()
+        with self.clock.phase("prefill"):
             for request in requests:
                 sequence = open_sequence(self.target, request.source, len(request.prompt) + request.max_new_tokens)
                 joined.append(Row(self._admitted, request, sequence, self._length.start(), context))
@@ -126,7 +129,7 @@ class Decoder:
             for row in joined:
                 row.drafter = self.drafter
             self.drafter.begin([row.draft for row in joined], self._context)
-        seconds = self._clock.take()["prefill"]
+        seconds = self.clock.take()["prefill"]
         for row in joined:
             row.prefill_seconds = seconds / len(joined)
         return joined
@@ -156,75 +159,60 @@ class Decoder:
 
         After a round that raised, rows and sequences may disagree, so that no other can be made: `ParameterError`.
         """
-        active = [row for row in self.rows if row.finish_reason is None]
-        return self._unless_failed(self._round, active) if active else []
+        (made,) = step_together([self])
+        if isinstance(made, Exception):
+            raise made
+        return made
 
-    def _unless_failed(self, work: Callable[[About], Done], about: About) -> Done:
-        """Do what leaves rows and sequences in order, unless it raises."""
+    def part_of_round(self, sharing: int) -> OneRound:
+        """Draft for the unfinished rows. sharing: how many rows there are in the pass, those of others included."""
+        active = self.active
+        if sharing != self._sharing:
+            self._share(active, sharing)
+        return OneRound(active, self.drafter, self._context, self._scorer, self._failing_alone)
+
+    def begin(self) -> None:
+        """Something is done that leaves rows and sequences in order only if it comes to its end: `done`."""
         if self._failed:
             raise ParameterError("an earlier round has failed, and left nothing to go on from: begin with another Decoder")
         self._failed = True
-        done = self._alone.run(work, about)
+
+    def done(self) -> None:
+        """All is in order."""
         self._failed = False
-        return done
+
+    @property
+    def active(self) -> list[Row]:
+        """The rows that have not ended."""
+        return [row for row in self.rows if row.finish_reason is None]
+
+    def end(self, row: Row) -> None:
+        """Let a row end before its time."""
+        row.finish_reason = row.finish_reason or "cancelled"
+        self.alone.finish(lambda: self.close_row(row))
 
     def dismiss(self) -> None:
         """Forget the rows that have ended, so that a batch that never ends does not grow."""
-        self.rows = [row for row in self.rows if row.finish_reason is None]
+        self.rows = self.active
 
     def close(self) -> None:
         """Free all sequences."""
-        self._alone.finish(self._close_all)
+        self.alone.finish(self._close_all)
 
     def _close_all(self) -> None:
         with ExitStack() as stack:  # every row is closed, whatever one of them raises
             for row in self.rows:
-                stack.callback(self._close, row)
+                stack.callback(self.close_row, row)
 
     def _cancelled(self) -> bool:
         """Whether to stop; once said, it holds, so that nothing goes on from a prompt half read."""
         self._was_cancelled = self._was_cancelled or self._ask()
         return self._was_cancelled
 
-    def _round(self, active: list[Row]) -> list[tuple[int, Round]]:
-        self._clock.take()  # what the caller did since the last round is not ours
-        if len(active) != self._sharing:
-            self._share(active)
-        prospects, proposal = self._propose(active)
-        outcomes = verify_round(self._scorer, [row.draft for row in active], proposal)
-        kept = [row.extend(outcome.tokens) for row, outcome in zip(active, outcomes, strict=True)]
-        for row, outcome, count in zip(active, outcomes, kept, strict=True):
-            row.draft.drawn = 2 if outcome.taken and count == len(outcome.tokens) else 1
-            # Scored: the old newest token and the draft. Still true of the row: all but its new newest token.
-            row.sequence.truncate(min(row.sequence.length, len(row.tokens) - 1))
-        if self.drafter is not None:
-            self.drafter.observe([row.draft for row in active])
-        seconds = {phase: value / len(active) for phase, value in self._clock.take().items()}
-        records = []
-        for i, (row, outcome) in enumerate(zip(active, outcomes, strict=True)):
-            prospect = prospects[i] if proposal.lengths[i] else None
-            record = _record(row, outcome, kept[i], prospect, seconds, proposal, i, self._scorer.lenience)
-            row.length.update(
-                Trial(
-                    prospect,
-                    record.drafted,
-                    record.tested,
-                    record.accepted,
-                    record.signals or (),
-                    came(proposal, i, outcome),
-                    record.alternatives,
-                    record.taken,
-                )
-            )
-            if row.finish_reason is not None:
-                self._close(row)
-            records.append((row.number, record))
-        return records
-
-    def _share(self, active: list[Row]) -> None:
+    def _share(self, active: list[Row], sharing: int) -> None:
         """Let the policy know how many rows share the passes, and drafts begin that are worth it for so few of them."""
-        self._sharing = len(active)
-        if not self._length.shared_by(len(active)) or self._wanted is None:
+        self._sharing = sharing
+        if not self._length.shared_by(sharing) or self._wanted is None:
             return
         before = self.drafter
         further = worth_while(self._wanted, self._length, self._scorer.sampling, before)
@@ -235,20 +223,7 @@ class Decoder:
             row.drafter, row.draft.state = further, state_with(further, before, row.draft)
         begin_rest(further, before, rows, replace(self._context, late=True))
 
-    def _propose(self, active: list[Row]) -> tuple[list[Prospect | None], Proposal]:
-        """What each row's policy wants, drafted. → the prospects chosen, the proposal"""
-        if self.drafter is None:
-            return [None] * len(active), empty_proposal(len(active), self.target.device)
-        prospects = [prospects_of(self.drafter, row.draft) for row in active]
-        plans = [row.plan(offered) for row, offered in zip(active, prospects, strict=True)]
-        for row, offered, plan in zip(active, prospects, plans, strict=True):
-            row.follow(self.drafter, offered, plan)
-        chosen: list[Prospect | None] = [offered[plan.prospect] for offered, plan in zip(prospects, plans, strict=True)]
-        if not any(plan.limit for plan in plans):
-            return chosen, empty_proposal(len(active), self.target.device)
-        return chosen, proposal_from(self.drafter, [row.draft for row in active], plans, self._context)
-
-    def _close(self, row: Row) -> None:
+    def close_row(self, row: Row) -> None:
         """May be called again, as far as an interrupt had let it come."""
         try:
             if row.drafter is not None and not row.ended:
@@ -260,47 +235,6 @@ class Decoder:
                 row.ended = True
         finally:
             row.sequence.close()
-
-
-def _record(
-    row: Row,
-    outcome: Outcome,
-    kept: int,
-    prospect: Prospect | None,
-    seconds: dict[str, float],
-    proposal: Proposal,
-    i: int,
-    lenience: float,
-) -> Round:
-    return Round(
-        tokens=tuple(outcome.tokens[:kept]),
-        drafted=proposal.lengths[i],
-        accepted=outcome.accepted,
-        drafter=prospect.drafter if prospect is not None else None,
-        seconds={phase: seconds[phase] for phase in PHASES},
-        logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
-        betas=None if outcome.betas is None else tuple(outcome.betas),
-        drafts=None if outcome.drafts is None else tuple(outcome.drafts),
-        signals=tuple(proposal.signals[i]) if proposal.signals and proposal.signals[i] else None,
-        finish_reason=row.finish_reason,
-        lenience=lenience,
-        lenient=outcome.lenient,
-        alternatives=0 if proposal.beside is None else proposal.beside.count(i),
-        taken=outcome.taken,
-    )
-
-
-def came(proposal: Proposal, i: int, outcome: Outcome) -> list[tuple[int, bool]]:
-    """Of each candidate of row i in whose place the rule decided, its class and whether it was the recovered token."""
-    if not proposal.candidates:
-        return []
-    rejected = outcome.accepted < proposal.lengths[i]
-    recovered = outcome.tokens[outcome.accepted] if rejected else None
-    return [
-        (kind, place == outcome.accepted and token == recovered)
-        for token, place, kind in proposal.candidates[i]
-        if place <= outcome.accepted
-    ]
 
 
 def decode(

@@ -57,6 +57,7 @@ class Row:
         )
         self.drafter: Drafter | None = None  # that it has begun with, or was about to
         self.finish_reason: FinishReason | None = None
+        self.error: NumericalError | None = None  # why it ended, if that was it (`Decoder`, failing_alone)
         self.ended = False  # for its drafter
         self._previews = Previews()
         self.prefill_seconds = 0.0

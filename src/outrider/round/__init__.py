@@ -4,7 +4,7 @@ The decoder's rounds and those inside a drafter that is itself a speculative dec
 """
 
 from outrider.round.contract import Outcome, Scorer
-from outrider.round.run import verify_round
+from outrider.round.run import Group, verify_round, verify_together
 from outrider.settings.extras import Extras
 
-__all__ = ["Extras", "Outcome", "Scorer", "verify_round"]
+__all__ = ["Extras", "Group", "Outcome", "Scorer", "verify_round", "verify_together"]

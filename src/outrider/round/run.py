@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.models.base import scores_alternatives
-from outrider.proposal import DraftRow, Proposal
+from outrider.proposal import DraftRow, Proposal, one_below_the_other
 from outrider.round.alternatives import go_on
 from outrider.round.contract import Outcome, Scorer
 from outrider.round.one_call import one_call
@@ -16,26 +17,56 @@ from outrider.round.several import decided
 from outrider.support.device_data import index, to_device
 
 
+@dataclass(frozen=True)
+class Group:
+    """Rows that are sampled alike, what is proposed for them, and how that is scored."""
+
+    scorer: Scorer
+    rows: Many[DraftRow]
+    proposal: Proposal
+
+
 def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> list[Outcome]:
     """Score what the model has not seen of each row, its draft and alternatives, in one pass, and decide what is kept.
 
     The sequences then hold the draft, too: the caller truncates them.
     """
-    outcomes, scored, lengths = _verify(scorer, rows, proposal)
-    if proposal.beside is None:
-        return outcomes
-    with scorer.clock.phase("sampling"):
-        return go_on(scorer, rows, outcomes, proposal, scored, lengths)
-
-
-def _verify(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[list[Outcome], Tensor, list[int]]:
-    """What the rule keeps of the draft. → the outcomes, the logits of the pass [R, N, V], each row's appended tokens"""
     scored, lengths, first = _pass(scorer, rows, proposal)
+    return _decide(scorer, rows, proposal, scored, lengths, first)
+
+
+def verify_together(groups: Many[Group]) -> list[list[Outcome] | Exception]:
+    """The same for rows of one model that are sampled otherwise, in one pass, which knows nothing of sampling. → of each
+    group the outcomes, or what its own settings raised (a processor that a user wrote, say); what the pass raises, raises.
+    """
+    if len(groups) == 1:
+        one = groups[0]
+        return [verify_round(one.scorer, one.rows, one.proposal)]
+    rows = [row for one in groups for row in one.rows]
+    whole = one_below_the_other([one.proposal for one in groups])
+    scored, lengths, first = _pass(groups[0].scorer, rows, whole)
+    outcomes: list[list[Outcome] | Exception] = []
+    end = 0
+    for one in groups:
+        begin, end = end, end + len(one.rows)
+        try:
+            outcomes.append(
+                _decide(one.scorer, one.rows, one.proposal, scored[begin:end], lengths[begin:end], first[begin:end])
+            )
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def _decide(
+    scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Tensor, lengths: list[int], first: list[int]
+) -> list[Outcome]:
+    """What is kept. scored: the logits of the pass, [R, N, V]; lengths, first: as `_pass` returns them."""
     with scorer.clock.phase("sampling"):
         outcomes = one_call(scorer, rows, proposal, scored, first)
         if outcomes is None:
             outcomes = decided(scorer, rows, proposal, scored, first)
-    return outcomes, scored, lengths
+        return outcomes if proposal.beside is None else go_on(scorer, rows, outcomes, proposal, scored, lengths)
 
 
 def _pass(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> tuple[Tensor, list[int], list[int]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.batch.continuous import ContinuousBatch
+from outrider.batch.job_batch import JobBatch
 from outrider.batch.jobs import Job
 from outrider.batch.setup import Ready, Setup
 from outrider.errors import ModelError, ParameterError
@@ -108,7 +108,7 @@ def _go_on(
 ) -> Iterator[tuple[int, list[int]]]:
     """What follows each prompt, by its number, as it ends. part: of the text, so that no two draws share their numbers."""
     options = {"temperature": temperature, "max_new_tokens": longest}
-    with ContinuousBatch(ready, batch_size) as batch:
+    with JobBatch(ready, batch_size) as batch:
         batch.put(Job(2 * number + part, prompt, options) for number, prompt in prompts.items())
         while batch.load:
             for record in batch.advance():

@@ -1,0 +1,373 @@
+"""Requests of many clients through one model: a thread makes their rounds, and whoever has asked reads the answer.
+
+The thread alone touches models. Between it and a client there are the rounds that it has made, which the client turns into
+text: decoding tokens takes longer than it should beside a quick model's passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections import deque
+from collections.abc import Generator
+from contextlib import suppress
+from threading import Condition, Thread, current_thread
+from typing import Any, Self, Unpack
+from weakref import WeakSet, finalize
+
+from outrider.batch.lanes import Lanes, Task
+from outrider.errors import ModelError, ParameterError
+from outrider.generation import Piece, check_one, check_target
+from outrider.models.base import TextModel
+from outrider.records import Origin, Round
+from outrider.request.choices import Draft, Length, bound_drafter, make_length
+from outrider.request.invariance import tell_of_rounding
+from outrider.request.options import GenerateOptions, Options, parse_options
+from outrider.request.prompts import Prepared, Prompt, prepare
+from outrider.results import Result
+from outrider.support.alone import Alone
+from outrider.support.checks import check_count
+from outrider.support.text import TextTracker
+
+LAST_ROUNDS = 10.0  # seconds that the end of a process waits for the rounds under way
+
+
+class ContinuousBatch:
+    """Requests through one model, `batch_size` of them side by side; further ones wait, and join as places become free.
+
+    >>> with ContinuousBatch(target, draft="auto", batch_size=8) as batch:  # doctest: +SKIP
+    ...     answer = batch.submit("def fib(n):", temperature=0.8, max_new_tokens=64)
+    ...     for piece in answer: print(piece, end="")
+
+    Each request has options of its own, and all share the target's passes, however they are sampled. At a fixed draft
+    length, or with `drafter_invariant`, a seed gives the text that it gives in `generate` (docs/batch.md says what rounding
+    may do). An adapted length of a request that names a seed follows from that request and the costs of passes of
+    `batch_size` rows; without a seed requests learn from each other, and follow what passes of as many rows as there are
+    cost.
+
+    At the end of a `with` block all that was submitted is waited for; if it ends by an error, and by `close`, what is not
+    done is cancelled.
+
+    draft, num_draft_tokens: as in `generate`, for all requests. No drafter that remembers texts: what a client is answered
+    would depend on the others'.
+    """
+
+    def __init__(
+        self, target: TextModel, *, draft: Draft = "auto", num_draft_tokens: Length = None, batch_size: int = 8
+    ) -> None:
+        check_target(target)
+        check_count("batch_size", batch_size)
+        self.target = target
+        drafter = bound_drafter(draft, target)
+        if drafter is not None and drafter.remembers:
+            raise ParameterError(
+                f"draft {drafter.name} can't keep texts in a batch: what a client is answered would depend on the others'; "
+                "leave memory and store out"
+            )
+        alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
+        length = alone.run(make_length, num_draft_tokens, target, drafter, batch_size)
+        self._drafts = drafter is not None
+        self._worker = _Worker(Lanes(target, drafter, length, batch_size), batch_size)
+        finalize(self, self._worker.stop).atexit = False
+
+    def submit(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
+        """Ask for an answer. prompt and options as in `generate`, but for `draft` and `num_draft_tokens`, which are the
+        batch's, and `cancelled`: `Answer.cancel`.
+
+        Raises `OutriderError`s for what can be seen to be wrong now; what is found later, the answer raises.
+        """
+        for name in ("draft", "num_draft_tokens", "cancelled"):
+            if name in options:
+                how = "call cancel() of its answer" if name == "cancelled" else "give it to ContinuousBatch, for all of them"
+                raise ParameterError(f"{name} must be left out of a request: {how}")
+        check_one(prompt, "submit", "submit each by itself")
+        parsed = parse_options(1, options)
+        prepared = Alone([self.target]).run(prepare, self.target, prompt)
+        if parsed.drafter_invariant and self._drafts and not parsed.sampling.greedy:
+            tell_of_rounding(self.target)
+        return Answer(self, self._worker, self._worker.put(prepared, parsed, options.get("seed") is not None))
+
+    @property
+    def load(self) -> int:
+        """How many answers are not done, those that wait for a place included."""
+        return self._worker.load
+
+    def close(self) -> None:
+        """Cancel what is not done, and wait for the round under way."""
+        self._worker.stop()
+        self._worker.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._worker.finish()
+        finally:
+            self.close()
+
+
+class Answer:
+    """What a request is answered: iterate over its `Piece`s (`for`, or `async for`), or wait for its `result` (or `await`
+    it). All of it is cancelled when the last reference goes.
+    """
+
+    def __init__(self, batch: ContinuousBatch, worker: _Worker, asked: _Asked) -> None:
+        self._batch, self._worker, self._asked = batch, worker, asked  # the batch lives while somebody waits for it
+        task = asked.task
+        self._tracker = TextTracker(batch.target.tokenizer, task.request.prompt, task.options.stop)
+        self._origins: list[Origin] = []
+        self._pieces: deque[Piece] = deque()
+        finalize(self, worker.leave, asked).atexit = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._asked.over
+
+    def cancel(self) -> None:
+        """Let it end after the round under way, with finish_reason "cancelled". Waits for nobody."""
+        self._worker.leave(self._asked)
+
+    def result(self, timeout: float | None = None) -> Result:
+        """All of it, when it is done. timeout: seconds, after which a `TimeoutError` is raised, and it goes on.
+
+        Raises what it failed by: `NumericalError`, `ModelError`, what a processor raised, ….
+        """
+        if not self._asked.wait_for_end(timeout):
+            raise TimeoutError(f"the answer is not done after {timeout:g} s: wait longer, or cancel() it")
+        return self._asked.result()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        while not self._pieces:
+            if not self._read():
+                self._asked.wait()
+            elif not self._pieces:
+                raise self._asked.task.error or StopIteration
+        return self._pieces.popleft()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._pieces:
+            if not self._read():
+                await self._asked.change()
+            elif not self._pieces:
+                raise self._asked.task.error or StopAsyncIteration
+        return self._pieces.popleft()
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        while not self._asked.over:
+            self._asked.take()
+            yield from self._asked.change().__await__()
+        return self._asked.result()
+
+    def _read(self) -> bool:
+        """Turn the rounds that have come into pieces; whether these are the last."""
+        made, over = self._asked.take()
+        for record in made:
+            self._origins += record.origins
+            self._tracker(record.tokens)
+        if over:
+            self._tracker.finish()
+        self._pieces.extend(Piece(text, self._origins[token]) for text, token in self._tracker.take())
+        return over
+
+
+class _Asked:
+    """Between the thread and a client. over: nothing more will come. left: nobody wants it any more."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.over = self.left = False
+        self._taken = 0  # rounds
+        self._result: Result | None = None
+        self._changed = Condition()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def tell(self, over: bool = False) -> None:
+        """Wake those who wait: rounds were made, or (over) the last one."""
+        with self._changed:
+            self.over = self.over or over
+            self._changed.notify_all()
+            waiting, self._waiting = self._waiting, []
+        for loop, waiter in waiting:
+            with suppress(RuntimeError):  # its loop is closed
+                loop.call_soon_threadsafe(_resolve, waiter)
+
+    def take(self) -> tuple[list[Round], bool]:
+        """The rounds that were made since, and whether these are the last."""
+        with self._changed:
+            over, rounds = self.over, self.task.rounds[self._taken :]
+            self._taken += len(rounds)
+            return rounds, over
+
+    def wait(self) -> None:
+        """Until there is more than was taken."""
+        with self._changed:
+            self._changed.wait_for(self._is_new)
+
+    def wait_for_end(self, timeout: float | None) -> bool:
+        """→ whether it has come"""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.over, timeout)
+
+    def change(self) -> asyncio.Future[None]:
+        """Done once there is more than was taken."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        with self._changed:
+            if self._is_new():
+                waiter.set_result(None)
+            else:
+                self._waiting.append((loop, waiter))
+        return waiter
+
+    def result(self) -> Result:
+        """Of one that is over."""
+        if self.task.error is not None:
+            raise self.task.error
+        with self._changed:
+            self._result = self._result or self.task.result()
+            return self._result
+
+    def _is_new(self) -> bool:
+        return self.over or len(self.task.rounds) > self._taken
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class _Worker:
+    """The thread, and what it is told. It does not know the batch, which ends with its last reference."""
+
+    def __init__(self, lanes: Lanes, batch_size: int) -> None:
+        self._lanes, self._batch_size = lanes, batch_size
+        self._changed = Condition()
+        self._waiting: deque[_Asked] = deque()
+        self._left: deque[_Asked] = deque()
+        self._here: dict[Task, _Asked] = {}
+        self._finishing = self._stopping = False
+        self._thread = Thread(target=self._run, name="outrider-continuous-batch", daemon=True)
+        self._thread.start()
+        _workers.add(self)
+
+    @property
+    def load(self) -> int:
+        return len(self._waiting) + len(self._here)
+
+    def put(self, prepared: Prepared, options: Options, repeatable: bool) -> _Asked:
+        """Let a request join before the next round, or wait."""
+        asked = _Asked(self._lanes.task(prepared, options, repeatable=repeatable))
+        with self._changed:
+            if self._stopping or self._finishing:
+                raise ParameterError("requests must be submitted before the batch is closed: make another ContinuousBatch")
+            self._waiting.append(asked)
+            self._changed.notify_all()
+        return asked
+
+    def leave(self, asked: _Asked) -> None:
+        """Nobody wants it any more. The collector may call this anywhere, in the thread itself, too."""
+        if not asked.left and not asked.over:
+            asked.left = True
+            self._left.append(asked)
+            with self._changed:
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Give up after the round under way."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Wait until all is done, and take no more."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread to end, unless it is this one, or has not begun."""
+        if self._thread is not current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while self._wait():
+                self._round()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._end(error)
+
+    def _wait(self) -> bool:
+        """Until there is something to do; whether there is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._here or self._left or self._finishing or self._stopping)
+            return not self._stopping and bool(self._waiting or self._here or self._left)
+
+    def _round(self) -> None:
+        """One round of all that are here, after those that leave have gone and others have joined."""
+        while self._left:
+            self._drop(self._left.popleft())
+        joining = []
+        while self._waiting and len(self._here) < self._batch_size:
+            asked = self._waiting.popleft()
+            self._here[asked.task] = asked
+            joining.append(asked.task)
+        ended = self._lanes.admit(joining)
+        try:
+            ended += self._lanes.step()
+        except Exception as error:  # of the pass itself: there is nothing to go on from, for anybody
+            for task in (lost := self._lanes.close()):
+                task.error = error
+            ended += lost
+        gone = [self._here.pop(task) for task in ended]
+        for asked in self._here.values():
+            asked.tell()
+        for asked in gone:
+            asked.tell(over=True)
+
+    def _drop(self, asked: _Asked) -> None:
+        with suppress(ValueError):
+            self._waiting.remove(asked)
+        if self._here.pop(asked.task, None) is not None:
+            self._lanes.drop(asked.task)
+        asked.tell(over=True)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Nobody is to wait for what will not come."""
+        with self._changed:
+            self._stopping = True
+            asked = [*self._here.values(), *self._waiting]
+            self._here.clear()
+            self._waiting.clear()
+        try:
+            self._lanes.close()
+        finally:
+            for one in asked:
+                if error is not None:
+                    one.task.error = ModelError(f"the batch has ended by an error ({type(error).__name__}: {error})")
+                one.tell(over=True)
+
+
+_workers: WeakSet[_Worker] = WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Before the interpreter takes apart what the threads are using."""
+    for worker in list(_workers):
+        worker.stop()
+    for worker in list(_workers):
+        worker.join(LAST_ROUNDS)

@@ -1,0 +1,238 @@
+"""Prompts that are generated side by side, whatever each of them asks for.
+
+Prompts that are sampled alike have a decoder in common, a lane; all lanes share the target's passes (`step_together`).
+What a prompt's tokens depend on is its own: its seed, its options, a draft-length policy that starts anew for each row
+(where its tokens depend on how much is drafted; else rows learn from each other), and cost tables that hold for the whole
+run. Rows that keep it company change nothing but the last bits of the logits, and not even these where the engine's bits do
+not depend on the pass (docs/engines.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outrider.decode import Decoder, Request, step_together
+from outrider.decode.row import Row
+from outrider.draft_length import DraftLength
+from outrider.drafters import Drafter
+from outrider.errors import OutriderError
+from outrider.generation import request_for
+from outrider.models.base import TextModel
+from outrider.records import Round
+from outrider.request.options import Options
+from outrider.request.own_rules import forces_end, with_own_rules
+from outrider.request.prompts import Prepared, source_length
+from outrider.results import Result
+from outrider.structured import Structure
+from outrider.support.clock import PhaseClock
+from outrider.support.text import TextTracker
+
+
+@dataclass(eq=False)
+class Task:
+    """A prompt, and what has become of it. structure: what its text must follow. repeatable: its seed is to give this text
+    again, so that nothing that other rows do decides how much is drafted. error: why there is no result; of_all: that of
+    all that are sampled alike, rather than its own.
+    """
+
+    options: Options
+    structure: Structure | None
+    request: Request
+    tracker: TextTracker
+    repeatable: bool = True
+    row: Row | None = None
+    rounds: list[Round] = field(default_factory=list)
+    error: Exception | None = None
+    of_all: bool = False
+
+    def result(self) -> Result:
+        """What there is of it; of a task that has ended, all."""
+        options, request = self.options, self.request
+        return Result.of_rounds(
+            self.rounds,
+            0.0 if self.row is None else self.row.prefill_seconds,
+            logprobs=options.extras.logprobs,
+            text=self.tracker.text,
+            finish_reason=(None if self.row is None else self.row.finish_reason) or "cancelled",
+            seed=options.seeds[0],
+            prompt_tokens=len(request.prompt),
+            source_tokens=source_length(request.source),
+            lenience=options.lenience,
+            drafter_invariant=options.drafter_invariant,
+        )
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What prompts must have in common to share a decoder. processors: by identity. rules: what those of an
+    encoder–decoder's config depend on, the tokens that its decoder begins with and may write, None if no end is forced;
+    None without one.
+    """
+
+    law: tuple[tuple[str, Any], ...]
+    processors: tuple[int, ...]
+    structure: Structure | None
+    others: tuple[Any, ...]
+    rules: tuple[int, int | None] | None
+
+    @classmethod
+    def of(cls, task: Task, target: TextModel) -> _Kind:
+        """What makes them differ, in a form that can be compared."""
+        options, request = task.options, task.request
+        law = {**options.sampling.options(), "logit_bias": tuple(sorted(options.sampling.logit_bias.items()))}
+        rules = None
+        if request.source is not None:
+            ends = forces_end(target) and not options.ignore_eos
+            rules = len(request.prompt), options.max_new_tokens if ends else None
+        return cls(
+            tuple(sorted(law.items())),
+            tuple(map(id, options.sampling.processors)),
+            task.structure,
+            (options.extras, options.lenience, options.alternatives, options.drafter_invariant, task.repeatable),
+            rules,
+        )
+
+
+@dataclass
+class _Lane:
+    """Prompts of a kind, by the numbers of their rows."""
+
+    decoder: Decoder
+    tasks: dict[int, Task] = field(default_factory=dict)
+
+
+class Lanes:
+    """Tasks through one model. `admit` takes them in, `step` makes one round of each; `close` frees the sequences.
+
+    rows: how many there may be at a time, which whoever admits sees to.
+    """
+
+    def __init__(self, target: TextModel, drafter: Drafter | None, length: DraftLength, rows: int) -> None:
+        self.target, self.drafter, self._length, self._rows = target, drafter, length, rows
+        self._clock = PhaseClock(target.device)
+        self.by_kind: dict[_Kind, _Lane] = {}
+
+    @property
+    def busy(self) -> int:
+        """Tasks that are here."""
+        return sum(len(lane.tasks) for lane in self.by_kind.values())
+
+    def task(
+        self,
+        prepared: Prepared,
+        options: Options,
+        structure: Structure | None = None,
+        number: int = 0,
+        repeatable: bool = True,
+    ) -> Task:
+        """One for `admit`. number: of its row, by which its randomness differs from that of others with its seed."""
+        tracker = TextTracker(self.target.tokenizer, prepared.tokens, options.stop)
+        occasion = self.drafter.occasion() if self.drafter is not None else ()
+        request = request_for(self.target, prepared, options, options.seeds[0], number, tracker, occasion)
+        return Task(options, structure, request, tracker, repeatable)
+
+    def admit(self, tasks: Iterable[Task]) -> list[Task]:
+        """Let them join; the prompts of those that are sampled alike are read together. → those that have ended by that"""
+        joining: dict[_Kind, list[Task]] = {}
+        ended = []
+        for task in tasks:
+            try:
+                kind = _Kind.of(task, self.target)
+                self._lane(kind, task).decoder.check(task.request)
+            except OutriderError as error:
+                task.error = error
+                ended.append(task)
+            else:
+                joining.setdefault(kind, []).append(task)
+        for kind, new in joining.items():
+            lane = self.by_kind[kind]
+            try:
+                rows = lane.decoder.admit([task.request for task in new])
+            except Exception as error:
+                ended += self._fail(kind, error, new)
+                continue
+            for task, row in zip(new, rows, strict=True):
+                task.row, lane.tasks[row.number] = row, task
+        # Tasks that are all sampled otherwise must not pile up; the latest kinds may be asked for again.
+        for idle in [kind for kind, lane in self.by_kind.items() if not lane.tasks][: -self._rows]:
+            del self.by_kind[idle]
+        return ended
+
+    def step(self) -> list[Task]:
+        """One round of every task. → those that have ended, some with an error of their own; what the pass raises, raises"""
+        lanes = [(kind, lane) for kind, lane in self.by_kind.items() if lane.tasks]
+        ended: list[Task] = []
+        for (kind, lane), made in zip(lanes, step_together([lane.decoder for _, lane in lanes]), strict=True):
+            if isinstance(made, Exception):
+                ended += self._fail(kind, made)
+                continue
+            for number, record in made:
+                lane.tasks[number].rounds.append(record)
+            over = [row.number for row in lane.decoder.rows if row.finish_reason is not None]
+            for number in over:
+                task = lane.tasks.pop(number)
+                assert task.row is not None
+                task.error = task.row.error
+                task.tracker.finish()
+                ended.append(task)
+            if over:
+                lane.decoder.dismiss()
+        return ended
+
+    def drop(self, task: Task) -> None:
+        """Let one end before its time."""
+        for lane in self.by_kind.values():
+            if task.row is not None and lane.tasks.get(task.row.number) is task:
+                del lane.tasks[task.row.number]
+                lane.decoder.end(task.row)
+                lane.decoder.dismiss()
+                task.tracker.finish()
+
+    def close(self) -> list[Task]:
+        """Free all sequences. → the tasks that were here"""
+        tasks = [task for lane in self.by_kind.values() for task in lane.tasks.values()]
+        for lane in self.by_kind.values():
+            lane.decoder.close()
+        self.by_kind.clear()
+        for task in tasks:
+            task.tracker.finish()
+        return tasks
+
+    def _fail(self, kind: _Kind, error: Exception, joining: Iterable[Task] = ()) -> list[Task]:
+        """All of a lane end, since it can't go on."""
+        lane = self.by_kind.pop(kind)
+        tasks = [*lane.tasks.values(), *joining]
+        for task in tasks:
+            task.error, task.of_all = error, True
+        lane.decoder.close()
+        return tasks
+
+    def _lane(self, kind: _Kind, task: Task) -> _Lane:
+        """The lane of a kind, the latest of all from now on."""
+        if kind in self.by_kind:
+            self.by_kind[kind] = self.by_kind.pop(kind)
+            return self.by_kind[kind]
+        options, target = task.options, self.target
+        sampling = options.sampling
+        if task.structure is not None:
+            sampling = replace(sampling, processors=(*sampling.processors, *task.structure.constraints(target)))
+        if kind.rules is not None:
+            begins, limit = kind.rules
+            sampling = with_own_rules(target, sampling, [range(begins)], limit)
+        same_text = (sampling.greedy or options.drafter_invariant) and options.lenience == 1.0
+        decoder = Decoder(
+            target,
+            (),
+            sampling,
+            self.drafter,
+            self._length.together(self._rows) if same_text or not task.repeatable else self._length,
+            options.extras,
+            lenience=options.lenience,
+            alternatives=options.alternatives,
+            clock=self._clock,
+            failing_alone=True,
+        )
+        self.by_kind[kind] = _Lane(decoder)
+        return self.by_kind[kind]

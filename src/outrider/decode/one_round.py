@@ -1,0 +1,134 @@
+"""A decoder's part in a round: what is drafted for its rows, what the rule keeps of it, and the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from outrider.decode.row import Row
+from outrider.draft_length import Trial
+from outrider.draft_length.base import Prospect
+from outrider.drafters.base import DraftContext, Drafter
+from outrider.drafters.checked import proposal_from, prospects_of
+from outrider.errors import NumericalError
+from outrider.proposal import Proposal, empty_proposal
+from outrider.records import PHASES, Round
+from outrider.round import Group, Outcome, Scorer
+
+
+class OneRound:
+    """Of rows that are sampled alike. Made, it has drafted for them; `settle` when they are scored, then `records`.
+
+    failing_alone: a row that has no law ends (`Row.error`), instead of the round.
+    """
+
+    def __init__(
+        self, rows: Many[Row], drafter: Drafter | None, context: DraftContext, scorer: Scorer, failing_alone: bool
+    ) -> None:
+        self._rows, self._drafter, self._failing_alone = rows, drafter, failing_alone
+        self._prospects, proposal = _propose(rows, drafter, context)
+        self.group = Group(scorer, [row.draft for row in rows], proposal)
+        self._kept: list[tuple[Row, Outcome, int]] = []
+
+    def settle(self, outcomes: Many[Outcome]) -> None:
+        """Let the rows, their sequences and the drafter go on with what is kept."""
+        for row, outcome in zip(self._rows, outcomes, strict=True):
+            count = self._extend(row, outcome.tokens)
+            row.draft.drawn = 2 if outcome.taken and count == len(outcome.tokens) else 1
+            self._kept.append((row, outcome, count))
+        for row in self._rows:
+            # Scored: the old newest token and the draft. Still true of the row: all but its new newest token.
+            row.sequence.truncate(min(row.sequence.length, len(row.tokens) - 1))
+        if self._drafter is not None:
+            self._drafter.observe(self.group.rows)
+
+    def _extend(self, row: Row, tokens: list[int]) -> int:
+        try:
+            return row.extend(tokens)
+        except NumericalError as error:
+            if not self._failing_alone:
+                raise
+            row.error, row.finish_reason = error, "cancelled"
+            return 0
+
+    def records(self, seconds: dict[str, float], close: Callable[[Row], None]) -> list[tuple[int, Round]]:
+        """What each row did, but for those that failed; policies learn from it, and rows that have ended are closed.
+
+        seconds: of the round, a row's share.
+        """
+        records, proposal = [], self.group.proposal
+        for i, (row, outcome, count) in enumerate(self._kept):
+            if row.error is None:
+                prospect = self._prospects[i] if proposal.lengths[i] else None
+                record = _record(row, outcome, count, prospect, seconds, proposal, i, self.group.scorer.lenience)
+                row.length.update(
+                    Trial(
+                        prospect,
+                        record.drafted,
+                        record.tested,
+                        record.accepted,
+                        record.signals or (),
+                        came(proposal, i, outcome),
+                        record.alternatives,
+                        record.taken,
+                    )
+                )
+                records.append((row.number, record))
+            if row.finish_reason is not None:
+                close(row)
+        return records
+
+
+def _propose(rows: Many[Row], drafter: Drafter | None, context: DraftContext) -> tuple[Many[Prospect | None], Proposal]:
+    """What each row's policy wants, drafted. → the prospects chosen, the proposal"""
+    if drafter is None:
+        return [None] * len(rows), empty_proposal(len(rows), context.device)
+    prospects = [prospects_of(drafter, row.draft) for row in rows]
+    plans = [row.plan(offered) for row, offered in zip(rows, prospects, strict=True)]
+    for row, offered, plan in zip(rows, prospects, plans, strict=True):
+        row.follow(drafter, offered, plan)
+    chosen = [offered[plan.prospect] for offered, plan in zip(prospects, plans, strict=True)]
+    if not any(plan.limit for plan in plans):
+        return chosen, empty_proposal(len(rows), context.device)
+    return chosen, proposal_from(drafter, [row.draft for row in rows], plans, context)
+
+
+def _record(
+    row: Row,
+    outcome: Outcome,
+    kept: int,
+    prospect: Prospect | None,
+    seconds: dict[str, float],
+    proposal: Proposal,
+    i: int,
+    lenience: float,
+) -> Round:
+    return Round(
+        tokens=tuple(outcome.tokens[:kept]),
+        drafted=proposal.lengths[i],
+        accepted=outcome.accepted,
+        drafter=prospect.drafter if prospect is not None else None,
+        seconds={phase: seconds[phase] for phase in PHASES},
+        logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
+        betas=None if outcome.betas is None else tuple(outcome.betas),
+        drafts=None if outcome.drafts is None else tuple(outcome.drafts),
+        signals=tuple(proposal.signals[i]) if proposal.signals and proposal.signals[i] else None,
+        finish_reason=row.finish_reason,
+        lenience=lenience,
+        lenient=outcome.lenient,
+        alternatives=0 if proposal.beside is None else proposal.beside.count(i),
+        taken=outcome.taken,
+    )
+
+
+def came(proposal: Proposal, i: int, outcome: Outcome) -> list[tuple[int, bool]]:
+    """Of each candidate of row i in whose place the rule decided, its class and whether it was the recovered token."""
+    if not proposal.candidates:
+        return []
+    rejected = outcome.accepted < proposal.lengths[i]
+    recovered = outcome.tokens[outcome.accepted] if rejected else None
+    return [
+        (kind, place == outcome.accepted and token == recovered)
+        for token, place, kind in proposal.candidates[i]
+        if place <= outcome.accepted
+    ]
