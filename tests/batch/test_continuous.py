@@ -159,6 +159,20 @@ def until(condition: Any, seconds: float = 60.0) -> None:
         time.sleep(0.005)
 
 
+def test_others_go_on_while_a_long_prompt_is_read(target: TextModel, batch: outrider.ContinuousBatch) -> None:
+    other = batch.submit("abc", **ENDLESS)
+    next(other)
+    before = len(other._asked.task.rounds)
+    long = batch.submit("the quick brown fox " * 58, max_new_tokens=4, ignore_eos=True)
+    next(long)
+    assert len(other._asked.task.rounds) - before >= long.result(60).prompt_tokens // 64
+    want = outrider.generate(
+        target, "the quick brown fox " * 58, draft="suffix", num_draft_tokens=2, max_new_tokens=4, ignore_eos=True
+    )
+    assert long.result().tokens == want.tokens
+    other.cancel()
+
+
 def test_an_answer_that_is_cancelled_frees_its_place(batch: outrider.ContinuousBatch) -> None:
     long = [batch.submit(prompt, **ENDLESS) for prompt in PROMPTS[:3]]
     waiting = batch.submit("abc", max_new_tokens=3)
@@ -335,9 +349,9 @@ def test_wrong_options_are_told_at_once(batch: outrider.ContinuousBatch, options
 
 
 def test_wrong_prompts_and_batches(target: TextModel, batch: outrider.ContinuousBatch) -> None:
-    for prompt in ([99999], "", 3):
+    for prompt in ([99999], "", 3, "abc " * 300):
         with pytest.raises(ParameterError):
-            batch.submit(prompt).result(60)  # type: ignore[arg-type]
+            batch.submit(prompt)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="prompt must be one prompt for submit, got a list: submit each by itself"):
         batch.submit(["abc", "def"])  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="batch_size must be"):

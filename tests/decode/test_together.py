@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import outrider
-from outrider.decode import Decoder, Request, decode, step_together
+from outrider.decode import Decoder, Request, decode, read_together, step_together
 from outrider.draft_length import DraftLength, FixedLength
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.errors import NumericalError, ParameterError
@@ -228,3 +228,57 @@ def test_models_in_one_pass_give_what_they_give_alone(target_folder: Any, draft_
     for i, decoder in enumerate(decoders):
         decoder.admit(asked(i))
     assert [list(found.values()) for found in texts_of(decoders)] == want
+
+
+@pytest.mark.parametrize("budget", [1, 4, 7, None])
+def test_prompts_are_read_a_part_at_a_time_the_first_ones_first(budget: int | None) -> None:
+    """Rows take part in rounds once theirs has been read, and have the tokens that they have alone."""
+    target, clock, drafter = Counted(), PhaseClock(), ModelDrafter(table(2, V), step_seconds=0.3)
+    names, prompts = ("greedy", "top-p"), [[(i * j) % V for i in range(length)] for j, length in enumerate((9, 1, 6, 12))]
+    of = [0, 1, 1, 0]  # whose
+
+    def asked(i: int) -> Request:
+        return Request(prompts[i], LONG, RandomStream(5, i))
+
+    want = [decode(table(1, V), [asked(i)], SETTINGS[names[of[i]]], drafter, FixedLength(2))[0][0] for i in range(4)]
+    decoders = [Decoder(target, (), SETTINGS[name], drafter, FixedLength(2), clock=clock) for name in names]
+    rows = [decoders[of[i]].admit([asked(i)], read=False)[0] for i in range(4)]
+    assert not any(decoder.active for decoder in decoders)
+    assert step_together(decoders) == [[], []]
+    joined = []
+    for _ in range(100):
+        left = sum(row.left_to_read for row in rows if row.reading)
+        assert read_together(decoders, budget) == {}
+        if left:
+            now = sum(row.left_to_read for row in rows if row.reading)
+            assert now == (0 if budget is None else max(0, left - budget))
+        joined.append([row.reading for row in rows])
+        if not any(row.finish_reason is None for row in rows):
+            break
+        assert not any(isinstance(made, Exception) for made in step_together(decoders))
+    assert [row.tokens[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)] == want
+    assert all(reading == sorted(reading) or not reading[1] for reading in joined)
+    assert all(row.prefill_seconds > 0 for row in rows)
+    assert target.all_closed
+
+
+def test_a_prompt_that_can_not_be_read_ends_its_own_group() -> None:
+    class Deaf(Counted):
+        def score(
+            self, sequences: Many[Sequence], tokens: Tensor, lengths: Many[int], logits: WhichLogits = "all"
+        ) -> Tensor | None:
+            if logits == "none" and 2 in tokens:
+                raise MemoryError
+            return super().score(sequences, tokens, lengths, logits)
+
+    target, clock = Deaf(), PhaseClock()
+    decoders = [Decoder(target, (), SETTINGS[name], clock=clock) for name in ("greedy", "top-p", "top-k")]
+    decoders[0].admit([Request([0, 1, 0], 5, RandomStream(0))])
+    decoders[1].admit([Request([0, 2, 0], 5, RandomStream(0))], read=False)
+    decoders[2].admit([Request([0, 1, 0], 5, RandomStream(0))], read=False)
+    assert {decoder: type(error) for decoder, error in read_together(decoders, 2).items()} == {decoders[1]: MemoryError}
+    assert read_together([decoders[0], decoders[2]]) == {}
+    assert [len(made) for made in step_together([decoders[0], decoders[2]]) if isinstance(made, list)] == [1, 1]
+    for decoder in decoders:
+        decoder.close()
+    assert target.all_closed

@@ -112,6 +112,14 @@ def test_every_error_and_drafter_is_named() -> None:
     assert set(drafters.__all__) <= in_code(section("Drafts as objects"))
 
 
+def test_all_of_a_continuous_batch_is_named() -> None:
+    named = section("`generate` and `stream`").partition("### In a service")[2]
+    for one in (outrider.ContinuousBatch, outrider.Answer):
+        assert {name for name in vars(one) if not name.startswith("_")} <= set(re.findall(r"[a-z_]+", named))
+    for name, parameter in list(inspect.signature(outrider.ContinuousBatch.__init__).parameters.items())[2:]:
+        assert f"{name}={parameter.default!r}".replace("'", '"') in named
+
+
 def test_the_examples_run(models: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """All in one namespace, with tiny models instead of the first block's, whose keywords are tested above."""
     first, *blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

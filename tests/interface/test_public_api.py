@@ -160,7 +160,7 @@ def test_no_prompts_have_no_results(target: TransformersModel) -> None:
 @pytest.mark.parametrize("name", ["max_new_tokens", "temperature", "top_k", "logprobs", "stop"])
 def test_what_is_one_for_all_prompts_is_told(name: str, target: TransformersModel) -> None:
     given: Any = {name: [["a"], ["b"]] if name == "stop" else [1, 1]}
-    with pytest.raises(ParameterError, match=f"{name} must be one for all prompts, got a list: call generate for"):
+    with pytest.raises(ParameterError, match=f"{name} must be one for all prompts, got a list: submit each to a"):
         outrider.generate(target, ["a", "b"], **given)
 
 

@@ -325,7 +325,7 @@ class _Worker:
             asked = self._waiting.popleft()
             self._here[asked.task] = asked
             joining.append(asked.task)
-        ended = self._lanes.admit(joining)
+        ended = self._lanes.admit(joining, read=False)
         try:
             ended += self._lanes.step()
         except Exception as error:  # of the pass itself: there is nothing to go on from, for anybody

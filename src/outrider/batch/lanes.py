@@ -13,13 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.decode import Decoder, Request, step_together
-from outrider.decode.row import Row
+from outrider.decode import Decoder, Request, read_together, step_together
+from outrider.decode.row import Row, check_request
 from outrider.draft_length import DraftLength
 from outrider.drafters import Drafter
 from outrider.errors import OutriderError
 from outrider.generation import request_for
 from outrider.models.base import TextModel
+from outrider.prefill import CHUNK
 from outrider.records import Round
 from outrider.request.options import Options
 from outrider.request.own_rules import forces_end, with_own_rules
@@ -28,6 +29,8 @@ from outrider.results import Result
 from outrider.structured import Structure
 from outrider.support.clock import PhaseClock
 from outrider.support.text import TextTracker
+
+BESIDE = 64  # tokens of prompts that are read between two rounds of others: a few rounds' time on a CPU
 
 
 @dataclass(eq=False)
@@ -127,20 +130,29 @@ class Lanes:
         number: int = 0,
         repeatable: bool = True,
     ) -> Task:
-        """One for `admit`. number: of its row, by which its randomness differs from that of others with its seed."""
+        """One for `admit`. number: of its row, by which its randomness differs from that of others with its seed.
+
+        Raises `OutriderError`s for what the model can't be asked.
+        """
         tracker = TextTracker(self.target.tokenizer, prepared.tokens, options.stop)
         occasion = self.drafter.occasion() if self.drafter is not None else ()
         request = request_for(self.target, prepared, options, options.seeds[0], number, tracker, occasion)
+        check_request(request, self.target)
+        if request.source is not None and self.drafter is not None:
+            self.drafter.check_source(request.source)
         return Task(options, structure, request, tracker, repeatable)
 
-    def admit(self, tasks: Iterable[Task]) -> list[Task]:
-        """Let them join; the prompts of those that are sampled alike are read together. → those that have ended by that"""
+    def admit(self, tasks: Iterable[Task], read: bool = True) -> list[Task]:
+        """Let them join. → those that have ended by that
+
+        read: their prompts, now, while all others wait; if not, `step` reads a part of them each time.
+        """
         joining: dict[_Kind, list[Task]] = {}
         ended = []
         for task in tasks:
+            kind = _Kind.of(task, self.target)
             try:
-                kind = _Kind.of(task, self.target)
-                self._lane(kind, task).decoder.check(task.request)
+                self._lane(kind, task)
             except OutriderError as error:
                 task.error = error
                 ended.append(task)
@@ -149,7 +161,7 @@ class Lanes:
         for kind, new in joining.items():
             lane = self.by_kind[kind]
             try:
-                rows = lane.decoder.admit([task.request for task in new])
+                rows = lane.decoder.admit([task.request for task in new], read=False)
             except Exception as error:
                 ended += self._fail(kind, error, new)
                 continue
@@ -158,12 +170,12 @@ class Lanes:
         # Tasks that are all sampled otherwise must not pile up; the latest kinds may be asked for again.
         for idle in [kind for kind, lane in self.by_kind.items() if not lane.tasks][: -self._rows]:
             del self.by_kind[idle]
-        return ended
+        return ended + self._read_on(None) if read else ended
 
     def step(self) -> list[Task]:
         """One round of every task. → those that have ended, some with an error of their own; what the pass raises, raises"""
+        ended = self._read_on(BESIDE if self._going else CHUNK)
         lanes = [(kind, lane) for kind, lane in self.by_kind.items() if lane.tasks]
-        ended: list[Task] = []
         for (kind, lane), made in zip(lanes, step_together([lane.decoder for _, lane in lanes]), strict=True):
             if isinstance(made, Exception):
                 ended += self._fail(kind, made)
@@ -180,6 +192,17 @@ class Lanes:
             if over:
                 lane.decoder.dismiss()
         return ended
+
+    @property
+    def _going(self) -> bool:
+        """Whether any row would wait while prompts are read."""
+        return any(lane.decoder.active for lane in self.by_kind.values())
+
+    def _read_on(self, tokens: int | None) -> list[Task]:
+        """Read in the prompts of those that have joined. → those that have ended by that"""
+        kinds = {lane.decoder: kind for kind, lane in self.by_kind.items()}
+        failed = read_together(list(kinds), tokens)
+        return [task for decoder, error in failed.items() for task in self._fail(kinds[decoder], error)]
 
     def drop(self, task: Task) -> None:
         """Let one end before its time."""

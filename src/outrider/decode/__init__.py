@@ -2,6 +2,6 @@
 
 from outrider.decode.loop import Decoder, decode
 from outrider.decode.row import Request
-from outrider.decode.together import step_together
+from outrider.decode.together import read_together, step_together
 
-__all__ = ["Decoder", "Request", "decode", "step_together"]
+__all__ = ["Decoder", "Request", "decode", "read_together", "step_together"]

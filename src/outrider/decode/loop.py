@@ -98,24 +98,26 @@ class Decoder:
             for row in self.rows:
                 row.finish_reason = row.finish_reason or "cancelled"
 
-    def admit(self, requests: Many[Request]) -> list[Row]:
+    def admit(self, requests: Many[Request], read: bool = True) -> list[Row]:
         """Let further sequences join, their prompts read together. → their rows, numbered on from those before
 
-        Either all of a batch are decided by position or none (`RandomStream.key`).
+        Either all of a batch are decided by position or none (`RandomStream.key`). read: now; if not, they take part in
+        rounds once `read_together` has done so.
         """
         for request in requests:
             self.check(request)
-        self._context = self._context_for([*(row.request for row in self.active), *requests])
+        going = [row.request for row in self.rows if row.finish_reason is None]
+        self._context = self._context_for([*going, *requests])
         self.begin()
-        joined = self.alone.run(self._admit, requests)
+        joined = self.alone.run(self._admit, requests, read)
         self.done()
         return joined
 
-    def _admit(self, requests: Many[Request]) -> list[Row]:
+    def _admit(self, requests: Many[Request], read: bool) -> list[Row]:
         with opening_several():
-            return self._join(requests)
+            return self._join(requests, read)
 
-    def _join(self, requests: Many[Request]) -> list[Row]:
+    def _join(self, requests: Many[Request], read: bool) -> list[Row]:
         context, joined = self.target.max_length, []
         self.clock.take()
         with self.clock.phase("prefill"):
@@ -124,15 +126,23 @@ class Decoder:
                 joined.append(Row(self._admitted, request, sequence, self._length.start(), context))
                 self._admitted += 1
                 self.rows.append(joined[-1])  # at once, so that `close` knows of it whatever happens next
-            prefill(self.target, [row.sequence for row in joined], [row.tokens[:-1] for row in joined], self._cancelled)
-        if self.drafter is not None and joined and not self._cancelled():
-            for row in joined:
-                row.drafter = self.drafter
-            self.drafter.begin([row.draft for row in joined], self._context)
+            if read:
+                prefill(self.target, [row.sequence for row in joined], [row.unread for row in joined], self._cancelled)
+        if read and joined and not self._cancelled():
+            self.let_go(joined)
         seconds = self.clock.take()["prefill"]
         for row in joined:
             row.prefill_seconds = seconds / len(joined)
         return joined
+
+    def let_go(self, rows: list[Row]) -> None:
+        """Their prompts have been read: drafts begin, and they take part in rounds."""
+        if self.drafter is not None:
+            for row in rows:
+                row.drafter = self.drafter
+            self.drafter.begin([row.draft for row in rows], self._context)
+        for row in rows:
+            row.reading = False
 
     def _context_for(self, requests: Many[Request]) -> DraftContext:
         """What drafters are told. Without alternatives where tokens are drawn by position: their sums are added up in
@@ -183,8 +193,13 @@ class Decoder:
 
     @property
     def active(self) -> list[Row]:
-        """The rows that have not ended."""
-        return [row for row in self.rows if row.finish_reason is None]
+        """The rows that take part in rounds."""
+        return [row for row in self.rows if row.finish_reason is None and not row.reading]
+
+    @property
+    def reading(self) -> list[Row]:
+        """The rows whose prompts have not been read."""
+        return [row for row in self.rows if row.finish_reason is None and row.reading]
 
     def end(self, row: Row) -> None:
         """Let a row end before its time."""
@@ -193,7 +208,7 @@ class Decoder:
 
     def dismiss(self) -> None:
         """Forget the rows that have ended, so that a batch that never ends does not grow."""
-        self.rows = self.active
+        self.rows = [row for row in self.rows if row.finish_reason is None]
 
     def close(self) -> None:
         """Free all sequences."""

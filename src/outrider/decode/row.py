@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from outrider.records import FinishReason
 from outrider.sampling import SamplingSettings
 from outrider.sampling.stateful import Constraint
 from outrider.support.checks import check_count
+
+_JOINED = itertools.count()  # rows, of all batches
 
 StopCheck = Callable[[Sequence[int]], int | None]
 """Given the new tokens, how many of them to keep if the sequence ends there, else None. Called once per round."""
@@ -59,12 +62,24 @@ class Row:
         self.finish_reason: FinishReason | None = None
         self.error: NumericalError | None = None  # why it ended, if that was it (`Decoder`, failing_alone)
         self.ended = False  # for its drafter
+        self.reading = True  # its prompt
+        self.order = next(_JOINED)
         self._previews = Previews()
         self.prefill_seconds = 0.0
         self._limit = len(self.tokens) + request.max_new_tokens
         self._full: FinishReason = "length"
         if context is not None and context < self._limit:
             self._limit, self._full = context, "context"
+
+    @property
+    def unread(self) -> list[int]:
+        """What is to be scored before its first round: all of the prompt but its last token."""
+        return self.tokens[:-1]
+
+    @property
+    def left_to_read(self) -> int:
+        """How many tokens of it have not been scored."""
+        return len(self.tokens) - 1 - self.sequence.length
 
     @property
     def remaining(self) -> int:

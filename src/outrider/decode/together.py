@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
+from outrider.prefill import prefill
 from outrider.records import Round
 from outrider.round import verify_together
 from outrider.support.alone import Alone
@@ -15,9 +16,61 @@ from outrider.support.alone import Alone
 if TYPE_CHECKING:
     from outrider.decode.loop import Decoder
     from outrider.decode.one_round import OneRound
+    from outrider.decode.row import Row
 
 Made = list[tuple[int, Round]] | Exception
 """A decoder's rows and their rounds, or what its own settings raised (a processor of the user's, say)."""
+
+
+def read_together(decoders: Many[Decoder], tokens: int | None = None) -> dict[Decoder, Exception]:
+    """Read on in the prompts of rows that have joined unread, of several decoders with one target and one clock.
+
+    tokens: about so many, of those that joined first; None: all. → which of them can't go on, and what was raised
+    """
+    busy = [decoder for decoder in decoders if decoder.reading]
+    failed: dict[Decoder, Exception] = {}
+    if busy:
+        _alone_with(busy).run(_read, busy, tokens, failed)
+    return failed
+
+
+def _read(decoders: list[Decoder], tokens: int | None, failed: dict[Decoder, Exception]) -> None:
+    for decoder in decoders:
+        decoder.begin()
+    clock, target = decoders[0].clock, decoders[0].target
+    clock.take()
+    chosen, texts = _to_read([row for decoder in decoders for row in decoder.reading], tokens)
+    try:
+        with clock.phase("prefill"):
+            prefill(target, [row.sequence for row in chosen], texts)
+    except Exception as error:
+        failed |= {decoder: error for decoder in decoders if any(row in chosen for row in decoder.reading)}
+    for decoder in decoders:
+        try:
+            if decoder in failed:
+                continue
+            if ready := [row for row in decoder.reading if row.left_to_read == 0]:
+                decoder.let_go(ready)
+            decoder.done()
+        except Exception as error:
+            failed[decoder] = error
+    seconds = clock.take()["prefill"]
+    for row in chosen:
+        row.prefill_seconds += seconds / len(chosen)
+
+
+def _to_read(rows: list[Row], tokens: int | None) -> tuple[list[Row], list[list[int]]]:
+    """Whose prompts to read in, and up to where: the rows that joined first, their prompts' beginnings."""
+    if tokens is None:
+        return rows, [row.unread for row in rows]
+    chosen, texts = [], []
+    for row in sorted(rows, key=lambda one: one.order):
+        if tokens <= 0 < row.left_to_read:
+            break
+        chosen.append(row)
+        texts.append(row.unread[: row.sequence.length + tokens])
+        tokens -= row.left_to_read
+    return chosen, texts
 
 
 def step_together(decoders: Many[Decoder]) -> list[Made]:
@@ -30,9 +83,14 @@ def step_together(decoders: Many[Decoder]) -> list[Made]:
     if busy:
         for decoder in busy:
             decoder.begin()
-        alone = busy[0].alone if len(busy) == 1 else Alone([engine for one in busy for engine in one.engines])
-        alone.run(_round, busy, made)
+        _alone_with(busy).run(_round, busy, made)
     return [made.get(id(decoder), []) for decoder in decoders]
+
+
+def _alone_with(decoders: list[Decoder]) -> Alone:
+    if len(decoders) == 1:
+        return decoders[0].alone
+    return Alone([engine for decoder in decoders for engine in decoder.engines])
 
 
 def _round(decoders: list[Decoder], made: dict[int, Made]) -> None:

@@ -136,8 +136,8 @@ def _refuse_lists(options: dict[str, Any]) -> None:
     for name in (*_ONE_FOR_ALL, *(["stop"] if nested else [])):
         if isinstance(options.get(name), list | tuple):
             raise ParameterError(
-                f"{name} must be one for all prompts, got a list: call generate for each group of prompts that share it, or "
-                "use outrider batch, whose lines may differ"
+                f"{name} must be one for all prompts, got a list: submit each to a ContinuousBatch, whose requests may "
+                "differ, or use outrider batch"
             )
 
 
