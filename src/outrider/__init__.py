@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from outrider import sampling as sampling
     from outrider import structured as structured
     from outrider.audio import Audio, read_wav
-    from outrider.batch.continuous import Answer, ContinuousBatch
+    from outrider.batch.answer import Answer
+    from outrider.batch.continuous import ContinuousBatch
     from outrider.beam import BeamResult, beam_search
     from outrider.errors import OutriderError
     from outrider.generation import Piece, Stream, generate, stream
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "batch.continuous",
+    "Answer": "batch.answer",
     "Audio": "audio",
     "BeamResult": "beam",
     "ContinuousBatch": "batch.continuous",

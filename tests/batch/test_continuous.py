@@ -241,7 +241,7 @@ def test_a_batch_lives_as_long_as_somebody_waits_for_it(target: TextModel) -> No
     answer = outrider.ContinuousBatch(target, draft=None).submit("abc", max_new_tokens=30, ignore_eos=True)
     gc.collect()
     assert len(answer.result(60).tokens) == 30
-    worker: _Worker = answer._worker
+    worker: _Worker = answer._leave.__self__  # type: ignore[attr-defined]
     del answer
     gc.collect()
     worker.join(10)

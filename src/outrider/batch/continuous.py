@@ -1,33 +1,25 @@
-"""Requests of many clients through one model: a thread makes their rounds, and whoever has asked reads the answer.
-
-The thread alone touches models. Between it and a client there are the rounds that it has made, which the client turns into
-text: decoding tokens takes longer than it should beside a quick model's passes.
-"""
+"""Requests of many clients through one model: a thread makes their rounds, and whoever has asked reads the answer."""
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 from collections import deque
-from collections.abc import Generator
 from contextlib import suppress
 from threading import Condition, Thread, current_thread
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 from weakref import WeakSet, finalize
 
+from outrider.batch.answer import Answer, Asked
 from outrider.batch.lanes import Lanes, Task
 from outrider.errors import ModelError, ParameterError
-from outrider.generation import Piece, check_one, check_target
+from outrider.generation import check_one, check_target
 from outrider.models.base import TextModel
-from outrider.records import Origin, Round
 from outrider.request.choices import Draft, Length, bound_drafter, make_length
 from outrider.request.invariance import tell_of_rounding
 from outrider.request.options import GenerateOptions, Options, parse_options
 from outrider.request.prompts import Prepared, Prompt, prepare
-from outrider.results import Result
 from outrider.support.alone import Alone
 from outrider.support.checks import check_count
-from outrider.support.text import TextTracker
 
 LAST_ROUNDS = 10.0  # seconds that the end of a process waits for the rounds under way
 
@@ -85,7 +77,8 @@ class ContinuousBatch:
         prepared = Alone([self.target]).run(prepare, self.target, prompt)
         if parsed.drafter_invariant and self._drafts and not parsed.sampling.greedy:
             tell_of_rounding(self.target)
-        return Answer(self, self._worker, self._worker.put(prepared, parsed, options.get("seed") is not None))
+        asked = self._worker.put(prepared, parsed, repeatable=options.get("seed") is not None)
+        return Answer(asked, self.target.tokenizer, self._worker.leave, self)
 
     @property
     def load(self) -> int:
@@ -108,152 +101,15 @@ class ContinuousBatch:
             self.close()
 
 
-class Answer:
-    """What a request is answered: iterate over its `Piece`s (`for`, or `async for`), or wait for its `result` (or `await`
-    it). All of it is cancelled when the last reference goes.
-    """
-
-    def __init__(self, batch: ContinuousBatch, worker: _Worker, asked: _Asked) -> None:
-        self._batch, self._worker, self._asked = batch, worker, asked  # the batch lives while somebody waits for it
-        task = asked.task
-        self._tracker = TextTracker(batch.target.tokenizer, task.request.prompt, task.options.stop)
-        self._origins: list[Origin] = []
-        self._pieces: deque[Piece] = deque()
-        finalize(self, worker.leave, asked).atexit = False
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing more will come."""
-        return self._asked.over
-
-    def cancel(self) -> None:
-        """Let it end after the round under way, with finish_reason "cancelled". Waits for nobody."""
-        self._worker.leave(self._asked)
-
-    def result(self, timeout: float | None = None) -> Result:
-        """All of it, when it is done. timeout: seconds, after which a `TimeoutError` is raised, and it goes on.
-
-        Raises what it failed by: `NumericalError`, `ModelError`, what a processor raised, ….
-        """
-        if not self._asked.wait_for_end(timeout):
-            raise TimeoutError(f"the answer is not done after {timeout:g} s: wait longer, or cancel() it")
-        return self._asked.result()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Piece:
-        while not self._pieces:
-            if not self._read():
-                self._asked.wait()
-            elif not self._pieces:
-                raise self._asked.task.error or StopIteration
-        return self._pieces.popleft()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Piece:
-        while not self._pieces:
-            if not self._read():
-                await self._asked.change()
-            elif not self._pieces:
-                raise self._asked.task.error or StopAsyncIteration
-        return self._pieces.popleft()
-
-    def __await__(self) -> Generator[Any, None, Result]:
-        while not self._asked.over:
-            self._asked.take()
-            yield from self._asked.change().__await__()
-        return self._asked.result()
-
-    def _read(self) -> bool:
-        """Turn the rounds that have come into pieces; whether these are the last."""
-        made, over = self._asked.take()
-        for record in made:
-            self._origins += record.origins
-            self._tracker(record.tokens)
-        if over:
-            self._tracker.finish()
-        self._pieces.extend(Piece(text, self._origins[token]) for text, token in self._tracker.take())
-        return over
-
-
-class _Asked:
-    """Between the thread and a client. over: nothing more will come. left: nobody wants it any more."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.over = self.left = False
-        self._taken = 0  # rounds
-        self._result: Result | None = None
-        self._changed = Condition()
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-
-    def tell(self, over: bool = False) -> None:
-        """Wake those who wait: rounds were made, or (over) the last one."""
-        with self._changed:
-            self.over = self.over or over
-            self._changed.notify_all()
-            waiting, self._waiting = self._waiting, []
-        for loop, waiter in waiting:
-            with suppress(RuntimeError):  # its loop is closed
-                loop.call_soon_threadsafe(_resolve, waiter)
-
-    def take(self) -> tuple[list[Round], bool]:
-        """The rounds that were made since, and whether these are the last."""
-        with self._changed:
-            over, rounds = self.over, self.task.rounds[self._taken :]
-            self._taken += len(rounds)
-            return rounds, over
-
-    def wait(self) -> None:
-        """Until there is more than was taken."""
-        with self._changed:
-            self._changed.wait_for(self._is_new)
-
-    def wait_for_end(self, timeout: float | None) -> bool:
-        """→ whether it has come"""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.over, timeout)
-
-    def change(self) -> asyncio.Future[None]:
-        """Done once there is more than was taken."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        with self._changed:
-            if self._is_new():
-                waiter.set_result(None)
-            else:
-                self._waiting.append((loop, waiter))
-        return waiter
-
-    def result(self) -> Result:
-        """Of one that is over."""
-        if self.task.error is not None:
-            raise self.task.error
-        with self._changed:
-            self._result = self._result or self.task.result()
-            return self._result
-
-    def _is_new(self) -> bool:
-        return self.over or len(self.task.rounds) > self._taken
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
 class _Worker:
     """The thread, and what it is told. It does not know the batch, which ends with its last reference."""
 
     def __init__(self, lanes: Lanes, batch_size: int) -> None:
         self._lanes, self._batch_size = lanes, batch_size
         self._changed = Condition()
-        self._waiting: deque[_Asked] = deque()
-        self._left: deque[_Asked] = deque()
-        self._here: dict[Task, _Asked] = {}
+        self._waiting: deque[Asked] = deque()
+        self._left: deque[Asked] = deque()
+        self._here: dict[Task, Asked] = {}
         self._finishing = self._stopping = False
         self._thread = Thread(target=self._run, name="outrider-continuous-batch", daemon=True)
         self._thread.start()
@@ -263,9 +119,9 @@ class _Worker:
     def load(self) -> int:
         return len(self._waiting) + len(self._here)
 
-    def put(self, prepared: Prepared, options: Options, repeatable: bool) -> _Asked:
+    def put(self, prepared: Prepared, options: Options, repeatable: bool) -> Asked:
         """Let a request join before the next round, or wait."""
-        asked = _Asked(self._lanes.task(prepared, options, repeatable=repeatable))
+        asked = Asked(self._lanes.task(prepared, options, repeatable=repeatable))
         with self._changed:
             if self._stopping or self._finishing:
                 raise ParameterError("requests must be submitted before the batch is closed: make another ContinuousBatch")
@@ -273,7 +129,7 @@ class _Worker:
             self._changed.notify_all()
         return asked
 
-    def leave(self, asked: _Asked) -> None:
+    def leave(self, asked: Asked) -> None:
         """Nobody wants it any more. The collector may call this anywhere, in the thread itself, too."""
         if not asked.left and not asked.over:
             asked.left = True
@@ -338,7 +194,7 @@ class _Worker:
         for asked in gone:
             asked.tell(over=True)
 
-    def _drop(self, asked: _Asked) -> None:
+    def _drop(self, asked: Asked) -> None:
         with suppress(ValueError):
             self._waiting.remove(asked)
         if self._here.pop(asked.task, None) is not None:
