@@ -17,13 +17,21 @@ from torch import Tensor
 
 import outrider
 from outrider.batch.continuous import _Worker
-from outrider.drafters import SuffixDrafter
-from outrider.errors import NumericalError, ParameterError
+from outrider.draft_length import FixedLength
+from outrider.drafters import (
+    ChoiceDrafter,
+    PromptLookupDrafter,
+    SpeculativeDrafter,
+    SuffixDrafter,
+)
+from outrider.drafters.apart import apart
+from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.structured import regex
+from outrider.support.text import TextTracker
+from tests.helpers.clients import ENDLESS, PROMPTS, Gate, MineError
 from tests.helpers.threads import side_by_side
 
-PROMPTS = ("the quick brown fox", "a b a b a", "one two three one", "zebra", "abc", "the man")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8, "top_p": 0.9, "seed": 3},
@@ -32,7 +40,6 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 5, "stop": ["e", "qu"]},
     {"temperature": 0.5, "top_k": 3, "seed": 3, "drafter_invariant": True},
 )
-ENDLESS: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -230,9 +237,9 @@ def test_the_end_of_a_block_waits_and_an_error_in_it_does_not(target: TextModel)
         with outrider.ContinuousBatch(target, draft=None, batch_size=2) as batch:
             answers.extend(batch.submit(prompt, **ENDLESS) for prompt in PROMPTS)
             next(answers[0])
-            raise _MineError
+            raise MineError
 
-    with pytest.raises(_MineError):
+    with pytest.raises(MineError):
         interrupted()
     assert [answer.result(0).finish_reason for answer in answers] == ["cancelled"] * len(PROMPTS)
 
@@ -240,26 +247,35 @@ def test_the_end_of_a_block_waits_and_an_error_in_it_does_not(target: TextModel)
 def test_a_batch_lives_as_long_as_somebody_waits_for_it(target: TextModel) -> None:
     answer = outrider.ContinuousBatch(target, draft=None).submit("abc", max_new_tokens=30, ignore_eos=True)
     gc.collect()
-    assert len(answer.result(60).tokens) == 30
     worker: _Worker = answer._leave.__self__  # type: ignore[attr-defined]
-    del answer
-    gc.collect()
+    assert len(answer.result(60).tokens) == 30
+    gc.collect()  # the answer may be kept, and keeps nothing else
     worker.join(10)
     assert not worker._thread.is_alive()
 
 
 def test_a_process_ends_in_the_middle_of_a_round(target_folder: Path) -> None:
     lines = f"""
+import os
 import outrider
 batch = outrider.ContinuousBatch(outrider.load({str(target_folder)!r}), draft=None)
 answer = batch.submit("abc", max_new_tokens=400, ignore_eos=True)
 next(answer)
+child = os.fork()
+if not child:
+    try:
+        batch.submit("abc")
+    except outrider.OutriderError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
 print("ends")
 """
+    forked = "requests must come from the process that made the batch: make one after the fork"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", lines], check=False, capture_output=True, text=True, timeout=120
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{forked}\nends\n", "")
 
 
 def test_a_constraint_and_processors_of_ones_own(target: TextModel, batch: outrider.ContinuousBatch) -> None:
@@ -283,83 +299,77 @@ def test_a_constraint_and_processors_of_ones_own(target: TextModel, batch: outri
     assert patterned[0].tokens == want.tokens
 
 
-class _MineError(Exception):
-    pass
+def test_a_piece_can_be_read_as_soon_as_it_is_made_and_nobody_waits_to_submit(target: TextModel) -> None:
+    """While the next round is under way."""
+    options: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+    whole = outrider.generate(target, "the quick", draft=None, **options)
+    tracker, tokens = TextTracker(target.tokenizer, target.tokenizer.encode("the quick")), 0
+    while not (first := tracker.take()):  # which may take several tokens, if they are parts of a character
+        tracker(whole.tokens[tokens : tokens + 1])
+        tokens += 1
+    gate = Gate(tokens + 1)
+    with outrider.ContinuousBatch(target, draft=None) as batch:
+        answer = batch.submit("the quick", processors=[gate], **options)
+        assert gate.reached.wait(60)
+        assert next(answer) == first[0][0]
+        other = batch.submit("abc", max_new_tokens=2)
+        assert len(answer._asked.task.rounds) == tokens
+        gate.opened.set()
+        assert len(other.result(60).tokens) <= 2
 
 
-def test_what_fails_fails_alone(target: TextModel, batch: outrider.ContinuousBatch) -> None:
-    def fails(tokens: Tensor, logits: Tensor) -> Tensor:
-        raise _MineError
+def test_who_awaits_takes_nothing_from_who_reads(batch: outrider.ContinuousBatch) -> None:
+    async def both() -> None:
+        answer = batch.submit("the quick", max_new_tokens=30, ignore_eos=True)
+        result = await answer
+        assert "".join([piece async for piece in answer]) == result.text
+        answer = batch.submit("the quick", max_new_tokens=30, ignore_eos=True)
 
-    def nothing(tokens: Tensor, logits: Tensor) -> Tensor:
-        return logits + -float("inf")
+        async def read() -> str:
+            return "".join([piece async for piece in answer])
 
-    good = batch.submit("abc", max_new_tokens=12, ignore_eos=True)
-    faulty, lawless = (batch.submit("abc", max_new_tokens=8, processors=[one]) for one in (fails, nothing))
-    with pytest.raises(_MineError):
-        faulty.result(60)
-    with pytest.raises(_MineError):
-        list(faulty)
-    with pytest.raises(NumericalError, match="no distribution"):
-        lawless.result(60)
-    assert len(good.result(60).tokens) == 12
+        text, again = await asyncio.gather(read(), asyncio.ensure_future(answer))
+        assert text == again.text == result.text
 
-    async def wait() -> None:
-        with pytest.raises(_MineError):
-            await faulty
-        with pytest.raises(_MineError):
-            await anext(faulty)
-
-    asyncio.run(wait())
+    asyncio.run(both())
 
 
-def test_what_a_pass_raises_ends_all_and_the_batch_goes_on(
-    target: TextModel, batch: outrider.ContinuousBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = [batch.submit(prompt, **ENDLESS) for prompt in PROMPTS[:2]]
-    for answer in answers:
-        next(answer)
+def test_who_gives_up_waiting_is_forgotten(batch: outrider.ContinuousBatch) -> None:
+    long = [batch.submit(prompt, **ENDLESS) for prompt in PROMPTS[:3]]
+    waiting = batch.submit("abc")
 
-    def broken(*_: Any, **__: Any) -> None:
-        raise MemoryError("no room")
+    async def poll() -> None:
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(waiting), 0.001)
+        await asyncio.sleep(0)
+        assert waiting._asked._waiting == []
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(target), "score", broken)
-        for answer in answers:
-            with pytest.raises(MemoryError):
-                answer.result(60)
-    assert len(batch.submit("abc", max_new_tokens=5, ignore_eos=True).result(60).tokens) == 5
+    asyncio.run(poll())
+    for one in (*long, waiting):
+        one.cancel()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draft": None}, "draft must be left out of a request: give it to ContinuousBatch"),
-        ({"num_draft_tokens": 2}, "num_draft_tokens must be left out of a request"),
-        ({"cancelled": lambda: False}, r"cancelled must be left out of a request: call cancel\(\)"),
-        ({"temperature": -1.0}, "temperature must be"),
-        ({"seed": [1, 2]}, "seed must be"),
-        ({"max_tokens": 5}, "max_tokens"),
-    ],
-)
-def test_wrong_options_are_told_at_once(batch: outrider.ContinuousBatch, options: Any, message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        batch.submit("abc", **options)
-    assert batch.load == 0
+def test_a_drafter_of_its_own_is_not_changed_by_what_others_measure(draft: TextModel) -> None:
+    inner = PromptLookupDrafter()
+    whole = ChoiceDrafter([SpeculativeDrafter(draft, inner, FixedLength(2)), SuffixDrafter()])
+    own = apart(whole)
+    assert isinstance(own, ChoiceDrafter)
+    first = own.drafters[0]
+    assert isinstance(first, SpeculativeDrafter)
+    assert own.name == whole.name
+    assert not {id(one) for one in (whole, *whole.drafters, inner)} & {
+        id(one) for one in (own, *own.drafters, first.drafter)
+    }
+    assert first.model is draft
+    vars(whole.drafters[0])["_seconds"] = "changed"
+    assert vars(first)["_seconds"] != "changed"
 
+    class Mine(PromptLookupDrafter):
+        pass
 
-def test_wrong_prompts_and_batches(target: TextModel, batch: outrider.ContinuousBatch) -> None:
-    for prompt in ([99999], "", 3, "abc " * 300):
-        with pytest.raises(ParameterError):
-            batch.submit(prompt)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="prompt must be one prompt for submit, got a list: submit each by itself"):
-        batch.submit(["abc", "def"])  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="batch_size must be"):
-        outrider.ContinuousBatch(target, batch_size=0)
-    with pytest.raises(ParameterError, match="target must be a loaded model"):
-        outrider.ContinuousBatch("model")  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="can't keep texts in a batch"):
-        outrider.ContinuousBatch(target, draft=SuffixDrafter(memory=True))
+    mine = Mine()
+    assert apart(mine) is mine
 
 
 def test_no_thread_is_left(target: TextModel) -> None:

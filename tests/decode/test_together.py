@@ -248,7 +248,7 @@ def test_prompts_are_read_a_part_at_a_time_the_first_ones_first(budget: int | No
     joined = []
     for _ in range(100):
         left = sum(row.left_to_read for row in rows if row.reading)
-        assert read_together(decoders, budget) == {}
+        read_together(decoders, budget)
         if left:
             now = sum(row.left_to_read for row in rows if row.reading)
             assert now == (0 if budget is None else max(0, left - budget))
@@ -272,13 +272,17 @@ def test_a_prompt_that_can_not_be_read_ends_its_own_group() -> None:
             return super().score(sequences, tokens, lengths, logits)
 
     target, clock = Deaf(), PhaseClock()
-    decoders = [Decoder(target, (), SETTINGS[name], clock=clock) for name in ("greedy", "top-p", "top-k")]
-    decoders[0].admit([Request([0, 1, 0], 5, RandomStream(0))])
-    decoders[1].admit([Request([0, 2, 0], 5, RandomStream(0))], read=False)
-    decoders[2].admit([Request([0, 1, 0], 5, RandomStream(0))], read=False)
-    assert {decoder: type(error) for decoder, error in read_together(decoders, 2).items()} == {decoders[1]: MemoryError}
-    assert read_together([decoders[0], decoders[2]]) == {}
-    assert [len(made) for made in step_together([decoders[0], decoders[2]]) if isinstance(made, list)] == [1, 1]
+    decoders = [Decoder(target, (), SETTINGS[name], clock=clock) for name in ("greedy", "top-p")]
+    (going,) = decoders[0].admit([Request([0, 1, 0], 5, RandomStream(0))])
+    unread = [Request(prompt, 5, RandomStream(0)) for prompt in ([0, 1, 0, 1], [0, 2, 0])]
+    first, second = decoders[0].admit(unread, read=False)
+    (other,) = decoders[1].admit([Request([0, 1, 0], 5, RandomStream(0))], read=False)
+    read_together(decoders, 3)
+    assert (first.reading, second.reading, second.error) == (False, True, None)
+    read_together(decoders, 2)
+    assert [type(row.error) for row in (going, first, second, other)] == [type(None), type(None), MemoryError, type(None)]
+    read_together(decoders)
+    assert [len(made) for made in step_together(decoders) if isinstance(made, list)] == [2, 1]
     for decoder in decoders:
         decoder.close()
     assert target.all_closed

@@ -240,7 +240,8 @@ def test_a_reported_seed_repeats_its_text_though_the_passes_refute_the_table(
 
     def sampled(seed: int | None) -> Result:
         options: Any = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True}  # so that there are enough rounds
-        return outrider.generate(target, PROMPT, draft=draft, seed=seed, **options)
+        result: Result = outrider.generate(target, PROMPT, draft=draft, seed=seed, **options)
+        return result
 
     unseeded = sampled(None)
     assert "the next run measures it again" in caplog.text

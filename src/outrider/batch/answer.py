@@ -9,11 +9,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from threading import Condition
+from dataclasses import dataclass
+from threading import Condition, Thread, current_thread
+from types import TracebackType
 from typing import Any, Self
 from weakref import finalize
 
 from outrider.batch.lanes import Task
+from outrider.errors import ParameterError
 from outrider.generation import Piece
 from outrider.records import Origin, Round
 from outrider.results import Result
@@ -21,18 +24,19 @@ from outrider.support.text import TextTracker
 
 
 class Answer:
-    """What a request is answered: iterate over its `Piece`s (`for`, or `async for`), or wait for its `result` (or `await`
-    it). All of it is cancelled when the last reference goes.
+    """What a request is answered: iterate over its `Piece`s (`for`, or `async for`; one reader), or wait for its `result`
+    (or `await` it). All of it is cancelled when the last reference goes.
     """
 
     def __init__(self, asked: Asked, tokenizer: Any, leave: Callable[[Asked], None], batch: object) -> None:
         self._asked, self._leave = asked, leave
-        self._batch = batch  # which lives while somebody waits for it
+        self._batch: object = batch  # which lives while somebody waits for it
         task = asked.task
         self._tracker = TextTracker(tokenizer, task.request.prompt, task.options.stop)
         self._origins: list[Origin] = []
         self._pieces: deque[Piece] = deque()
-        finalize(self, leave, asked).atexit = False
+        self._last = finalize(self, leave, asked)
+        self._last.atexit = False
 
     @property
     def done(self) -> bool:
@@ -48,19 +52,24 @@ class Answer:
 
         Raises what it failed by: `NumericalError`, `ModelError`, what a processor raised, ….
         """
+        if timeout is not None and not isinstance(timeout, int | float):
+            raise ParameterError(f"timeout must be a number of seconds, or None to wait for the end, got {timeout!r}")
         if not self._asked.wait_for_end(timeout):
             raise TimeoutError(f"the answer is not done after {timeout:g} s: wait longer, or cancel() it")
-        return self._asked.result()
+        return self._result()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Piece:
         while not self._pieces:
-            if not self._read():
-                self._asked.wait()
-            elif not self._pieces:
-                raise self._asked.task.error or StopIteration
+            over = self._read()
+            if self._pieces:
+                break
+            if over:
+                self._result()
+                raise StopIteration
+            self._asked.wait()
         return self._pieces.popleft()
 
     def __aiter__(self) -> Self:
@@ -68,16 +77,24 @@ class Answer:
 
     async def __anext__(self) -> Piece:
         while not self._pieces:
-            if not self._read():
-                await self._asked.change()
-            elif not self._pieces:
-                raise self._asked.task.error or StopAsyncIteration
+            over = self._read()
+            if self._pieces:
+                break
+            if over:
+                self._result()
+                raise StopAsyncIteration
+            await self._asked.change()
         return self._pieces.popleft()
 
     def __await__(self) -> Generator[Any, None, Result]:
         while not self._asked.over:
-            self._asked.take()
-            yield from self._asked.change().__await__()
+            yield from self._asked.change(the_end=True).__await__()
+        return self._result()
+
+    def _result(self) -> Result:
+        """What there is at the end, whose batch need not live for it any longer."""
+        self._last.detach()
+        self._batch, self._leave = None, _leave_nothing
         return self._asked.result()
 
     def _read(self) -> bool:
@@ -92,26 +109,34 @@ class Answer:
         return over
 
 
-class Asked:
-    """Between the thread and a client. over: nothing more will come. left: nobody wants it any more."""
+def _leave_nothing(asked: Asked) -> None:
+    """It is over."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+
+class Asked:
+    """Between the thread that makes rounds and a client. over: nothing more will come. left: nobody wants it any more."""
+
+    def __init__(self, task: Task, thread: Thread) -> None:
+        self.task, self._thread = task, thread
         self.over = self.left = False
         self._taken = 0  # rounds
         self._result: Result | None = None
+        self._where: TracebackType | None = None  # its error came from
         self._changed = Condition()
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiting: list[_Waiting] = []
 
     def tell(self, over: bool = False) -> None:
         """Wake those who wait: rounds were made, or (over) the last one."""
         with self._changed:
+            if over and not self.over and self.task.error is not None:
+                self._where = self.task.error.__traceback__
             self.over = self.over or over
             self._changed.notify_all()
-            waiting, self._waiting = self._waiting, []
-        for loop, waiter in waiting:
+            waiting = [one for one in self._waiting if self.over or not one.the_end]
+            self._waiting = [one for one in self._waiting if one not in waiting]
+        for one in waiting:
             with suppress(RuntimeError):  # its loop is closed
-                loop.call_soon_threadsafe(_resolve, waiter)
+                one.loop.call_soon_threadsafe(_resolve, one.waiter)
 
     def take(self) -> tuple[list[Round], bool]:
         """The rounds that were made since, and whether these are the last."""
@@ -122,35 +147,59 @@ class Asked:
 
     def wait(self) -> None:
         """Until there is more than was taken."""
+        self._check_thread()
         with self._changed:
             self._changed.wait_for(self._is_new)
 
     def wait_for_end(self, timeout: float | None) -> bool:
         """→ whether it has come"""
+        self._check_thread()
         with self._changed:
             return self._changed.wait_for(lambda: self.over, timeout)
 
-    def change(self) -> asyncio.Future[None]:
-        """Done once there is more than was taken."""
+    def change(self, the_end: bool = False) -> asyncio.Future[None]:
+        """Done once there is more than was taken, or only when it is over."""
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+        one = _Waiting(loop, loop.create_future(), the_end)
         with self._changed:
-            if self._is_new():
-                waiter.set_result(None)
+            if self.over or (not the_end and self._is_new()):
+                one.waiter.set_result(None)
             else:
-                self._waiting.append((loop, waiter))
-        return waiter
+                self._waiting.append(one)
+                one.waiter.add_done_callback(lambda _: self._forget(one))
+        return one.waiter
+
+    def _forget(self, one: _Waiting) -> None:
+        """Of one that waits no longer."""
+        with self._changed, suppress(ValueError):
+            self._waiting.remove(one)
+
+    def _check_thread(self) -> None:
+        if self._thread is current_thread():
+            raise ParameterError("answers can't be waited for in the batch's own thread, by a processor: nothing would come")
 
     def result(self) -> Result:
         """Of one that is over."""
-        if self.task.error is not None:
-            raise self.task.error
+        error = self.task.error
+        if isinstance(error, StopIteration | StopAsyncIteration):  # whoever iterates would take it for the end
+            raise RuntimeError(f"the answer ended by {type(error).__name__}") from error
+        if error is not None:
+            raise error.with_traceback(self._where)  # or each call would make it longer
         with self._changed:
             self._result = self._result or self.task.result()
             return self._result
 
     def _is_new(self) -> bool:
         return self.over or len(self.task.rounds) > self._taken
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A coroutine that waits, perhaps for the end alone."""
+
+    loop: asyncio.AbstractEventLoop
+    waiter: asyncio.Future[None]
+    the_end: bool
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

@@ -9,9 +9,12 @@ from threading import Condition, Thread, current_thread
 from typing import Self, Unpack
 from weakref import WeakSet, finalize
 
+from outrider.audio import Audio
 from outrider.batch.answer import Answer, Asked
 from outrider.batch.lanes import Lanes, Task
-from outrider.errors import ModelError, ParameterError
+from outrider.drafters.apart import apart
+from outrider.drafters.base import check_alternatives
+from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.generation import check_one, check_target
 from outrider.models.base import TextModel
 from outrider.request.choices import Draft, Length, bound_drafter, make_length
@@ -35,7 +38,7 @@ class ContinuousBatch:
     length, or with `drafter_invariant`, a seed gives the text that it gives in `generate` (docs/batch.md says what rounding
     may do). An adapted length of a request that names a seed follows from that request and the costs of passes of
     `batch_size` rows; without a seed requests learn from each other, and follow what passes of as many rows as there are
-    cost.
+    cost. (One of several drafters is chosen by such costs, too, and so is the length of drafts inside of a draft.)
 
     At the end of a `with` block all that was submitted is waited for; if it ends by an error, and by `close`, what is not
     done is cancelled.
@@ -51,6 +54,7 @@ class ContinuousBatch:
         check_count("batch_size", batch_size)
         self.target = target
         drafter = bound_drafter(draft, target)
+        drafter = None if drafter is None else apart(drafter)  # others may have costs of other passes measured for it
         if drafter is not None and drafter.remembers:
             raise ParameterError(
                 f"draft {drafter.name} can't keep texts in a batch: what a client is answered would depend on the others'; "
@@ -58,7 +62,8 @@ class ContinuousBatch:
             )
         alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
         length = alone.run(make_length, num_draft_tokens, target, drafter, batch_size)
-        self._drafts = drafter is not None
+        self._drafter = drafter
+        self._given = (None if drafter is None else draft), num_draft_tokens
         self._worker = _Worker(Lanes(target, drafter, length, batch_size), batch_size)
         finalize(self, self._worker.stop).atexit = False
 
@@ -66,16 +71,20 @@ class ContinuousBatch:
         """Ask for an answer. prompt and options as in `generate`, but for `draft` and `num_draft_tokens`, which are the
         batch's, and `cancelled`: `Answer.cancel`.
 
-        Raises `OutriderError`s for what can be seen to be wrong now; what is found later, the answer raises.
+        Raises `OutriderError`s for what can be seen to be wrong with the request; what turns up later, the answer raises.
         """
         for name in ("draft", "num_draft_tokens", "cancelled"):
             if name in options:
                 how = "call cancel() of its answer" if name == "cancelled" else "give it to ContinuousBatch, for all of them"
                 raise ParameterError(f"{name} must be left out of a request: {how}")
         check_one(prompt, "submit", "submit each by itself")
-        parsed = parse_options(1, options)
-        prepared = Alone([self.target]).run(prepare, self.target, prompt)
-        if parsed.drafter_invariant and self._drafts and not parsed.sampling.greedy:
+        parsed = parse_options(1, {**options, "draft": self._given[0], "num_draft_tokens": self._given[1]})
+        # What listens runs the model; what reads need not wait for the round under way.
+        heard = isinstance(prompt, Audio)
+        prepared = Alone([self.target] if heard else []).run(prepare, self.target, prompt)
+        check_alternatives(parsed.alternatives, self.target, self._drafter)
+        parsed.sampling.check_bias(self.target.vocab_size)
+        if parsed.drafter_invariant and self._drafter is not None and not parsed.sampling.greedy:
             tell_of_rounding(self.target)
         asked = self._worker.put(prepared, parsed, repeatable=options.get("seed") is not None)
         return Answer(asked, self.target.tokenizer, self._worker.leave, self)
@@ -111,6 +120,7 @@ class _Worker:
         self._left: deque[Asked] = deque()
         self._here: dict[Task, Asked] = {}
         self._finishing = self._stopping = False
+        self._error: str | None = None  # by which the thread has ended
         self._thread = Thread(target=self._run, name="outrider-continuous-batch", daemon=True)
         self._thread.start()
         _workers.add(self)
@@ -121,10 +131,14 @@ class _Worker:
 
     def put(self, prepared: Prepared, options: Options, repeatable: bool) -> Asked:
         """Let a request join before the next round, or wait."""
-        asked = Asked(self._lanes.task(prepared, options, repeatable=repeatable))
+        asked = Asked(self._lanes.task(prepared, options, repeatable=repeatable), self._thread)
         with self._changed:
+            if self._error is not None:
+                raise ModelError(f"the batch has ended by an error ({self._error}): make another ContinuousBatch")
             if self._stopping or self._finishing:
                 raise ParameterError("requests must be submitted before the batch is closed: make another ContinuousBatch")
+            if not self._thread.is_alive():
+                raise ParameterError("requests must come from the process that made the batch: make one after the fork")
             self._waiting.append(asked)
             self._changed.notify_all()
         return asked
@@ -198,13 +212,17 @@ class _Worker:
         with suppress(ValueError):
             self._waiting.remove(asked)
         if self._here.pop(asked.task, None) is not None:
-            self._lanes.drop(asked.task)
+            try:
+                self._lanes.drop(asked.task)
+            except Exception as error:  # its drafter's: nobody else is to hear of it
+                asked.task.error = error
         asked.tell(over=True)
 
     def _end(self, error: BaseException | None) -> None:
         """Nobody is to wait for what will not come."""
         with self._changed:
             self._stopping = True
+            self._error = None if error is None else in_one_line(error)
             asked = [*self._here.values(), *self._waiting]
             self._here.clear()
             self._waiting.clear()
@@ -213,7 +231,7 @@ class _Worker:
         finally:
             for one in asked:
                 if error is not None:
-                    one.task.error = ModelError(f"the batch has ended by an error ({type(error).__name__}: {error})")
+                    one.task.error = ModelError(f"the batch has ended by an error ({self._error})")
                 one.tell(over=True)
 
 

@@ -9,7 +9,9 @@ not depend on the pass (docs/engines.md).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +19,6 @@ from outrider.decode import Decoder, Request, read_together, step_together
 from outrider.decode.row import Row, check_request
 from outrider.draft_length import DraftLength
 from outrider.drafters import Drafter
-from outrider.errors import OutriderError
 from outrider.generation import request_for
 from outrider.models.base import TextModel
 from outrider.prefill import CHUNK
@@ -49,6 +50,7 @@ class Task:
     rounds: list[Round] = field(default_factory=list)
     error: Exception | None = None
     of_all: bool = False
+    number: int = field(default_factory=itertools.count().__next__)
 
     def result(self) -> Result:
         """What there is of it; of a task that has ended, all."""
@@ -69,13 +71,14 @@ class Task:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What prompts must have in common to share a decoder. processors: by identity. rules: what those of an
+    """What prompts must have in common to share a decoder. processors: by identity; functions of a user's own, which may
+    raise, are shared with nobody. rules: what those of an
     encoder–decoder's config depend on, the tokens that its decoder begins with and may write, None if no end is forced;
     None without one.
     """
 
     law: tuple[tuple[str, Any], ...]
-    processors: tuple[int, ...]
+    processors: tuple[tuple[int | None, int], ...]
     structure: Structure | None
     others: tuple[Any, ...]
     rules: tuple[int, int | None] | None
@@ -85,13 +88,14 @@ class _Kind:
         """What makes them differ, in a form that can be compared."""
         options, request = task.options, task.request
         law = {**options.sampling.options(), "logit_bias": tuple(sorted(options.sampling.logit_bias.items()))}
+        del law["processors"]
         rules = None
         if request.source is not None:
             ends = forces_end(target) and not options.ignore_eos
             rules = len(request.prompt), options.max_new_tokens if ends else None
         return cls(
             tuple(sorted(law.items())),
-            tuple(map(id, options.sampling.processors)),
+            tuple((task.number if callable(one) else None, id(one)) for one in options.sampling.processors),
             task.structure,
             (options.extras, options.lenience, options.alternatives, options.drafter_invariant, task.repeatable),
             rules,
@@ -150,10 +154,10 @@ class Lanes:
         joining: dict[_Kind, list[Task]] = {}
         ended = []
         for task in tasks:
-            kind = _Kind.of(task, self.target)
             try:
+                kind = _Kind.of(task, self.target)
                 self._lane(kind, task)
-            except OutriderError as error:
+            except Exception as error:
                 task.error = error
                 ended.append(task)
             else:
@@ -170,11 +174,15 @@ class Lanes:
         # Tasks that are all sampled otherwise must not pile up; the latest kinds may be asked for again.
         for idle in [kind for kind, lane in self.by_kind.items() if not lane.tasks][: -self._rows]:
             del self.by_kind[idle]
-        return ended + self._read_on(None) if read else ended
+        if read:
+            read_together([lane.decoder for lane in self.by_kind.values()])
+            ended += self._ended()
+        return ended
 
     def step(self) -> list[Task]:
         """One round of every task. → those that have ended, some with an error of their own; what the pass raises, raises"""
-        ended = self._read_on(BESIDE if self._going else CHUNK)
+        read_together([lane.decoder for lane in self.by_kind.values()], BESIDE if self._going else CHUNK)
+        ended: list[Task] = []
         lanes = [(kind, lane) for kind, lane in self.by_kind.items() if lane.tasks]
         for (kind, lane), made in zip(lanes, step_together([lane.decoder for _, lane in lanes]), strict=True):
             if isinstance(made, Exception):
@@ -182,11 +190,16 @@ class Lanes:
                 continue
             for number, record in made:
                 lane.tasks[number].rounds.append(record)
-            over = [row.number for row in lane.decoder.rows if row.finish_reason is not None]
-            for number in over:
-                task = lane.tasks.pop(number)
-                assert task.row is not None
-                task.error = task.row.error
+        return ended + self._ended()
+
+    def _ended(self) -> list[Task]:
+        """Let go of the tasks whose rows have ended."""
+        ended = []
+        for lane in self.by_kind.values():
+            over = [row for row in lane.decoder.rows if row.finish_reason is not None]
+            for row in over:
+                task = lane.tasks.pop(row.number)
+                task.error = row.error
                 task.tracker.finish()
                 ended.append(task)
             if over:
@@ -198,20 +211,16 @@ class Lanes:
         """Whether any row would wait while prompts are read."""
         return any(lane.decoder.active for lane in self.by_kind.values())
 
-    def _read_on(self, tokens: int | None) -> list[Task]:
-        """Read in the prompts of those that have joined. → those that have ended by that"""
-        kinds = {lane.decoder: kind for kind, lane in self.by_kind.items()}
-        failed = read_together(list(kinds), tokens)
-        return [task for decoder, error in failed.items() for task in self._fail(kinds[decoder], error)]
-
     def drop(self, task: Task) -> None:
         """Let one end before its time."""
         for lane in self.by_kind.values():
             if task.row is not None and lane.tasks.get(task.row.number) is task:
                 del lane.tasks[task.row.number]
-                lane.decoder.end(task.row)
-                lane.decoder.dismiss()
                 task.tracker.finish()
+                try:
+                    lane.decoder.end(task.row)
+                finally:
+                    lane.decoder.dismiss()
 
     def close(self) -> list[Task]:
         """Free all sequences. → the tasks that were here"""
@@ -229,7 +238,8 @@ class Lanes:
         tasks = [*lane.tasks.values(), *joining]
         for task in tasks:
             task.error, task.of_all = error, True
-        lane.decoder.close()
+        with suppress(Exception):  # the first error is told
+            lane.decoder.close()
         return tasks
 
     def _lane(self, kind: _Kind, task: Task) -> _Lane:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from outrider.decode.one_round import OneRound
@@ -137,7 +137,7 @@ class Decoder:
 
     def let_go(self, rows: list[Row]) -> None:
         """Their prompts have been read: drafts begin, and they take part in rounds."""
-        if self.drafter is not None:
+        if self.drafter is not None and rows:
             for row in rows:
                 row.drafter = self.drafter
             self.drafter.begin([row.draft for row in rows], self._context)
@@ -205,6 +205,13 @@ class Decoder:
         """Let a row end before its time."""
         row.finish_reason = row.finish_reason or "cancelled"
         self.alone.finish(lambda: self.close_row(row))
+
+    def close_failed(self) -> None:
+        """Free the sequences of rows that failed outside of a round."""
+        for row in self.rows:
+            if row.error is not None:
+                with suppress(Exception):  # its drafter's, which may have raised the first one
+                    self.close_row(row)
 
     def dismiss(self) -> None:
         """Forget the rows that have ended, so that a batch that never ends does not grow."""

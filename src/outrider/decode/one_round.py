@@ -48,7 +48,7 @@ class OneRound:
         except NumericalError as error:
             if not self._failing_alone:
                 raise
-            row.error, row.finish_reason = error, "cancelled"
+            row.fail(error)
             return 0
 
     def records(self, seconds: dict[str, float], close: Callable[[Row], None]) -> list[tuple[int, Round]]:

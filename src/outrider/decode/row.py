@@ -60,7 +60,7 @@ class Row:
         )
         self.drafter: Drafter | None = None  # that it has begun with, or was about to
         self.finish_reason: FinishReason | None = None
-        self.error: NumericalError | None = None  # why it ended, if that was it (`Decoder`, failing_alone)
+        self.error: Exception | None = None  # why it ended, if that was it (`Decoder`, failing_alone)
         self.ended = False  # for its drafter
         self.reading = True  # its prompt
         self.order = next(_JOINED)
@@ -70,6 +70,10 @@ class Row:
         self._full: FinishReason = "length"
         if context is not None and context < self._limit:
             self._limit, self._full = context, "context"
+
+    def fail(self, error: Exception) -> None:
+        """End by an error of its own."""
+        self.error, self.finish_reason = error, "cancelled"
 
     @property
     def unread(self) -> list[int]:

@@ -22,19 +22,18 @@ Made = list[tuple[int, Round]] | Exception
 """A decoder's rows and their rounds, or what its own settings raised (a processor of the user's, say)."""
 
 
-def read_together(decoders: Many[Decoder], tokens: int | None = None) -> dict[Decoder, Exception]:
+def read_together(decoders: Many[Decoder], tokens: int | None = None) -> None:
     """Read on in the prompts of rows that have joined unread, of several decoders with one target and one clock.
 
-    tokens: about so many, of those that joined first; None: all. → which of them can't go on, and what was raised
+    tokens: about so many, of those that joined first; None: all. Rows that can't be read, or for which drafts can't begin,
+    end (`Row.error`); all others go on.
     """
     busy = [decoder for decoder in decoders if decoder.reading]
-    failed: dict[Decoder, Exception] = {}
     if busy:
-        _alone_with(busy).run(_read, busy, tokens, failed)
-    return failed
+        _alone_with(busy).run(_read, busy, tokens)
 
 
-def _read(decoders: list[Decoder], tokens: int | None, failed: dict[Decoder, Exception]) -> None:
+def _read(decoders: list[Decoder], tokens: int | None) -> None:
     for decoder in decoders:
         decoder.begin()
     clock, target = decoders[0].clock, decoders[0].target
@@ -44,16 +43,17 @@ def _read(decoders: list[Decoder], tokens: int | None, failed: dict[Decoder, Exc
         with clock.phase("prefill"):
             prefill(target, [row.sequence for row in chosen], texts)
     except Exception as error:
-        failed |= {decoder: error for decoder in decoders if any(row in chosen for row in decoder.reading)}
+        for row in chosen:
+            row.fail(error)
     for decoder in decoders:
+        ready = [row for row in decoder.reading if row.left_to_read == 0]
         try:
-            if decoder in failed:
-                continue
-            if ready := [row for row in decoder.reading if row.left_to_read == 0]:
-                decoder.let_go(ready)
-            decoder.done()
+            decoder.let_go(ready)
         except Exception as error:
-            failed[decoder] = error
+            for row in ready:
+                row.fail(error)
+        decoder.close_failed()
+        decoder.done()
     seconds = clock.take()["prefill"]
     for row in chosen:
         row.prefill_seconds += seconds / len(chosen)

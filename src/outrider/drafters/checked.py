@@ -28,7 +28,7 @@ OFF = 1e-3  # how far from 1 a law may sum up: more than float32 makes of 150,00
 
 def prospects_of(drafter: Drafter, row: DraftRow) -> Many[Prospect]:
     """In which ways it could draft now. Raises `ParameterError` unless these are prospects."""
-    if _is_ours(drafter):
+    if is_ours(drafter):
         return drafter.prospects(row)
     check_name(drafter)
     offered = drafter.prospects(row)
@@ -74,7 +74,7 @@ def proposal_from(drafter: Drafter, rows: Many[DraftRow], plans: Many[Plan], con
     who, limits = f"drafter {drafter.name}", [plan.limit for plan in plans]
     if not isinstance(proposal, Proposal):
         raise ParameterError(f"{who} must propose a Proposal (padded_proposal makes one), got {proposal!r:.60}")
-    if _is_ours(drafter):
+    if is_ours(drafter):
         _check_form(who, proposal, limits, context.vocab_size)
         return proposal
     proposal = _in_our_types(who, proposal)
@@ -82,7 +82,8 @@ def proposal_from(drafter: Drafter, rows: Many[DraftRow], plans: Many[Plan], con
     return _with_good_values(who, proposal, context.vocab_size)
 
 
-def _is_ours(drafter: Drafter) -> bool:
+def is_ours(drafter: Drafter) -> bool:
+    """Whether it comes with this package."""
     return type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

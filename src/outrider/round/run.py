@@ -39,11 +39,8 @@ def verify_together(groups: Many[Group]) -> list[list[Outcome] | Exception]:
     """The same for rows of one model that are sampled otherwise, in one pass, which knows nothing of sampling. → of each
     group the outcomes, or what its own settings raised (a processor that a user wrote, say); what the pass raises, raises.
     """
-    if len(groups) == 1:
-        one = groups[0]
-        return [verify_round(one.scorer, one.rows, one.proposal)]
     rows = [row for one in groups for row in one.rows]
-    whole = one_below_the_other([one.proposal for one in groups])
+    whole = groups[0].proposal if len(groups) == 1 else one_below_the_other([one.proposal for one in groups])
     scored, lengths, first = _pass(groups[0].scorer, rows, whole)
     outcomes: list[list[Outcome] | Exception] = []
     end = 0

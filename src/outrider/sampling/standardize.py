@@ -117,9 +117,8 @@ def _along(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettin
 def _add_bias(logits: Tensor, settings: SamplingSettings) -> Tensor:
     if not settings.logit_bias:
         return logits
+    settings.check_bias(logits.shape[-1])
     tokens, values = zip(*settings.logit_bias.items(), strict=True)
-    if max(tokens) >= logits.shape[-1]:
-        raise ParameterError(f"logit_bias names token {max(tokens)}, the vocabulary ends at {logits.shape[-1] - 1}")
     bias = to_device(values, logits.device, logits.dtype)
     return logits.index_add(1, index(tokens, logits.device), bias.expand(len(logits), -1))
 

@@ -70,6 +70,11 @@ class SamplingSettings:
                 f"logit_bias[{token}]", bias, -math.inf, sys.float_info.max, "a number or -inf", "use -inf to exclude"
             )
 
+    def check_bias(self, vocab_size: int) -> None:
+        """Raise if the bias names tokens that there are none of."""
+        if self.logit_bias and max(self.logit_bias) >= vocab_size:
+            raise ParameterError(f"logit_bias names token {max(self.logit_bias)}, the vocabulary ends at {vocab_size - 1}")
+
     @property
     def greedy(self) -> bool:
         """Whether the law is one-hot."""
