@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from outrider.round.several import decided
 from outrider.support.device_data import index, to_device
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Rows that are sampled alike, what is proposed for them, and how that is scored."""
 
     scorer: Scorer
@@ -47,9 +46,8 @@ def verify_together(groups: Many[Group]) -> list[list[Outcome] | Exception]:
     for one in groups:
         begin, end = end, end + len(one.rows)
         try:
-            outcomes.append(
-                _decide(one.scorer, one.rows, one.proposal, scored[begin:end], lengths[begin:end], first[begin:end])
-            )
+            own = scored if len(groups) == 1 else scored[begin:end]
+            outcomes.append(_decide(one.scorer, one.rows, one.proposal, own, lengths[begin:end], first[begin:end]))
         except Exception as error:
             outcomes.append(error)
     return outcomes
