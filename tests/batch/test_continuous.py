@@ -17,14 +17,6 @@ from torch import Tensor
 
 import outrider
 from outrider.batch.continuous import _Worker
-from outrider.draft_length import FixedLength
-from outrider.drafters import (
-    ChoiceDrafter,
-    PromptLookupDrafter,
-    SpeculativeDrafter,
-    SuffixDrafter,
-)
-from outrider.drafters.apart import apart
 from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.structured import regex
@@ -348,28 +340,6 @@ def test_who_gives_up_waiting_is_forgotten(batch: outrider.ContinuousBatch) -> N
     asyncio.run(poll())
     for one in (*long, waiting):
         one.cancel()
-
-
-def test_a_drafter_of_its_own_is_not_changed_by_what_others_measure(draft: TextModel) -> None:
-    inner = PromptLookupDrafter()
-    whole = ChoiceDrafter([SpeculativeDrafter(draft, inner, FixedLength(2)), SuffixDrafter()])
-    own = apart(whole)
-    assert isinstance(own, ChoiceDrafter)
-    first = own.drafters[0]
-    assert isinstance(first, SpeculativeDrafter)
-    assert own.name == whole.name
-    assert not {id(one) for one in (whole, *whole.drafters, inner)} & {
-        id(one) for one in (own, *own.drafters, first.drafter)
-    }
-    assert first.model is draft
-    vars(whole.drafters[0])["_seconds"] = "changed"
-    assert vars(first)["_seconds"] != "changed"
-
-    class Mine(PromptLookupDrafter):
-        pass
-
-    mine = Mine()
-    assert apart(mine) is mine
 
 
 def test_no_thread_is_left(target: TextModel) -> None:

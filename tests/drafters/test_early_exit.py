@@ -139,7 +139,7 @@ def test_a_view_is_made_once_while_its_target_is_what_it_was(cache: Path) -> Non
     assert not torch.equal(found, old)
 
 
-@pytest.mark.parametrize("depths", [slow(4, 3), slow(3, 4)])
+@pytest.mark.parametrize("depths", [slow((4, 3)), slow((3, 4))])
 def test_a_recording_of_the_first_layers_is_not_a_deeper_models(
     depths: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

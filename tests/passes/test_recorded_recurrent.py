@@ -73,7 +73,7 @@ def test_the_bits_are_those_of_ordinary_passes(
     assert counted.seen == [(1, width) for width in widths for _ in range(2)]
 
 
-@pytest.mark.parametrize(("architecture", "kind"), [CASES[0], *(slow(*case) for case in CASES[1:])])
+@pytest.mark.parametrize(("architecture", "kind"), [OFTEN[0], *(slow(*each) for each in (*OFTEN[1:], *SELDOM))])
 def test_rows_that_are_cut_anywhere_go_on_from_there(architecture: str, kind: str, cache: Path) -> None:
     """Of several rows, some of which are scored; one is closed, and a copy takes its place."""
     found = []

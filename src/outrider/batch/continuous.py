@@ -12,7 +12,6 @@ from weakref import WeakSet, finalize
 from outrider.audio import Audio
 from outrider.batch.answer import Answer, Asked
 from outrider.batch.lanes import Lanes, Task
-from outrider.drafters.apart import apart
 from outrider.drafters.base import check_alternatives
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.generation import check_one, check_target
@@ -54,7 +53,6 @@ class ContinuousBatch:
         check_count("batch_size", batch_size)
         self.target = target
         drafter = bound_drafter(draft, target)
-        drafter = None if drafter is None else apart(drafter)  # others may have costs of other passes measured for it
         if drafter is not None and drafter.remembers:
             raise ParameterError(
                 f"draft {drafter.name} can't keep texts in a batch: what a client is answered would depend on the others'; "

@@ -1,4 +1,4 @@
-"""A drafter for one user alone: what it measures, and is told, is its own; models and tables are shared."""
+"""A drafter for one generation: what it is bound to and measures is its own; models, tables and memories are shared."""
 
 from __future__ import annotations
 

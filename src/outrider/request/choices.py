@@ -8,6 +8,7 @@ from functools import cache
 from outrider.costs import ByRows, CostBook, SharedCosts, book_now, costs_by, costs_of_a_list, measured_costs, pad_as_known
 from outrider.draft_length import AdaptiveLength, DraftLength, FixedLength, OptimalLength, optimal_length
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter
+from outrider.drafters.apart import apart
 from outrider.drafters.base import bind_alone
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel
@@ -43,11 +44,14 @@ def make_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
 
 
 def bound_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
-    """The same, bound to the target, while no other thread runs passes of its engines."""
+    """The same, bound to the target, while no other thread runs passes of its engines. A copy, if it comes with this
+    package: others may bind the same object to their targets, or measure it in passes of other rows, while it drafts here.
+    """
     made = Alone([target]).run(make_drafter, draft, target)
-    if made is not None:
-        bind_alone(made, target)
-    return made
+    if made is None:
+        return None
+    bind_alone(made, target)  # itself, so that what that has found is there for the next call, too
+    return apart(made)
 
 
 Length = int | OptimalLength | DraftLength | None
