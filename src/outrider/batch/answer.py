@@ -175,7 +175,7 @@ class Asked:
             self._waiting.remove(one)
 
     def _check_thread(self) -> None:
-        if self._thread is current_thread():
+        if self._thread is current_thread() and not self.over:
             raise ParameterError("answers can't be waited for in the batch's own thread, by a processor: nothing would come")
 
     def result(self) -> Result:

@@ -83,7 +83,11 @@ _OCCASIONS = itertools.count(1)
 
 
 class Drafter(ABC):
-    """Proposes tokens. One instance may serve several generations in turn; state lives in the rows."""
+    """Proposes tokens. One instance may serve several generations; state lives in the rows.
+
+    Those of this package are copied for each (`apart`); one of a user's own serves them itself, so that what `bind` and
+    `measure` find must hold for all of them, or they take turns.
+    """
 
     name: str
     remembers: bool = False
