@@ -118,5 +118,7 @@ def compare(
     exact = greedy and not runs[0].lossy
     seen = prepare(model, prompt)
     parted = first_divergence(model, seen.tokens, runs[0].tokens, runs[1].tokens, seen.source) if exact else None
+    if drafter is not None:
+        drafter.measure()  # what was measured for the runs' own copies of it (`apart`)
     steps = drafter.part_seconds() if drafter is not None else {}
     return Comparison(runs[0], runs[1], measured_costs(model), steps, greedy, parted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,18 +19,21 @@ from outrider.drafters import (
 )
 from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import TextModel
-from tests.helpers.clients import ENDLESS, PROMPTS, MineError
+from tests.helpers.clients import CONTEXT, ENDLESS, PROMPTS, MineError
+from tests.helpers.folders import save_model
 
 
 @pytest.fixture(scope="module")
-def target(target_folder: Path) -> TextModel:
-    return outrider.load(target_folder, dtype="float64")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    folder = save_model(tmp_path_factory.mktemp("target"), 0, max_position_embeddings=CONTEXT)
+    return outrider.load(folder, dtype="float64")
 
 
 @pytest.fixture
 def batch(target: TextModel) -> Iterator[outrider.ContinuousBatch]:
-    with outrider.ContinuousBatch(target, draft="suffix", num_draft_tokens=2, batch_size=3) as made:
-        yield made
+    made = outrider.ContinuousBatch(target, draft="suffix", num_draft_tokens=2, batch_size=3)
+    yield made
+    made.close()
 
 
 def test_a_drafter_that_can_not_begin_or_end_fails_its_own_request(target: TextModel) -> None:
@@ -42,7 +44,7 @@ def test_a_drafter_that_can_not_begin_or_end_fails_its_own_request(target: TextM
             super().begin(rows, context)
 
         def end(self, row: DraftRow) -> None:
-            if row.tokens[0] == 7 and len(row.tokens) < 100:
+            if row.tokens[0] == 7:
                 raise MineError("end")
 
     with outrider.ContinuousBatch(target, draft=Faulty(), num_draft_tokens=2, batch_size=4) as batch:
@@ -134,6 +136,19 @@ def test_what_fails_fails_alone(target: TextModel, batch: outrider.ContinuousBat
     asyncio.run(wait())
 
 
+def test_a_function_may_generate_with_the_same_model(target: TextModel, batch: outrider.ContinuousBatch) -> None:
+    """Beside other requests, whose laws are made of the pass before."""
+
+    def generates(tokens: Tensor, logits: Tensor) -> Tensor:
+        outrider.generate(target, "zebra", draft=None, max_new_tokens=2)
+        return logits
+
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 8, "ignore_eos": True}
+    want = outrider.generate(target, "abc", draft="suffix", num_draft_tokens=2, **options)
+    answers = [batch.submit("abc", processors=one, **options) for one in ([generates], [], [generates])]
+    assert [answer.result(60).tokens for answer in answers] == [want.tokens] * 3
+
+
 def test_what_a_pass_raises_ends_all_and_the_batch_goes_on(
     target: TextModel, batch: outrider.ContinuousBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +190,7 @@ def test_wrong_options_are_told_at_once(batch: outrider.ContinuousBatch, options
 
 
 def test_wrong_prompts_and_batches(target: TextModel, batch: outrider.ContinuousBatch) -> None:
-    for prompt in ([99999], "", 3, "abc " * 300):
+    for prompt in ([99999], "", 3, "abc " * 9000):
         with pytest.raises(ParameterError):
             batch.submit(prompt)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="prompt must be one prompt for submit, got a list: submit each by itself"):

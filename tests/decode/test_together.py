@@ -188,6 +188,11 @@ def test_a_processor_that_fails_ends_its_own_rows_alone(draft: str | None) -> No
     assert [type(error) for error in errors] == [_FailsError]
     with pytest.raises(ParameterError, match="an earlier round has failed"):
         decoders[1].step()
+    (again,) = decoders[0].admit([Request(PROMPT, 4, RandomStream(3))])
+    with pytest.raises(ParameterError, match="an earlier round has failed"):
+        step_together(decoders)
+    while again.finish_reason is None:  # which has not stopped the others
+        decoders[0].step()
     decoders[1].close()
     assert target.all_closed
 
@@ -286,3 +291,12 @@ def test_a_prompt_that_can_not_be_read_ends_its_own_group() -> None:
     for decoder in decoders:
         decoder.close()
     assert target.all_closed
+
+
+def test_decoders_of_other_targets_or_clocks_share_no_pass() -> None:
+    one, other = (Decoder(table(1, V), (), SETTINGS["greedy"]) for _ in range(2))
+    for decoder in (one, other):
+        decoder.admit(requests(0, 1))
+    with pytest.raises(ParameterError, match="must have one target and one clock"):
+        step_together([one, other])
+    assert one.step()

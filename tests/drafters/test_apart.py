@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 import outrider
+from outrider.compare import compare
+from outrider.costs import Costs
 from outrider.draft_length import FixedLength
 from outrider.drafters import (
     ChoiceDrafter,
     Drafter,
     EarlyExitDrafter,
     HeadDrafter,
+    ModelDrafter,
     PromptLookupDrafter,
     SelfDrafter,
     SpeculativeDrafter,
@@ -21,6 +24,7 @@ from outrider.drafters import (
 )
 from outrider.drafters.apart import apart
 from outrider.models.base import TextModel
+from outrider.report.trace_header import _predicted
 from tests.helpers.folders import save_model
 from tests.helpers.heads import write_head
 
@@ -53,12 +57,14 @@ def test_streams_of_two_targets_may_take_turns_with_one_drafter(
         want = [outrider.generate(target, PROMPT, draft=one_of(kind, tmp_path, target), **OPTIONS) for target in targets]
     drafter = one_of(kind, tmp_path, targets[0])
     streams = [outrider.stream(target, PROMPT, draft=drafter, **OPTIONS) for target in targets]
-    texts = ["", ""]
     while not all(stream.result.finish_reason == "length" for stream in streams):
-        for i, stream in enumerate(streams):
-            texts[i] += next(stream, "")
+        for stream in streams:
+            next(stream, None)
     if kind == "suffix":
-        assert [len(stream.result.tokens) for stream in streams] == [24, 24]
+        first, second = (stream.result.tokens for stream in streams)
+        (memory,) = vars(drafter)["_memories"].values()
+        for text in (first, second):
+            assert any(list(memory.tokens[i : i + 24]) == text for i in range(len(memory.tokens)))
         return
     assert [stream.result.tokens for stream in streams] == [one.tokens for one in want]
     assert [[made.counts for made in stream.result.rounds] for stream in streams] == [
@@ -90,3 +96,14 @@ def test_one_of_a_users_own_class_stays_what_it_is() -> None:
 
     mine = Mine()
     assert apart(mine) is mine
+
+
+def test_predictions_know_what_was_measured_for_the_copies(targets: tuple[TextModel, TextModel], draft_folder: Path) -> None:
+    target, drafter = targets[0], ModelDrafter(outrider.load(draft_folder, dtype="float64"))
+    options: dict[str, Any] = {"num_draft_tokens": 2, "max_new_tokens": 8, "ignore_eos": True}
+    found = compare(target, PROMPT, drafter, options, lambda _: None)
+    assert found.draft_seconds[drafter.name].token > 0.0
+    result = outrider.generate(target, PROMPT, draft=(again := ModelDrafter(drafter.model)), **options)
+    costs = Costs({1: 1e-9, 9: 1e-9})  # so that the draft's time is all that is predicted
+    assert _predicted(result, again, costs) == pytest.approx(again.seconds.token * result.stats.drafted, rel=0.5)
+    assert again.seconds.token > 0.0

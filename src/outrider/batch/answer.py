@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Condition, Thread, current_thread
+from threading import TIMEOUT_MAX, Condition, Thread, current_thread
 from types import TracebackType
 from typing import Any, Self
 from weakref import finalize
@@ -54,7 +54,7 @@ class Answer:
         """
         if timeout is not None and not isinstance(timeout, int | float):
             raise ParameterError(f"timeout must be a number of seconds, or None to wait for the end, got {timeout!r}")
-        if not self._asked.wait_for_end(timeout):
+        if not self._asked.wait_for_end(None if timeout is None or timeout > TIMEOUT_MAX else timeout):
             raise TimeoutError(f"the answer is not done after {timeout:g} s: wait longer, or cancel() it")
         return self._result()
 
@@ -129,7 +129,8 @@ class Asked:
         """Wake those who wait: rounds were made, or (over) the last one."""
         with self._changed:
             if over and not self.over and self.task.error is not None:
-                self._where = self.task.error.__traceback__
+                self._where = _last_of(self.task.error.__traceback__)
+                self.task.error.with_traceback(self._where)
             self.over = self.over or over
             self._changed.notify_all()
             waiting = [one for one in self._waiting if self.over or not one.the_end]
@@ -191,6 +192,15 @@ class Asked:
 
     def _is_new(self) -> bool:
         return self.over or len(self.task.rounds) > self._taken
+
+
+def _last_of(where: TracebackType | None) -> TracebackType | None:
+    """The places next to where an error came from; those before hold the batch and its models."""
+    places = []
+    while where is not None:
+        places.append(where)
+        where = where.tb_next
+    return places[-2:][0] if places else None
 
 
 @dataclass(eq=False)

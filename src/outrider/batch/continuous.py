@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections import deque
 from contextlib import suppress
 from threading import Condition, Thread, current_thread
@@ -35,9 +36,9 @@ class ContinuousBatch:
 
     Each request has options of its own, and all share the target's passes, however they are sampled. At a fixed draft
     length, or with `drafter_invariant`, a seed gives the text that it gives in `generate` (docs/batch.md says what rounding
-    may do). An adapted length of a request that names a seed follows from that request and the costs of passes of
-    `batch_size` rows; without a seed requests learn from each other, and follow what passes of as many rows as there are
-    cost. (One of several drafters is chosen by such costs, too, and so is the length of drafts inside of a draft.)
+    may do). An adapted length of a request that samples by a seed of its own follows from that request and the costs of
+    passes of `batch_size` rows; others learn from each other, and follow what passes of as many rows as there are cost. (One
+    of several drafters is chosen by such costs, too, and so is the length of drafts inside of a draft.)
 
     At the end of a `with` block all that was submitted is waited for; if it ends by an error, and by `close`, what is not
     done is cancelled.
@@ -127,6 +128,10 @@ class _Worker:
     def load(self) -> int:
         return len(self._waiting) + len(self._here)
 
+    def renew(self) -> None:
+        """Nobody holds its lock."""
+        self._changed = Condition()
+
     def put(self, prepared: Prepared, options: Options, repeatable: bool) -> Asked:
         """Let a request join before the next round, or wait."""
         asked = Asked(self._lanes.task(prepared, options, repeatable=repeatable), self._thread)
@@ -197,7 +202,10 @@ class _Worker:
         try:
             ended += self._lanes.step()
         except Exception as error:  # of the pass itself: there is nothing to go on from, for anybody
-            for task in (lost := self._lanes.close()):
+            lost = self._lanes.tasks
+            with suppress(Exception):  # the first error is told
+                self._lanes.close()
+            for task in lost:
                 task.error = error
             ended += lost
         gone = [self._here.pop(task) for task in ended]
@@ -234,6 +242,17 @@ class _Worker:
 
 
 _workers: WeakSet[_Worker] = WeakSet()
+
+
+def _forget_threads() -> None:
+    """In a forked process, which has none of them: nobody is to wait for a lock that one of them held."""
+    for worker in _workers:
+        worker.renew()
+    _workers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 @atexit.register

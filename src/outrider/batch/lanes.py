@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from outrider.decode import Decoder, Request, read_together, step_together
 from outrider.decode.row import Row, check_request
 from outrider.draft_length import DraftLength
 from outrider.drafters import Drafter
+from outrider.errors import NumericalError
 from outrider.generation import request_for
 from outrider.models.base import TextModel
 from outrider.prefill import CHUNK
@@ -37,8 +38,8 @@ BESIDE = 64  # tokens of prompts that are read between two rounds of others: a f
 @dataclass(eq=False)
 class Task:
     """A prompt, and what has become of it. structure: what its text must follow. repeatable: its seed is to give this text
-    again, so that nothing that other rows do decides how much is drafted. error: why there is no result; of_all: that of
-    all that are sampled alike, rather than its own.
+    again, so that nothing that other rows do decides how much is drafted. error: why there is no result; of_all: not by
+    anything of its own.
     """
 
     options: Options
@@ -53,7 +54,8 @@ class Task:
     number: int = field(default_factory=itertools.count().__next__)
 
     def result(self) -> Result:
-        """What there is of it; of a task that has ended, all."""
+        """Of a task that has ended, all that there is."""
+        self.tracker.finish()  # here: whoever makes rounds has no time to turn tokens into text
         options, request = self.options, self.request
         return Result.of_rounds(
             self.rounds,
@@ -82,6 +84,11 @@ class _Kind:
     structure: Structure | None
     others: tuple[Any, ...]
     rules: tuple[int, int | None] | None
+
+    @property
+    def for_one(self) -> bool:
+        """Whether it is one task's alone."""
+        return any(number is not None for number, _ in self.processors)
 
     @classmethod
     def of(cls, task: Task, target: TextModel) -> _Kind:
@@ -171,9 +178,7 @@ class Lanes:
                 continue
             for task, row in zip(new, rows, strict=True):
                 task.row, lane.tasks[row.number] = row, task
-        # Tasks that are all sampled otherwise must not pile up; the latest kinds may be asked for again.
-        for idle in [kind for kind, lane in self.by_kind.items() if not lane.tasks][: -self._rows]:
-            del self.by_kind[idle]
+        self._forget_idle()
         if read:
             read_together([lane.decoder for lane in self.by_kind.values()])
             ended += self._ended()
@@ -192,6 +197,13 @@ class Lanes:
                 lane.tasks[number].rounds.append(record)
         return ended + self._ended()
 
+    def _forget_idle(self) -> None:
+        """Kinds that nobody can ask for again, and of the others all but the latest: they must not pile up."""
+        idle = [kind for kind, lane in self.by_kind.items() if not lane.tasks]
+        again = [kind for kind in idle if not kind.for_one]
+        for kind in [*(kind for kind in idle if kind.for_one), *again[: -self._rows]]:
+            del self.by_kind[kind]
+
     def _ended(self) -> list[Task]:
         """Let go of the tasks whose rows have ended."""
         ended = []
@@ -200,7 +212,7 @@ class Lanes:
             for row in over:
                 task = lane.tasks.pop(row.number)
                 task.error = row.error
-                task.tracker.finish()
+                task.of_all = row.error is not None and not isinstance(row.error, NumericalError)
                 ended.append(task)
             if over:
                 lane.decoder.dismiss()
@@ -216,7 +228,6 @@ class Lanes:
         for lane in self.by_kind.values():
             if task.row is not None and lane.tasks.get(task.row.number) is task:
                 del lane.tasks[task.row.number]
-                task.tracker.finish()
                 try:
                     lane.decoder.end(task.row)
                 finally:
@@ -224,13 +235,17 @@ class Lanes:
 
     def close(self) -> list[Task]:
         """Free all sequences. → the tasks that were here"""
-        tasks = [task for lane in self.by_kind.values() for task in lane.tasks.values()]
-        for lane in self.by_kind.values():
-            lane.decoder.close()
+        lanes = list(self.by_kind.values())
         self.by_kind.clear()
-        for task in tasks:
-            task.tracker.finish()
-        return tasks
+        with ExitStack() as stack:  # every lane is closed, whatever one of them raises
+            for lane in lanes:
+                stack.callback(lane.decoder.close)
+        return [task for lane in lanes for task in lane.tasks.values()]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All that are here."""
+        return [task for lane in self.by_kind.values() for task in lane.tasks.values()]
 
     def _fail(self, kind: _Kind, error: Exception, joining: Iterable[Task] = ()) -> list[Task]:
         """All of a lane end, since it can't go on."""

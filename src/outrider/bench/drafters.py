@@ -164,6 +164,8 @@ def _run(
         results = generate(target, [text.prompt] * seeds, seed=numbers, **options)
     else:
         results = [generate(target, text.prompt, seed=number, **options) for number in numbers]
+    if made is not None and policy != "plain":
+        made.measure()  # what was measured for the runs' own copies of it (`apart`)
     steps = made.part_seconds() if made is not None else {}
     own = made.seconds if made is not None else DraftSeconds()
     every = [result.stats for result in results]

@@ -169,7 +169,7 @@ class Decoder:
 
         After a round that raised, rows and sequences may disagree, so that no other can be made: `ParameterError`.
         """
-        self._check_order()
+        self.check_order()
         (made,) = step_together([self])
         if isinstance(made, Exception):
             raise made
@@ -184,10 +184,11 @@ class Decoder:
 
     def begin(self) -> None:
         """Something is done that leaves rows and sequences in order only if it comes to its end: `done`."""
-        self._check_order()
+        self.check_order()
         self._failed = True
 
-    def _check_order(self) -> None:
+    def check_order(self) -> None:
+        """Raise `ParameterError` after a round that raised."""
         if self._failed:
             raise ParameterError("an earlier round has failed, and left nothing to go on from: begin with another Decoder")
 

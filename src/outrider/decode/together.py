@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
+from outrider.errors import ParameterError
 from outrider.prefill import prefill
 from outrider.records import Round
 from outrider.round import verify_together
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from outrider.decode.loop import Decoder
     from outrider.decode.one_round import OneRound
     from outrider.decode.row import Row
+
+BLOCK = 64  # tokens: parts of prompts end at multiples of it, where engines that share beginnings can
 
 Made = list[tuple[int, Round]] | Exception
 """A decoder's rows and their rounds, or what its own settings raised (a processor of the user's, say)."""
@@ -34,8 +37,7 @@ def read_together(decoders: Many[Decoder], tokens: int | None = None) -> None:
 
 
 def _read(decoders: list[Decoder], tokens: int | None) -> None:
-    for decoder in decoders:
-        decoder.begin()
+    _begin(decoders)
     clock, target = decoders[0].clock, decoders[0].target
     clock.take()
     chosen, texts = _to_read([row for decoder in decoders for row in decoder.reading], tokens)
@@ -68,7 +70,10 @@ def _to_read(rows: list[Row], tokens: int | None) -> tuple[list[Row], list[list[
         if tokens <= 0 < row.left_to_read:
             break
         chosen.append(row)
-        texts.append(row.unread[: row.sequence.length + tokens])
+        end = row.sequence.length + tokens
+        if end < len(row.unread) and end - end % BLOCK > row.sequence.length:
+            end -= end % BLOCK
+        texts.append(row.unread[:end])
         tokens -= row.left_to_read
     return chosen, texts
 
@@ -81,10 +86,20 @@ def step_together(decoders: Many[Decoder]) -> list[Made]:
     busy = [decoder for decoder in decoders if decoder.active]
     made: dict[int, Made] = {}
     if busy:
-        for decoder in busy:
-            decoder.begin()
+        _begin(busy)
         _alone_with(busy).run(_round, busy, made)
     return [made.get(id(decoder), []) for decoder in decoders]
+
+
+def _begin(decoders: list[Decoder]) -> None:
+    """All of them or none."""
+    first = decoders[0]
+    if any(one.target is not first.target or one.clock is not first.clock for one in decoders):
+        raise ParameterError("decoders must have one target and one clock, to share passes: give each the others'")
+    for decoder in decoders:
+        decoder.check_order()
+    for decoder in decoders:
+        decoder.begin()
 
 
 def _alone_with(decoders: list[Decoder]) -> Alone:

@@ -85,8 +85,8 @@ _OCCASIONS = itertools.count(1)
 class Drafter(ABC):
     """Proposes tokens. One instance may serve several generations; state lives in the rows.
 
-    Those of this package are copied for each (`apart`); one of a user's own serves them itself, so that what `bind` and
-    `measure` find must hold for all of them, or they take turns.
+    Those of this package are copied for each (`apart`; not by transformers' `generate`). One of a user's own serves them
+    itself: what `bind` and `measure` find must hold for all of them, or they take turns.
     """
 
     name: str

@@ -42,7 +42,7 @@ class NgramDrafter(Drafter):
         self.name = f"{self.table.order}-gram"
         if not isinstance(table, NgramTable):
             self.name += f" ({Path(table).stem})"  # several may be offered beside each other
-        self._last_quick = True  # for reports
+        self._last = {"quick": True}  # how it was asked last, of all its copies: for reports
 
     def occasion(self) -> Many[int]:
         """The table's digest: it may have been counted from what the same seed gave after the same prompt."""
@@ -56,14 +56,14 @@ class NgramDrafter(Drafter):
             )
 
     def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
-        self._last_quick = _quick(context.sampling)
+        self._last["quick"] = quick = _quick(context.sampling)
         for row in rows:  # of the row, not of the drafter: batches that sample otherwise may share it
-            row.state = self._last_quick
+            row.state = quick
 
     @property
     def seconds(self) -> DraftSeconds:
         """As it was asked last; quick at first."""
-        return DraftSeconds(STEP_SECONDS[self._last_quick])
+        return DraftSeconds(STEP_SECONDS[self._last["quick"]])
 
     def seconds_for(self, sampling: SamplingSettings) -> DraftSeconds:
         return DraftSeconds(STEP_SECONDS[_quick(sampling)])

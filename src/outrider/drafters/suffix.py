@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 
 from outrider.draft_length.base import Prospect
 from outrider.drafters.copying import CopyDrafter, CopyState, copy_prospect
@@ -51,6 +52,7 @@ class SuffixDrafter(CopyDrafter):
         self._store: TokenStore | None = None
         self._memories: dict[str, SuffixAutomaton] = {}
         self._memory: SuffixAutomaton | None = None
+        self._writing = RLock()  # of all copies: those for other targets hold no lock in common
 
     @property
     def forgets_at_exit(self) -> bool:
@@ -68,11 +70,12 @@ class SuffixDrafter(CopyDrafter):
         tokens = fingerprint(target)
         if self._path is not None:
             self._store = TokenStore(self._path, tokens)
-        if tokens not in self._memories:
-            self._memories[tokens] = SuffixAutomaton(self._store.read() if self._store else ())
-        elif (whole := self._memories[tokens].before_interrupt()) is not None:
-            self._memories[tokens] = SuffixAutomaton(whole)
-        self._memory = self._memories[tokens]
+        with self._writing:
+            if tokens not in self._memories:
+                self._memories[tokens] = SuffixAutomaton(self._store.read() if self._store else ())
+            elif (whole := self._memories[tokens].before_interrupt()) is not None:
+                self._memories[tokens] = SuffixAutomaton(whole)
+            self._memory = self._memories[tokens]
 
     def _start(self, drawn: float) -> _Match:
         return _Match(drawn)
@@ -113,10 +116,13 @@ class SuffixDrafter(CopyDrafter):
         return best
 
     def end(self, row: DraftRow) -> None:
-        if self._memory is None or row.state is None or self._memory.before_interrupt() is not None:
+        if self._memory is None or row.state is None:
             return
         tokens = row.reading
-        self._memory.extend(tokens)
+        with self._writing:
+            if self._memory.before_interrupt() is not None:
+                return
+            self._memory.extend(tokens)
         if self._store is not None:
             try:
                 self._store.append(tokens)

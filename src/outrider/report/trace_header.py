@@ -100,6 +100,8 @@ def doubt(result: Result, draft: Drafter | None, costs: Costs | None) -> float |
 
 def _predicted(result: Result, draft: Drafter | None, costs: Costs) -> float | None:
     """Seconds of the rounds by the cost tables; None without rounds, or where nobody says what a drafted token costs."""
+    if draft is not None and any(r.drafted for r in result.rounds):
+        draft.measure()  # what was measured for the run's own copy of it (`apart`)
     steps = draft.part_seconds() if draft is not None else {}
     if not result.rounds or any(r.drafter not in steps for r in result.rounds if r.drafted):
         return None

@@ -51,7 +51,10 @@ def bound_drafter(draft: Draft, target: LanguageModel) -> Drafter | None:
     if made is None:
         return None
     bind_alone(made, target)  # itself, so that what that has found is there for the next call, too
-    return apart(made)
+    own = apart(made)
+    if own is not made:
+        bind_alone(own, target)  # others may have bound it since
+    return own
 
 
 Length = int | OptimalLength | DraftLength | None

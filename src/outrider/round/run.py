@@ -41,6 +41,8 @@ def verify_together(groups: Many[Group]) -> list[list[Outcome] | Exception]:
     rows = [row for one in groups for row in one.rows]
     whole = groups[0].proposal if len(groups) == 1 else one_below_the_other([one.proposal for one in groups])
     scored, lengths, first = _pass(groups[0].scorer, rows, whole)
+    if len(groups) > 1 and any(callable(one) for group in groups for one in group.scorer.sampling.processors):
+        scored = scored.clone()  # a user's function may generate with this model, whose next pass may overwrite them
     outcomes: list[list[Outcome] | Exception] = []
     end = 0
     for one in groups:
