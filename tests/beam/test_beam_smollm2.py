@@ -38,6 +38,7 @@ def searched(width: int, penalty: float, stopping: EarlyStopping, tokens: int, d
     )
 
 
+@pytest.mark.slow
 def test_smollm2_gives_the_same_texts_with_a_draft_and_in_transformers() -> None:
     target = smollm2()
     plain, fast = (searched(3, 1.0, False, 12, drafted) for drafted in (False, True))

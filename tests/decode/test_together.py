@@ -15,7 +15,7 @@ from outrider.decode import Decoder, Request, decode, read_together, step_togeth
 from outrider.draft_length import DraftLength, FixedLength
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.errors import NumericalError, ParameterError
-from outrider.models.base import Sequence, WhichLogits
+from outrider.models.base import Sequence, WhichLogits, has_same_bits
 from outrider.models.table import TableModel, TableSequence
 from outrider.randomness import RandomStream
 from outrider.records import Round
@@ -300,3 +300,27 @@ def test_decoders_of_other_targets_or_clocks_share_no_pass() -> None:
     with pytest.raises(ParameterError, match="must have one target and one clock"):
         step_together([one, other])
     assert one.step()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_by_position_beside_anothers_alternatives(target_folder: Any, draft_folder: Any, dtype: str) -> None:
+    """They have none of their own, for their bits' sake; those of others lie in the same pass."""
+    target, draft = (outrider.load(folder, dtype=dtype) for folder in (target_folder, draft_folder))
+    if dtype == "bfloat16" and not has_same_bits(target):
+        pytest.skip("passes of other widths round otherwise here")
+    drafter, how = ModelDrafter(draft, step_seconds=0.3), SETTINGS["temperature 1"]
+    prompts = [[5, 6, 7, 8, 9, 10 + i] for i in range(3)]
+
+    def keyed() -> list[Request]:
+        return [Request(prompt, 40, stream_by_position(i)) for i, prompt in enumerate(prompts)]
+
+    want = decode(target, keyed(), how, drafter, FixedLength(3))[0]
+    clock = PhaseClock()
+    decoders = [
+        Decoder(target, (), how, drafter, FixedLength(3), clock=clock),
+        Decoder(target, (), how, drafter, FixedLength(3), alternatives=3, clock=clock),
+    ]
+    decoders[0].admit(keyed())
+    decoders[1].admit([Request(prompt, 60, RandomStream(1, i)) for i, prompt in enumerate(prompts)])
+    first, _ = texts_of(decoders)
+    assert list(first.values()) == want

@@ -157,7 +157,7 @@ def test_states_of_recurrent_layers_stay_there(architecture: str, gpu: GPU, tmp_
     assert gpu.waits == ["read back"] * max(map(len, rounds))
 
 
-@pytest.mark.parametrize("setting", ["greedy", "all"])
+@pytest.mark.parametrize("setting", [slow("greedy"), "all"])
 def test_what_is_reported_needs_no_further_wait(setting: str, gpu: GPU, target_folder: Path, draft_folder: Path) -> None:
     reported = Extras(logprobs=True, betas=True, drafts=True)
     found = {}

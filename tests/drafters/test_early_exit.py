@@ -20,7 +20,7 @@ from outrider.models.first_layers import first_layers
 from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
-from tests.helpers.marks import slow
+from tests.helpers.marks import slow, thinned
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests
 from tests.helpers.tiny_models import module, record_now, tiny
 from tests.helpers.toys import table
@@ -65,7 +65,7 @@ def test_layers_of_one_kind_of_a_model_of_two() -> None:
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", thinned(ARCHITECTURES))
 def test_output_is_that_of_plain_decoding(architecture: str) -> None:
     target = deep(architecture)
     plain = decode(target, requests(), GREEDY)[0]
@@ -116,6 +116,7 @@ def test_what_can_not_be_cut_is_refused() -> None:
         EarlyExitDrafter(0)
 
 
+@pytest.mark.slow
 def test_a_view_is_made_once_while_its_target_is_what_it_was(cache: Path) -> None:
     target = TransformersModel(module("Llama", num_hidden_layers=3))
     view = first_layers(target, 2)

@@ -23,6 +23,7 @@ from outrider.proposal import DraftRow
 from outrider.randomness import RandomStream
 from outrider.request.choices import make_length
 from outrider.sampling import SamplingSettings
+from tests.helpers.marks import thinned
 from tests.helpers.ngrams import trained
 from tests.helpers.planned import DEAR, FLAT, one_row_left
 from tests.helpers.samples import V
@@ -243,8 +244,7 @@ def test_a_plan_for_which_there_is_no_room_is_refused(prospect: int, limit: int)
         decode(model, [request], SETTINGS["greedy"], SuffixDrafter(), _Blind(prospect, limit))
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("begin", [0, 20, 30, 60])
+@pytest.mark.parametrize(("begin", "inside"), thinned([0, 20, 30, 60], [False, True]))
 def test_a_draft_that_has_fallen_behind_has_read_all_of_the_text(begin: int, inside: bool) -> None:
     """The target's own law, drafted by another engine: every token is accepted, if it was drafted after the same tokens."""
     target, draft = (TransformersModel(module("Llama")) for _ in range(2))

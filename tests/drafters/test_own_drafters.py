@@ -37,6 +37,7 @@ from outrider.errors import ParameterError
 from outrider.forced import draft_laws_along
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
+from tests.helpers.marks import slow
 from tests.helpers.samples import ALARM, LENGTH, V, p_value, samples_of
 from tests.helpers.toys import PROMPT, SETTINGS, table
 
@@ -84,7 +85,7 @@ def p_value_with(drafter: Drafter, length: int) -> tuple[float, int]:
     return p_value(tokens, target, WARM), sum(record.accepted for row in rounds for record in row)
 
 
-@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("length", [slow(1), 3])
 def test_followers_keep_the_law(length: int) -> None:
     p, accepted = p_value_with(own("FollowerDrafter"), length)
     assert p > ALARM

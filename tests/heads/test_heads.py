@@ -48,7 +48,7 @@ COSTS = Costs({1: 1.0, 2: 1.1, 5: 1.4})
 @pytest.mark.parametrize(
     ("kind", "tokens", "setting"),
     [
-        *((kind, None, "temperature 1") for kind in KINDS),
+        *(thinned(KINDS, [None], ["temperature 1"])),
         *(slow(kind, None, "greedy") for kind in KINDS),
         *(slow(kind, [0, 2], "temperature 1") for kind in KINDS),
         *(thinned(KINDS, [[0, 2]], ["all"])),

@@ -16,10 +16,16 @@ def slow(*values: Any) -> Any:
 
 def thinned(*axes: Iterable[Any], every: int = 2) -> list[Any]:
     """All combinations of the values of parameters, of which `make test` has each `every`-th: of several parameters each
-    value, not each pair; of a single one that share of its values.
+    value, not each pair; of a single one that share of its values. A value may have marks of its own.
     """
     combined = []
-    for placed in itertools.product(*(list(enumerate(axis)) for axis in axes)):
+    params = [[one if hasattr(one, "marks") else pytest.param(one) for one in axis] for axis in axes]
+    for placed in itertools.product(*(list(enumerate(axis)) for axis in params)):
         kept = sum(place for place, _ in placed) % every == 0
-        combined.append(pytest.param(*(value for _, value in placed), marks=() if kept else pytest.mark.slow))
+        marks = [mark for _, one in placed for mark in one.marks]
+        combined.append(
+            pytest.param(
+                *(value for _, one in placed for value in one.values), marks=marks if kept else [*marks, pytest.mark.slow]
+            )
+        )
     return combined

@@ -30,6 +30,7 @@ from outrider.hf_generate.engines import engine_of
 from outrider.request.choices import make_length
 from tests.helpers.drop_in import IDS, MASK, PADDED, ours
 from tests.helpers.folders import make_tokenizer
+from tests.helpers.marks import slow
 from tests.helpers.tiny_models import VOCABULARY, module
 
 
@@ -359,7 +360,7 @@ def test_rules_that_allow_no_text_are_said_to(model: Any) -> None:
         ours(model, IDS, max_new_tokens=4, num_beams=2, pad_token_id=0, do_sample=False, logits_processor=[forbids])
 
 
-@pytest.mark.parametrize("architecture", ["Lfm2", "Mamba", "Qwen3_5"])
+@pytest.mark.parametrize("architecture", ["Lfm2", slow("Mamba"), slow("Qwen3_5")])
 def test_models_with_recurrent_layers_write_what_they_do_without(architecture: str) -> None:
     """transformers' own assisted generation refuses them, and any `assistant_model`: a draft is named as such."""
     kept, assistant = module(architecture), module("Lfm2", 1)

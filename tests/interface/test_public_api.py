@@ -184,6 +184,7 @@ def test_seeds_are_reproducible_and_reported(target: TransformersModel, draft: T
     assert sampled(unseeded.seed).tokens == unseeded.tokens
 
 
+@pytest.mark.slow
 def test_a_text_may_be_made_to_depend_on_no_draft(target: TransformersModel, draft: TransformersModel) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 40, "seed": 5, "drafter_invariant": True}
     plain = outrider.generate(target, PROMPT, draft=None, **options)

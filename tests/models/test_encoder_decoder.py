@@ -335,7 +335,7 @@ def small_drafters(architecture: str) -> dict[str, Drafter]:
 @pytest.mark.parametrize(
     ("architecture", "drafting", "law"),
     [
-        ("T5", "encoder-decoder", "temperature 1"),
+        slow("T5", "encoder-decoder", "temperature 1"),
         slow("T5", "encoder-decoder", "top-p and penalty"),
         slow("T5", "decoder-only", "temperature 1"),
         slow("T5", "copies", "temperature 1"),

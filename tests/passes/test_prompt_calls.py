@@ -152,6 +152,7 @@ def test_a_head_reads_long_prompts_in_calls_of_the_same_bits(cache: Path, tmp_pa
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_a_head_reads_prompts_of_several_rows_where_some_states_have_another_type(cache: Path, tmp_path: Path) -> None:
     """Those before a row's first token are in float32, the target's in bfloat16, and only for these there are calls."""
     target = TransformersModel(module("Llama", dtype=torch.bfloat16, max_position_embeddings=4 * WIDEST))

@@ -44,7 +44,7 @@ OFTEN = ("GPT2", "Gemma2", "Llama", "Qwen2")
     [
         *((name, "float32") for name in OFTEN),
         *(slow(name, "float32") for name in sorted(CONFIGS.keys() - {"Mixtral", *OFTEN})),
-        *(("Llama", kind) for kind in KINDS[1:]),
+        *(slow("Llama", kind) for kind in KINDS[1:]),
         *(slow("Gemma3", kind) for kind in KINDS[1:]),
     ],
 )
@@ -182,6 +182,7 @@ def test_greedy_texts_are_the_same(kind: str, cache: Path) -> None:
         *(slow(name, "int8") for name in ("T5", "Whisper") if KINDS[2:]),
     ],
 )
+@pytest.mark.slow
 def test_decoders_with_sources_of_different_length(architecture: str, kind: str, cache: Path) -> None:
     found = []
     for quick in (False, True):

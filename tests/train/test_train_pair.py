@@ -32,6 +32,7 @@ def options(data: Path, output: Path, *more: object) -> list[str]:
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.slow
 def test_a_pair_is_trained_goes_on_and_drafts(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "pair"
     stopped = call(capsys, *options(data, output, "--hours", 1e-9, "--json"))
