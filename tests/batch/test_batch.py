@@ -20,7 +20,7 @@ from outrider.batch.setup import Setup
 from outrider.cli.main import run
 from outrider.drafters import NgramDrafter
 from outrider.drafters.base import DraftContext
-from outrider.errors import ParameterError
+from outrider.errors import ModelError, ParameterError
 from outrider.models.compatibility import fingerprint
 from outrider.models.table import TableModel
 from outrider.proposal import DraftRow
@@ -134,6 +134,23 @@ def test_a_prompt_without_a_law_fails_alone() -> None:
     rest = computed(target, setup, [job for job in jobs_of(PROMPTS) if job.index != 6])
     assert {i: one["tokens"] for i, one in found.items() if i != 6} == {i: one["tokens"] for i, one in rest.items()}
     assert len(found) == len(PROMPTS)
+
+
+def test_what_ends_the_run_while_prompts_are_read_is_no_lines_own_error() -> None:
+    """A rank that has gone, say: a line with an error would not be tried again."""
+
+    class Gone(TextTable):
+        def score(self, *given: Any, **more: Any) -> Any:
+            if "none" in given:
+                raise ModelError("the team has gone")
+            return super().score(*given, **more)
+
+    target = Gone()
+    ready = Setup(draft=(), num_draft_tokens=0, batch_size=4, defaults=DEFAULTS).use(target)
+    with JobBatch(ready, 4) as batch:
+        batch.put(jobs_of(PROMPTS))
+        with pytest.raises(ModelError, match="the team has gone"):
+            batch.advance()
 
 
 def test_what_only_the_model_can_tell_is_an_error_of_its_line(target_folder: Path) -> None:
