@@ -62,34 +62,32 @@ class Answer:
         return self
 
     def __next__(self) -> Piece:
-        while not self._pieces:
-            over = self._read()
-            if self._pieces:
-                break
-            if over:
-                self._result()
-                raise StopIteration
+        while (piece := self._next(StopIteration)) is None:
             self._asked.wait()
-        return self._pieces.popleft()
+        return piece
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Piece:
-        while not self._pieces:
-            over = self._read()
-            if self._pieces:
-                break
-            if over:
-                self._result()
-                raise StopAsyncIteration
+        while (piece := self._next(StopAsyncIteration)) is None:
             await self._asked.change()
-        return self._pieces.popleft()
+        return piece
 
     def __await__(self) -> Generator[Any, None, Result]:
         while not self._asked.over:
             yield from self._asked.change(the_end=True).__await__()
         return self._result()
+
+    def _next(self, end: type[Exception]) -> Piece | None:
+        """The next piece, None if it has not come. Raises `end` after the last one, or what the answer failed by."""
+        over = not self._pieces and self._read()
+        if self._pieces:
+            return self._pieces.popleft()
+        if over:
+            self._result()
+            raise end
+        return None
 
     def _result(self) -> Result:
         """What there is at the end, whose batch need not live for it any longer."""
