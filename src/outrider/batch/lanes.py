@@ -74,9 +74,8 @@ class Task:
 @dataclass(frozen=True)
 class _Kind:
     """What prompts must have in common to share a decoder. processors: by identity; functions of a user's own, which may
-    raise, are shared with nobody. rules: what those of an
-    encoder–decoder's config depend on, the tokens that its decoder begins with and may write, None if no end is forced;
-    None without one.
+    raise, are shared with nobody. rules: what those of an encoder–decoder's config depend on, the tokens that its decoder
+    begins with and may write, None if no end is forced; None without one.
     """
 
     law: tuple[tuple[str, Any], ...]
@@ -127,11 +126,6 @@ class Lanes:
         self.target, self.drafter, self._length, self._rows = target, drafter, length, rows
         self._clock = PhaseClock(target.device)
         self.by_kind: dict[_Kind, _Lane] = {}
-
-    @property
-    def busy(self) -> int:
-        """Tasks that are here."""
-        return sum(len(lane.tasks) for lane in self.by_kind.values())
 
     def task(
         self,
@@ -233,14 +227,13 @@ class Lanes:
                 finally:
                     lane.decoder.dismiss()
 
-    def close(self) -> list[Task]:
-        """Free all sequences. → the tasks that were here"""
+    def close(self) -> None:
+        """Free all sequences, and give up what is here."""
         lanes = list(self.by_kind.values())
         self.by_kind.clear()
         with ExitStack() as stack:  # every lane is closed, whatever one of them raises
             for lane in lanes:
                 stack.callback(lane.decoder.close)
-        return [task for lane in lanes for task in lane.tasks.values()]
 
     @property
     def tasks(self) -> list[Task]:
