@@ -14,6 +14,7 @@ import torch
 from outrider.drafters import HeadDrafter
 from outrider.heads import parts
 from outrider.heads.autoregressive import AutoregressiveModel
+from outrider.heads.layers import Norm
 from outrider.heads.opening import open_head
 from outrider.heads.recorded import record_head
 from outrider.heads.target_parts import output_rows
@@ -84,6 +85,17 @@ def test_what_is_kept_does_not_keep_the_target(tmp_path: Path) -> None:
     del target
     gc.collect()
     assert gone() is None
+
+
+def test_passes_are_recorded_anew_when_the_code_of_a_head_changes(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ordinary = write_head(tmp_path, "autoregressive"), Norm.forward
+    before = logits_after(own_target(), folder)
+    assert torch.equal(logits_after(own_target(), folder), before)
+    assert len(list((cache / "recorded").iterdir())) > 0
+    monkeypatch.setattr(Norm, "forward", lambda self, x: 2.0 * ordinary(self, x))
+    assert not torch.equal(logits_after(own_target(), folder), before)
 
 
 def test_passes_are_recorded_once_for_drafters_bound_one_after_the_other(

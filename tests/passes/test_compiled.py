@@ -253,6 +253,7 @@ def test_only_widths_that_gain_are_used_and_the_decision_is_kept(
         made = compile_passes(packed_llama(), WIDTHS)
         assert made is not None
         assert made.widths == (4,)
+        assert [made.width(tokens) for tokens in (1, 2, 4, 5)] == [None, 4, 4, None]  # not 4 for 1
         kept.write_text(json.dumps({"1": 1.2, "4": 0.98}))
         with caplog.at_level(logging.WARNING):
             assert compile_passes(packed_llama(), WIDTHS) is None

@@ -18,8 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import outrider
 from outrider.drafters import HeadDrafter
+from outrider.models import made_of
 from outrider.models.base import LAST
-from outrider.models.passes import model_code, recorded, recording
+from outrider.models.passes import recorded, recording
 from outrider.models.passes.graph import trace_pass
 from outrider.models.passes.graph_text import graph_text
 from outrider.models.passes.tracing import Traced
@@ -341,7 +342,15 @@ def test_an_interrupt_puts_it_off_once_more(target_folder: Path, empty: Path, mo
 
 
 @pytest.mark.parametrize(
-    "file", ["tracing.py", "kernels/fusing/layers.py", "../kernels/rows.h", "../kernels/models.py", "../heads/layers.py"]
+    "file",
+    [
+        "tracing.py",
+        "kernels/fusing/layers.py",
+        "../kernels/rows.h",
+        "../kernels/models.py",
+        "../heads/layers.py",
+        "../heads/published/networks.py",
+    ],
 )
 def test_a_recording_is_found_by_all_of_our_files_that_make_it(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,8 +359,8 @@ def test_a_recording_is_found_by_all_of_our_files_that_make_it(
     for part in ("models", "heads", "kernels"):
         shutil.copytree(source.parent / part, tmp_path / part, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
     monkeypatch.setattr(outrider.models, "__file__", str(tmp_path / "models" / "__init__.py"))
-    before = model_code.own_files.__wrapped__()
+    before = made_of.own_files.__wrapped__()
     with (tmp_path / "models" / file).open("a") as changed:
         changed.write("\n")
-    model_code._digest.cache_clear()
-    assert model_code.own_files.__wrapped__() != before
+    made_of.file_digest.cache_clear()
+    assert made_of.own_files.__wrapped__() != before

@@ -22,6 +22,7 @@ from outrider.models.passes.captured_trial import Trial
 from outrider.models.passes.compiled_trial import spread_off
 from outrider.models.passes.cuda_graphs import say_uncaptured
 from outrider.models.passes.guards import Sizes
+from outrider.models.passes.model_code import describe_code
 from outrider.models.passes.recording import Recording, changed, record
 from outrider.models.passes.tracing import Inputs, Traced, parts_of, trace
 from outrider.models.probe import TOLERANCE
@@ -154,7 +155,8 @@ def _tried(model: AutoregressiveModel, kinds: list[Kind]) -> str:
 
 
 def _recorded(model: AutoregressiveModel, kind: Kind) -> Recording | None:
-    what = (json.dumps(asdict(model.config)), model.dtype_name, str(kind), *parts_of(model.module).describe())
+    about = [json.dumps(asdict(model.config)), model.dtype_name, str(kind)]
+    what = (*about, *describe_code(model.module), *parts_of(model.module).describe())
     return record(model, model.name, what, lambda: _traced(model, kind), lambda found: _agrees(model, found, kind))
 
 

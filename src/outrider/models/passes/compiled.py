@@ -27,12 +27,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CacheFolderError, ParameterError, in_one_line
+from outrider.models.made_of import versions
 from outrider.models.passes.captured import captured_pass, columns_captured
 from outrider.models.passes.compiled_trial import difference, gain
 from outrider.models.passes.graph import describe_pass, trace_pass
 from outrider.models.passes.guards import check_free
 from outrider.models.passes.own_ops import lower_packed
-from outrider.models.passes.tracing import STEP, PassInputs, versions
+from outrider.models.passes.tracing import STEP, PassInputs
 from outrider.models.probe import TOLERANCE
 from outrider.support.cache_folder import cache_folder
 from outrider.support.whole_files import replace_whole
@@ -50,16 +51,22 @@ Pass = Callable[..., Any]
 
 
 class CompiledPasses:
-    """Passes of a model by their number of tokens, and what they read."""
+    """Passes of a model by their number of tokens, and what they read.
 
-    def __init__(self, model: TransformersModel, passes: dict[int, Pass]) -> None:
+    tried: further widths, whose compiled passes are not worth it: what would be padded up to one is not compiled at all,
+    since what a wider one gains over the ordinary pass of its own width says nothing of narrower passes.
+    """
+
+    def __init__(self, model: TransformersModel, passes: dict[int, Pass], tried: Sequence[int] = ()) -> None:
         self._passes = passes
+        self._tried = sorted({*passes, *tried})
         self.widths = tuple(sorted(passes))
         self._inputs = PassInputs(model)
 
     def width(self, tokens: int) -> int | None:
-        """The least compiled width that holds that many tokens."""
-        return next((width for width in self.widths if width >= tokens), None)
+        """The compiled width that so many tokens are padded up to, None where they are not compiled."""
+        least = next((width for width in self._tried if width >= tokens), None)
+        return least if least in self._passes else None
 
     def run(self, slot: int, tokens: Tensor, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Score tokens [1, N] of a slot's row at its positions [1, N], N a compiled width; longest: the last one + 1.
@@ -110,7 +117,7 @@ def compile_passes(model: TransformersModel, widths: Sequence[int] = WIDTHS) -> 
         return None
     worth = {width: passes[width] for width in wanted if gains[width] <= GAIN}
     if worth:
-        return CompiledPasses(model, worth)
+        return CompiledPasses(model, worth, widths)
     _log.warning("compiled passes of %s are no quicker here (%s times as long): it runs without", model.name, _told(gains))
     return None
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cache, partial, partialmethod
-from pathlib import Path
+from functools import partial, partialmethod
 from types import CellType, CodeType, ModuleType
 from typing import Any
 
 import torch
 
-import outrider.models
+from outrider.models.made_of import file_digest, own_files
 
 _LEFT_OUT = {
     *sys.stdlib_module_names,
@@ -48,7 +47,7 @@ def describe_code(module: torch.nn.Module) -> list[object]:
         sorted((key, repr(value)) for key, value in vars(part).items() if key not in untold and _is_plain(value))
         for part in module.modules()
     ]
-    return [names, held, ReachedCode(module).digest, [_digest(name) for name in files], own_files()]
+    return [names, held, ReachedCode(module).digest, [file_digest(name) for name in files], own_files()]
 
 
 class ReachedCode:
@@ -214,22 +213,3 @@ def _file_of(module: str) -> str | None:
 
 
 _EMPTY = CellType()
-
-
-@cache
-def _digest(file: str) -> str:
-    """Of the file as this process read it, or a little later."""
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-@cache
-def own_files() -> str:
-    """Of what traces, and of what is traced of ours."""
-    folder = Path(outrider.models.__file__).parent
-    others = [folder / name for name in ("lean", "llama_cpp", "openvino")]
-    models = [file for file in sorted(folder.rglob("*.py")) if not any(file.is_relative_to(other) for other in others)]
-    files = [*models, *sorted((folder.parent / "heads").glob("*.py")), *sorted((folder.parent / "kernels").glob("*.*"))]
-    return hashlib.sha256("".join(_digest(str(file)) for file in files).encode()).hexdigest()

@@ -20,11 +20,12 @@ from torch import Tensor
 from outrider.errors import CacheFolderError, in_one_line
 from outrider.kernels.chain_calls import Piece, Place, Span
 from outrider.models.kernels.fusing import fuse, fuse_operations
+from outrider.models.made_of import versions
 from outrider.models.passes.graph_text import UnwritableError, graph_text
 from outrider.models.passes.guards import DecidesError
 from outrider.models.passes.model_code import ReachedCode
 from outrider.models.passes.planned import Bound, PlannedGraph
-from outrider.models.passes.tracing import Cached, PassInputs, Traced, versions
+from outrider.models.passes.tracing import Cached, PassInputs, Traced
 from outrider.models.weights.packed_linear import OpaqueLinear
 from outrider.support.alone import OneAtATime
 from outrider.support.cache_folder import cache_folder

@@ -61,15 +61,6 @@ def parts_of(module: torch.nn.Module) -> Parts:
     return Parts(tensors, tuple(layer for layer in module.modules() if isinstance(layer, OpaqueLinear)))
 
 
-def versions() -> tuple[str, ...]:
-    """Of what a graph is traced from."""
-    import transformers
-
-    import outrider
-
-    return outrider.__version__, torch.__version__, transformers.__version__
-
-
 class Cached(Protocol):
     """A model whose passes read a slot cache."""
 

@@ -26,8 +26,7 @@ from outrider.kernels.models import kernels
 from outrider.models.attention.in_blocks import BLOCKS
 from outrider.models.attention.in_float64 import register_steady_attention
 from outrider.models.kernels.attention import register_kernel_attention
-from outrider.models.passes.model_code import own_files
-from outrider.models.passes.tracing import versions
+from outrider.models.made_of import own_files, versions
 from outrider.models.weights.kernel_linear import GroupedKernel, Int8Kernel
 from outrider.models.weights.packed_linear import OpaqueLinear
 from outrider.support.cache_folder import build_once, cache_folder, file_name
