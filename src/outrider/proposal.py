@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.models.base import Sequence, Source, tokens_of
 from outrider.randomness import RandomStream, keys_of
+from outrider.sampling.penalties import Context, State
 from outrider.support.device_data import index, moved, pad_rows
 
 
@@ -42,6 +43,10 @@ class DraftRow:
     def position(self) -> int:
         """Of the next token, in the target's text: what it is drawn by, where that is decided by position."""
         return len(self.tokens) - self.shift
+
+    def context(self, tokens: Tensor, drafted: int, state: State = "certain") -> Context:
+        """What the law at a place depends on. tokens: before it; drafted: of these, those behind the row's own."""
+        return Context(tokens, self.prompt_length, state, self.uncertain + drafted, self.ends)
 
     @property
     def certain(self) -> int:

@@ -297,11 +297,11 @@ def test_rows_side_by_side_keep_a_matcher_each() -> None:
     scores = torch.zeros(9)
     for _ in range(40):
         for text in texts:
-            constraint.apply(text, scores)
+            constraint.apply(torch.tensor(text), 0, scores)
     done.clear()
     for length in range(60):
         for text in texts:
-            constraint.apply(text[:length], scores)
+            constraint.apply(torch.tensor(text[:length]), 0, scores)
     assert len(done) < 2 * 8 * 60
 
 
@@ -317,13 +317,13 @@ def test_a_matcher_that_an_interrupt_parts_from_its_tokens_is_forgotten() -> Non
             return taken
 
     constraint, scores = Constraint(Interrupted), torch.zeros(V)
-    wanted = Constraint(NoThirdInARow).apply([1, 1], scores)
-    constraint.apply([1], scores)
+    wanted = Constraint(NoThirdInARow).apply(torch.tensor([1, 1]), 0, scores)
+    constraint.apply(torch.tensor([1]), 0, scores)
     interrupt[0] = True
     with pytest.raises(KeyboardInterrupt):
-        constraint.apply([1, 0], scores)
+        constraint.apply(torch.tensor([1, 0]), 0, scores)
     interrupt[0] = False
-    assert torch.equal(constraint.apply([1, 1], scores), wanted)
+    assert torch.equal(constraint.apply(torch.tensor([1, 1]), 0, scores), wanted)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -19,7 +19,7 @@ from outrider.draft_steps.signals import EDGES, LEAST_LIKELY, MOST_OTHERS, share
 from outrider.kernels.calls import SamplingCalls
 from outrider.kernels.sampling import reading
 from outrider.proposal import DraftRow, races_of
-from outrider.sampling import Context, SamplingSettings, draw_each, greedy_tokens, standardize
+from outrider.sampling import SamplingSettings, draw_each, greedy_tokens, standardize
 from outrider.support.device_data import index
 
 
@@ -177,12 +177,7 @@ class StepsOnDevice(Steps):
         rows = [self._rows[i] for i in active]
         if self._sampling.needs_context:
             contexts = [
-                Context(
-                    _context_tokens(row, [t[i] for t in self._tokens], logits.device),
-                    row.prompt_length,
-                    drafted=row.uncertain + len(self._tokens),
-                    ends=row.ends,
-                )
+                row.context(_context_tokens(row, [t[i] for t in self._tokens], logits.device), len(self._tokens))
                 for row, i in zip(rows, active, strict=True)
             ]
         if self._sampling.greedy:

@@ -22,7 +22,7 @@ from outrider.models.base import LanguageModel
 from outrider.models.compatibility import fingerprint
 from outrider.ngram.table import NgramTable, read_table
 from outrider.proposal import DraftRow, Proposal, padded_proposal
-from outrider.sampling import Context, SamplingSettings, draw_each, standardize
+from outrider.sampling import SamplingSettings, draw_each, standardize
 from outrider.support.checks import check_count
 from outrider.support.device_data import to_device
 
@@ -124,12 +124,7 @@ class NgramDrafter(Drafter):
         contexts = None
         if sampling.needs_context:
             contexts = [
-                Context(
-                    to_device([*row.tokens, *new], context.device, torch.long),
-                    row.prompt_length,
-                    drafted=row.uncertain + len(new),
-                    ends=row.ends,
-                )
+                row.context(to_device([*row.tokens, *new], context.device, torch.long), len(new))
                 for row, new in zip(rows, drafted, strict=True)
             ]
         return standardize(logits, sampling, contexts)

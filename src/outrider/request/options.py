@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from outrider.errors import ParameterError
 from outrider.settings.drafting import check_count_of_alternatives, check_lenience, check_without_drafts
 from outrider.settings.extras import Extras
-from outrider.settings.sampling import LogitsProcessor, SamplingSettings
+from outrider.settings.sampling import KeepsState, LogitsProcessor, SamplingSettings
 from outrider.settings.seed import check_seed
 from outrider.support.checks import check_switch, unknown_option
 from outrider.support.text import check_stop
@@ -68,7 +68,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     seed: int | Sequence[int] | None = options.pop("seed", None)
     stop = _several("stop", options.pop("stop", None), "a string or several")
     processors = _several("processors", options.pop("processors", None), "functions of (tokens, logits) or constraints")
-    if not all(callable(one) or _keeps_state(one) for one in processors):
+    if not all(callable(one) or isinstance(one, KeepsState) for one in processors):
         raise ParameterError("processors must be functions of (tokens, logits) or constraints: one of them is neither")
     if options.get("cancelled") is None:
         options.pop("cancelled", None)
@@ -107,13 +107,6 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         drafter_invariant=invariant,
         **rest,
     )
-
-
-def _keeps_state(processor: object) -> bool:
-    """Whether it is one of those that `sampling.stateful` knows."""
-    from outrider.sampling.stateful import Constraint, StatefulProcessor  # which need torch, unlike all other options
-
-    return isinstance(processor, Constraint | StatefulProcessor)
 
 
 _ONE_FOR_ALL = (

@@ -18,7 +18,7 @@ from outrider.models.base import fit_vocabulary, has_same_bits, scores_alternati
 from outrider.proposal import DraftRow, Proposal
 from outrider.round.contract import Outcome, Scorer
 from outrider.round.several import logprobs_at, read_back
-from outrider.sampling import Context, draw, greedy_leads, greedy_tokens, standardize
+from outrider.sampling import draw, greedy_leads, greedy_tokens, standardize
 from outrider.support.device_data import index, to_device
 
 CLEAR = 8 * 2**-8  # of the largest logit; that of rounding was .005 at most in 244 alternatives: see `go_on`
@@ -45,12 +45,7 @@ def go_on(
     contexts = None
     if sampling.needs_context:
         contexts = [
-            Context(
-                index([*rows[i].tokens, *outcomes[i].tokens], model.device),
-                rows[i].prompt_length,
-                drafted=rows[i].uncertain + len(outcomes[i].tokens),
-                ends=rows[i].ends,
-            )
+            rows[i].context(index([*rows[i].tokens, *outcomes[i].tokens], model.device), len(outcomes[i].tokens))
             for i, _ in found
         ]
     laws: Tensor | None = None

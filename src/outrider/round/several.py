@@ -149,7 +149,7 @@ def _contexts(rows: Many[DraftRow], proposal: Proposal, device: torch.device) ->
         known = len(row.tokens)
         for j in range(proposal.tokens.shape[1] + 1):
             state: State = "unused" if j > proposal.lengths[i] else "drafted" if j else "certain"
-            contexts.append(Context(full[: known + j], row.prompt_length, state, row.uncertain + j, row.ends))
+            contexts.append(row.context(full[: known + j], j, state))
     return contexts
 
 

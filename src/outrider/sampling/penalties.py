@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ParameterError
-from outrider.sampling.stateful import Constraint, StatefulProcessor
-from outrider.settings.sampling import SamplingSettings
+from outrider.settings.sampling import KeepsState, SamplingSettings
 from outrider.support.device_data import index
 
 State = Literal["certain", "drafted", "unused"]
@@ -74,11 +73,8 @@ def apply_processors(logits: Tensor, context: Context, settings: SamplingSetting
     """The processors at one position, after the penalties. logits [V] → [V]"""
     tokens = context.tokens
     for processor in settings.processors:
-        if isinstance(processor, Constraint):
-            logits = processor.apply(tokens[context.prompt_length :].tolist(), logits)
-            continue
-        if isinstance(processor, StatefulProcessor):
-            logits = processor.apply(tokens, context.prompt_length, logits).to(logits.dtype)
+        if isinstance(processor, KeepsState):
+            logits = processor.apply(tokens, context.prompt_length, logits)
             continue
         # A copy: many processors write into what they are given, and it is a view of the model's own logits.
         scores = processor(tokens.unsqueeze(0), logits.unsqueeze(0).clone())

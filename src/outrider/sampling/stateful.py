@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.settings.sampling import KeepsState
 from outrider.support.beginnings import common_length
 
 REMEMBERED = 256  # sequences
@@ -43,7 +44,7 @@ class _Trail:
     tokens: list[int] = field(default_factory=list)
 
 
-class Constraint:
+class Constraint(KeepsState):
     """A grammar, schema or automaton over the new tokens: forbids what may not come next.
 
     start: makes a matcher for a new sequence. A position after a token that may not come is never reached, so its scores
@@ -55,9 +56,8 @@ class Constraint:
         self.tokens = tokens
         self._trails: list[_Trail] = []
 
-    def apply(self, new: list[int], scores: Tensor) -> Tensor:
-        """new: the tokens generated so far. scores [V] → [V]"""
-        matcher = self._matcher(new)
+    def apply(self, tokens: Tensor, prompt_length: int, scores: Tensor) -> Tensor:
+        matcher = self._matcher(tokens[prompt_length:].tolist())
         if matcher is None:
             return scores
         mask = matcher.mask().to(scores.device)
@@ -102,7 +102,7 @@ class Constraint:
         return _Trail(self._start()) if found is None else self._trails.pop(found)
 
 
-class StatefulProcessor:
+class StatefulProcessor(KeepsState):
     """Any Hugging Face `LogitsProcessor` that keeps a state, called once per position and in order by its own lights.
 
     make: a fresh one. Copies are kept by the tokens they have seen, so it must be possible to `copy.deepcopy` it, and its
@@ -114,12 +114,11 @@ class StatefulProcessor:
         self._after: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
 
     def apply(self, tokens: Tensor, prompt_length: int, scores: Tensor) -> Tensor:
-        """Tokens int64 [T], the first `prompt_length` given, scores [V] → [V]"""
         ids = tuple(tokens.tolist())
         processor, known = self._before(ids, prompt_length)
         for length in range(known, len(ids)):  # positions that were never asked for: only their tokens matter
             processor(tokens[None, :length], torch.zeros_like(scores)[None])
-        out: Tensor = processor(tokens.unsqueeze(0), scores.unsqueeze(0).clone())[0]
+        out: Tensor = processor(tokens.unsqueeze(0), scores.unsqueeze(0).clone())[0].to(scores.dtype)
         self._after[prompt_length, ids] = processor
         self._after.move_to_end((prompt_length, ids))
         while len(self._after) > COPIES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,11 +17,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from outrider.sampling.stateful import Constraint, StatefulProcessor
 
-LogitsProcessor: TypeAlias = "Callable[[Tensor, Tensor], Tensor] | Constraint | StatefulProcessor"
+class KeepsState(ABC):
+    """A processor that keeps a state along a sequence, and finds it by the tokens (`sampling.stateful`)."""
+
+    @abstractmethod
+    def apply(self, tokens: Tensor, prompt_length: int, scores: Tensor) -> Tensor:
+        """Tokens int64 [T], the first `prompt_length` of them the prompt; scores [V] → [V]"""
+
+
+LogitsProcessor: TypeAlias = "Callable[[Tensor, Tensor], Tensor] | KeepsState"
 """Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V], a function of its arguments only; or one that
-keeps a state, wrapped so that it rolls back with the sequence (`sampling.stateful`)."""
+keeps a state, wrapped so that it rolls back with the sequence."""
 
 
 @dataclass(frozen=True)
