@@ -104,6 +104,16 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", [page for page in LINKING if page.name != "EXPERIMENTS.md"], ids=lambda page: page.name)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    """`folder/module`, and `folder/module.name`, of the package. Experiments may name what has gone since."""
+    source = ROOT / "src" / "outrider"
+    folders = "|".join(sorted({folder.name for folder in source.rglob("*") if folder.is_dir()}))
+    named = set(re.findall(rf"`((?:{folders})/[a-z_0-9/]*[a-z_0-9])(?:\.(?!py)\w+)?`", page.read_text()))
+    places = (source, source / "models")
+    assert not {path for path in named if not any(list(top.glob(f"{path}*")) for top in places)}
+
+
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     """Files exist; anchors are headings; a link whose text is code names something in the linked Python file."""

@@ -1,1 +1,1 @@
-"""Kernels of our own for CPUs: their source, how they are built, and the layers that call them."""
+"""Layers that call kernels of our own (`outrider.kernels`), and what puts their operations together."""
