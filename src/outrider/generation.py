@@ -14,7 +14,7 @@ from outrider.decode import Decoder, Request
 from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
-from outrider.models.base import TextModel, end_tokens, refuse_draft_only
+from outrider.models.base import Source, TextModel, end_tokens, refuse_draft_only
 from outrider.randomness import stream_after
 from outrider.records import Origin, Round
 from outrider.request.choices import bound_drafter, make_length
@@ -167,6 +167,30 @@ def request_for(
     return Request(prepared.tokens, options.max_new_tokens, stream, eos, tracker, prepared.source)
 
 
+def result_of(
+    rounds: Sequence[Round],
+    row: Row | None,
+    tracker: TextTracker,
+    options: Options,
+    seed: int,
+    prompt: Sequence[int],
+    source: Source | None,
+) -> Result:
+    """What has been generated so far of one prompt. row: None if it has not joined a batch."""
+    return Result.of_rounds(
+        rounds,
+        0.0 if row is None else row.prefill_seconds,
+        logprobs=options.extras.logprobs,
+        text=tracker.text,
+        finish_reason=(None if row is None else row.finish_reason) or "cancelled",
+        seed=seed,
+        prompt_tokens=len(prompt),
+        source_tokens=source_length(source),
+        lenience=options.lenience,
+        drafter_invariant=options.drafter_invariant,
+    )
+
+
 def check_target(target: TextModel) -> None:
     """Raise unless it is a model that can write texts."""
     if not hasattr(target, "score"):
@@ -249,19 +273,9 @@ class Generation:
         return [self._result(i, row) for i, row in enumerate(rows)]
 
     def _result(self, i: int, row: Row | None) -> Result:
-        seeds = self.options.seeds
-        return Result.of_rounds(
-            self._rounds[i],
-            0.0 if row is None else row.prefill_seconds,
-            logprobs=self.options.extras.logprobs,
-            text=self.trackers[i].text,
-            finish_reason=(row.finish_reason if row is not None else None) or "cancelled",
-            seed=seeds[i] if len(seeds) > 1 else seeds[0],
-            prompt_tokens=len(self._prepared[i].tokens),
-            source_tokens=source_length(self._prepared[i].source),
-            lenience=self.options.lenience,
-            drafter_invariant=self.options.drafter_invariant,
-        )
+        seeds, asked = self.options.seeds, self._prepared[i]
+        seed = seeds[i] if len(seeds) > 1 else seeds[0]
+        return result_of(self._rounds[i], row, self.trackers[i], self.options, seed, asked.tokens, asked.source)
 
 
 def check_one(prompt: Any, whom: str, instead: str) -> None:

@@ -77,6 +77,13 @@ def residual_is_target(
     return Verdict(accepted, draw(target.gather(-2, index).squeeze(-2), randomness.next_token))
 
 
+def residual_at(place: Tensor, target: Tensor, draft: Tensor) -> Tensor:
+    """max(0, p - q) at one place of each row, p behind the draft. [.., K+1, V], [.., K, V] → [.., V]"""
+    index = place[..., None, None].expand(*place.shape, 1, target.shape[-1])
+    padded = torch.cat([draft, torch.zeros_like(target[..., -1:, :])], dim=-2)
+    return (target - padded).clamp(min=0).gather(-2, index).squeeze(-2)
+
+
 def ratio_upside_down(
     target: Tensor, draft: Tensor | None, tokens: Tensor, randomness: Uniforms, drafted: Tensor | None = None
 ) -> Verdict:
@@ -85,10 +92,7 @@ def ratio_upside_down(
     offered = target[..., :-1, :]
     swapped = verify(torch.cat([draft, target[..., -1:, :]], dim=-2), offered, tokens, randomness, drafted)
     accepted = swapped.num_accepted
-    index = accepted[..., None, None].expand(*accepted.shape, 1, target.shape[-1])
-    padded = torch.cat([draft, torch.zeros_like(target[..., -1:, :])], dim=-2)
-    residual = (target - padded).clamp(min=0).gather(-2, index).squeeze(-2)
-    return Verdict(accepted, draw(residual, randomness.next_token))
+    return Verdict(accepted, draw(residual_at(accepted, target, draft), randomness.next_token))
 
 
 def reused_noise(
@@ -108,10 +112,7 @@ def recovers_the_rejected(
     if draft is None:
         return verify(target, draft, tokens, randomness, drafted)
     good = verify(target, draft, tokens, randomness, drafted)
-    at = (good.num_accepted - 1).clamp(min=0)
-    index = at[..., None, None].expand(*at.shape, 1, target.shape[-1])
-    padded = torch.cat([draft, torch.zeros_like(target[..., -1:, :])], dim=-2)
-    residual = (target - padded).clamp(min=0).gather(-2, index).squeeze(-2)
+    residual = residual_at((good.num_accepted - 1).clamp(min=0), target, draft)
     bonus = good.num_accepted == tokens.shape[-1]
     return Verdict(good.num_accepted, torch.where(bonus, good.next_token, draw(residual, randomness.next_token)))
 

@@ -20,13 +20,13 @@ from outrider.decode.row import Row, check_request
 from outrider.draft_length import DraftLength
 from outrider.drafters import Drafter
 from outrider.errors import NumericalError
-from outrider.generation import request_for
+from outrider.generation import request_for, result_of
 from outrider.models.base import TextModel
 from outrider.prefill import CHUNK
 from outrider.records import Round
 from outrider.request.options import Options
 from outrider.request.own_rules import forces_end, with_own_rules
-from outrider.request.prompts import Prepared, source_length
+from outrider.request.prompts import Prepared
 from outrider.results import Result
 from outrider.structured import Structure
 from outrider.support.clock import PhaseClock
@@ -56,19 +56,8 @@ class Task:
     def result(self) -> Result:
         """Of a task that has ended, all that there is."""
         self.tracker.finish()  # here: whoever makes rounds has no time to turn tokens into text
-        options, request = self.options, self.request
-        return Result.of_rounds(
-            self.rounds,
-            0.0 if self.row is None else self.row.prefill_seconds,
-            logprobs=options.extras.logprobs,
-            text=self.tracker.text,
-            finish_reason=(None if self.row is None else self.row.finish_reason) or "cancelled",
-            seed=options.seeds[0],
-            prompt_tokens=len(request.prompt),
-            source_tokens=source_length(request.source),
-            lenience=options.lenience,
-            drafter_invariant=options.drafter_invariant,
-        )
+        options, asked = self.options, self.request
+        return result_of(self.rounds, self.row, self.tracker, options, options.seeds[0], asked.prompt, asked.source)
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,7 @@ def measure(
 
 
 def _write(target: TextModel, prompt: Asked, setting: Setting, tokens: int, seed: int) -> list[int]:
-    law = {"temperature": setting.temperature, "top_p": setting.top_p}
-    return generate(target, prompt, draft=None, max_new_tokens=tokens, seed=seed, **law).tokens  # type: ignore[call-overload,no-any-return]
+    return generate(target, prompt, draft=None, max_new_tokens=tokens, seed=seed, **setting.sampling.options()).tokens
 
 
 def read(

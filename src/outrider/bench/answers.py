@@ -116,10 +116,9 @@ def _generate(
         draft=drafting.draft,
         num_draft_tokens=drafting.length,
         max_new_tokens=tokens,
-        temperature=setting.temperature,
-        top_p=setting.top_p,
         stop=stops(target, plan.kind, example),
         seed=seed_of(example, sample),
+        **setting.sampling.options(),
     )
     return make_run(drafting.name, example, setting, sample, prompt, result.to_dict(), metric)
 

@@ -55,9 +55,8 @@ def ours(target: TextModel, draft: Any) -> Contender:
             prompt,
             draft=draft,
             max_new_tokens=tokens,
-            temperature=setting.temperature,
-            top_p=setting.top_p,
             seed=seed,
+            **setting.sampling.options(),
         )
         return len(result.tokens), result.stats.mean_acceptance_length, result.stats.acceptance_rate
 

@@ -111,10 +111,9 @@ def _generate(
         lenience=lenience or 1.0,
         num_draft_tokens=length,
         max_new_tokens=tokens,
-        temperature=setting.temperature,
-        top_p=setting.top_p,
         ignore_eos=True,
         seed=example.number,
+        **setting.sampling.options(),
     )
     rounds = [[*r.counts, r.origins.count("lenient")] for r in result.rounds]
     key = (example.name, example.digest, setting.name, lenience)

@@ -97,10 +97,9 @@ def _generate(
         draft=draft if length else None,
         num_draft_tokens=length,
         max_new_tokens=tokens,
-        temperature=setting.temperature,
-        top_p=setting.top_p,
         ignore_eos=True,
         seed=example.number,
+        **setting.sampling.options(),
     )
     after = time_moment(target, draft, length, context)
     return SweepRun(

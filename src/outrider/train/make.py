@@ -8,7 +8,7 @@ output                 the draft itself, its card
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,13 +28,13 @@ from outrider.train.corpus import HELD_OUT_EVERY, Source, stamp, windows
 from outrider.train.losses import Loss
 from outrider.train.run import Report, RunSettings, Windows, processes, train
 from outrider.train.start import head_config, start_from_target
-from outrider.train.states import StateFolder, StateWindows, check_states, digest, frequent_tokens, keep_states
+from outrider.train.states import Bar, StateFolder, StateWindows, check_states, digest, frequent_tokens, keep_states
 from outrider.train.trainee import HeadTrainee
 
 VOCABULARY = 8192
+HELD_OUT_TOKENS = 6144
 SAMPLE = 16  # windows that a head's start is fitted on
 Network = AutoregressiveHead | BlockwiseHeads
-Bar = Callable[[Iterable[int], str, str], None]  # steps, what is done, in what it is counted
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class DataSettings:
     held_out: Mapping[str, str]
     cache: Path
     length: int = 256
-    held_out_tokens: int = 6144
     layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -108,7 +107,7 @@ def _held_out(target: TransformersModel, settings: DataSettings, bar: Bar) -> di
     """By domain, what was given."""
     held_out: dict[str, Windows] = {}
     for name, place in settings.held_out.items():
-        found = _states(target, Source(place, settings.held_out_tokens), None, settings, bar)
+        found = _states(target, Source(place, HELD_OUT_TOKENS), None, settings, bar)
         if not found:
             raise ParameterError(f"held-out text {name} must hold at least one window of {settings.length} tokens")
         held_out[name] = StateWindows(found)
@@ -117,7 +116,7 @@ def _held_out(target: TransformersModel, settings: DataSettings, bar: Bar) -> di
 
 def _kept_apart(target: TransformersModel, settings: DataSettings, bar: Bar) -> dict[str, Windows]:
     """Documents of the data that are not trained on."""
-    most = max(settings.length, settings.held_out_tokens // len(settings.sources))
+    most = max(settings.length, HELD_OUT_TOKENS // len(settings.sources))
     kept = [path for source in settings.sources for path in _states(target, Source(source.name, most), True, settings, bar)]
     if not kept:
         raise ParameterError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,12 +25,11 @@ from outrider.models.compatibility import check_same_tokens
 from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.packed_linear import check_readable
 from outrider.train.neurons import check_adds, narrowed
-from outrider.train.states import TOLERANCE, rows_off
+from outrider.train.states import TOLERANCE, Bar, rows_off
 from outrider.train.student_module import student_module
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 _SEEN = 4096  # bytes of each weight that tell one body from another
-Bar = Callable[[Iterable[int], str, str], None]
 
 
 def no_bar(steps: Iterable[int], title: str, unit: str) -> None:

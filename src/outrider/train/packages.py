@@ -34,12 +34,12 @@ class Text:
     text: str
 
 
-def collect(folder: Path, characters: int, seed: int = 0) -> dict[str, int]:
+def collect(folder: Path, characters: int) -> dict[str, int]:
     """Write `code.jsonl` and `docs.jsonl` of at most so many characters each, and `licences.json`. → characters by file
 
     Packages are drawn from in turn, so that no large one fills it all; the same packages give the same text.
     """
-    queues = [iter(_texts(name, licence, files, seed)) for name, licence, files in _packages()]
+    queues = [iter(_texts(name, licence, files)) for name, licence, files in _packages()]
     found: dict[str, list[Text]] = {"code": [], "docs": []}
     sizes = dict.fromkeys(found, 0)
     while queues and min(sizes.values()) < characters:
@@ -83,10 +83,10 @@ def _licence(package: Distribution) -> str | None:
     return joined if PERMISSIVE.search(joined) and not re.search(r"\bA?L?GPL", joined) else None
 
 
-def _texts(name: str, licence: str, files: list[Path], seed: int) -> Iterator[Text]:
+def _texts(name: str, licence: str, files: list[Path]) -> Iterator[Text]:
     """Files in an order of their own, each as code and, apart, its longer docstrings."""
     files = sorted(files)
-    Random(f"{seed} {name}").shuffle(files)
+    Random(f"0 {name}").shuffle(files)
     for file in files:
         if _SKIPPED.search(str(file)):
             continue

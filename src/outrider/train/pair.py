@@ -35,6 +35,7 @@ from outrider.train.run import Report, RunSettings, processes, train
 from outrider.train.states import digest
 
 BEGIN = "<|endoftext|>"  # stands before every document, so that a text can begin without a prompt
+HELD_OUT_TOKENS = 50_000
 HEAD_SIZE = 64  # of both of the paper's models
 LEARNT_FROM = 20_000_000  # characters of a source that the vocabulary is learnt from at most
 CHARACTERS = 5  # of a token, about
@@ -68,7 +69,6 @@ class PairSettings:
     draft: Shape = Shape(2, 256)
     vocabulary: int = 8192
     length: int = 128
-    held_out_tokens: int = 50_000
 
     def __post_init__(self) -> None:
         check_count("vocabulary", self.vocabulary, 257, 1 << 16)
@@ -263,7 +263,7 @@ def _windows(settings: PairSettings, tokenizer: Any, apart: bool) -> Iterator[ND
         return cut((encode(text) for text, is_apart in _texts(source) if is_apart is apart), settings.length, source.limit)
 
     every = chain.from_iterable(of(source) for source in settings.sources)
-    return islice(every, max(1, settings.held_out_tokens // settings.length)) if apart else every
+    return islice(every, max(1, HELD_OUT_TOKENS // settings.length)) if apart else every
 
 
 def _count(trained_on: TokenWindows, tokenizer: Any, path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import islice
@@ -30,6 +30,7 @@ from outrider.train.corpus import Window
 
 SHARD = 256  # windows
 POSITIONS = 32  # whose laws over the whole vocabulary are in memory at once in float32
+Bar = Callable[[Iterable[int], str, str], None]  # steps, what is done, in what it is counted
 _BY_WINDOW = ("tokens", "states", "normalisers", "drafted")
 TOLERANCE = 0.1  # of the logits' spread: bfloat16 rounds to 0.02
 

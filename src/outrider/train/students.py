@@ -22,10 +22,10 @@ from outrider.train.checkpoints import CHECKPOINTS
 from outrider.train.fused import Rows, summed
 from outrider.train.losses import Loss
 from outrider.train.make import Data, drafted_tokens, kept_dtype
-from outrider.train.narrow import Bar, NarrowStudent, check_body, make_narrow, no_bar, weights_digest
+from outrider.train.narrow import NarrowStudent, check_body, make_narrow, no_bar, weights_digest
 from outrider.train.run import Report, RunSettings, processes, train
 from outrider.train.shallow import ShallowStudent, check_shallow, make_shallow
-from outrider.train.states import digest
+from outrider.train.states import Bar, digest
 from outrider.train.trainee import Trainee, counts
 
 LAYERS = 4

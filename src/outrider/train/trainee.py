@@ -27,17 +27,13 @@ class Trainee(nn.Module):
     def __init__(self, target: TransformersModel, tokens: Tensor, loss: Loss) -> None:
         super().__init__()
         rows = output_rows(target, tokens.to(target.device))
-        self.keep("target", rows.weight, rows.bias)
+        self.register_buffer("target_rows", rows.weight.float(), persistent=False)  # which move with the module
+        self.register_buffer("target_offset", None if rows.bias is None else rows.bias.float(), persistent=False)
         self.loss: Loss = loss
 
-    def keep(self, whose: str, weight: Tensor, bias: Tensor | None) -> None:
-        """Rows of an output layer, which move with the module to its device."""
-        self.register_buffer(f"{whose}_rows", weight.float(), persistent=False)
-        self.register_buffer(f"{whose}_offset", None if bias is None else bias.float(), persistent=False)
-
-    def rows(self, whose: str = "target") -> Rows:
-        """Those of the target, or the student's own."""
-        return Rows(self.get_buffer(f"{whose}_rows"), self._buffers[f"{whose}_offset"])
+    def rows(self) -> Rows:
+        """The target's."""
+        return Rows(self.get_buffer("target_rows"), self._buffers["target_offset"])
 
     def laws(self, states: Tensor, normalisers: Tensor) -> TargetLaws:
         """What the target says. States whose first W are the last ones [.., ≥ W], [..]"""
