@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
+from outrider.models.cache.layer import PlacedLayer
 from outrider.support.device_data import index
 from outrider.support.inference import in_inference_mode
 
 
-class CrossLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's, as [slots, heads, longest source, head size]. Models read `keys` and `values` without a call."""
+class CrossLayer(PlacedLayer):
+    """One layer's, as [slots, heads, longest source, head size]. Models read `keys` and `values` without a call.
 
-    is_sliding = False
+    `update` makes the tensors at the size that is needed.
+    """
 
     def __init__(self, owner: CrossCache) -> None:
         self._owner = owner
@@ -45,8 +47,9 @@ class CrossLayer(CacheLayerMixin):  # type: ignore[misc]
     def values(self, value: None) -> None:
         """The base class sets None when it is made."""
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: `update` makes the tensors at the size that is needed."""
+    @property
+    def columns(self) -> int:
+        return self._owner.longest
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Keep one source's [1, heads, S, size] states in the slot that is being filled, and return them."""
@@ -61,43 +64,22 @@ class CrossLayer(CacheLayerMixin):  # type: ignore[misc]
             self._keys = self._owner.keep(self._keys, self._keys[source : source + 1, :, :length])
             self._values = self._owner.keep(self._values, self._values[source : source + 1, :, :length])
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        del query_length
-        return self._owner.longest, 0
 
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
+class SourceLayer(PlacedLayer):
     """One layer's keys and values of the rows at hand, [R, heads, S, size], for a pass that only reads them."""
-
-    is_sliding = False
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
         self.is_initialized = True
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """There is nothing to make."""
+    @property
+    def columns(self) -> int:
+        return int(self.keys.shape[2])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Never called: a source that has been read does not grow."""
         raise RuntimeError("a model adds to the keys of a source that has been read")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        del query_length
-        return int(self.keys.shape[2]), 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class CrossCache(Cache):  # type: ignore[misc]

@@ -17,9 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 import transformers
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from outrider.kernels.chain_calls import Place
+from outrider.models.cache.layer import PlacedLayer
 from outrider.support.device_data import index
 from outrider.support.inference import in_inference_mode
 
@@ -66,14 +67,16 @@ class View:
     made: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary)
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """The keys and values of one layer. Follows transformers' cache-layer interface."""
-
-    is_sliding = False
+class SlotLayer(PlacedLayer):
+    """The keys and values of one layer."""
 
     def __init__(self, owner: SlotCache) -> None:
         super().__init__()
         self._owner = owner
+
+    @property
+    def columns(self) -> int:
+        return self._owner.placement.length
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # Zeros, not empty: masked positions get weight 0, and 0 × NaN would be NaN.
@@ -110,17 +113,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             if tensor is not None:
                 row = tensor[slot]
                 row[:, target] = row[:, source]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        del query_length
-        return self._owner.placement.length, 0
-
-    def get_seq_length(self) -> int:
-        # Models ask only to guess positions, which we always give.
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class StateLayer(SlotLayer):

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from outrider.models.attention.shared_keys import WIDEST
+from outrider.models.cache.layer import PlacedLayer
 from outrider.models.cache.slot_cache import SlotCache, View
 from outrider.models.passes.guards import Sizes, check_free, check_guards, symbol
 from outrider.models.passes.own_ops import filled, hidden_convolutions, name_own, product_of
@@ -121,10 +121,8 @@ class Traced:
     mode: Any
 
 
-class TracedRows(CacheLayerMixin):  # type: ignore[misc]
-    """A layer's keys and values while a pass is traced or captured. Follows transformers' cache-layer interface."""
-
-    is_sliding = False
+class TracedRows(PlacedLayer):
+    """A layer's keys and values while a pass is traced or captured."""
 
     def __init__(self, keys: Tensor, values: Tensor, at: Tensor, columns: int) -> None:
         super().__init__()
@@ -132,8 +130,9 @@ class TracedRows(CacheLayerMixin):  # type: ignore[misc]
         self._at, self._columns = at, columns
         self.is_initialized = True
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """There is nothing to make."""
+    @property
+    def columns(self) -> int:
+        return self._columns
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Write at the positions; → the columns that are read, [R, heads, columns, size]."""
@@ -147,16 +146,6 @@ class TracedRows(CacheLayerMixin):  # type: ignore[misc]
             each = torch.arange(rows, device=held.device).unsqueeze(-1)
             held[each, :, self._at] = states.transpose(1, 2).to(held.dtype)
         return held[:, :, : self._columns]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        del query_length
-        return self._columns, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 @dataclass(frozen=True)
