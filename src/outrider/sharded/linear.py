@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from outrider.models.weights.packed_linear import OpaqueLinear, PackedLinear, can_pack, plain_weight
+from outrider.models.weights.packed_linear import PackedLinear, bytes_of, can_pack, local, plain_weight
 
 
 @dataclass
@@ -138,7 +138,7 @@ def localise(module: Any, styles: dict[str, str], spent: Spent, pack: bool) -> C
     for name, layer in list(module.named_modules()):
         style = styles.get(replace_layer_number_by_wildcard(name), "replicate")
         if layer is table and style == "embedding_rowwise" and type(layer) is nn.Embedding:
-            module.set_submodule(name, SplitEmbedding(_local(layer.weight), _offset(layer.weight), spent))
+            module.set_submodule(name, SplitEmbedding(local(layer.weight), _offset(layer.weight), spent))
             sums += 1
         elif type(layer) is nn.Linear and (made := _share(layer, style, layer is head, spent, packed)) is not None:
             module.set_submodule(name, made)
@@ -150,7 +150,7 @@ def localise(module: Any, styles: dict[str, str], spent: Spent, pack: bool) -> C
 
 def _share(layer: nn.Linear, style: str, is_head: bool, spent: Spent, packed: bool) -> nn.Module | None:
     """What computes this rank's part of a linear layer, None if it stays as it is."""
-    weight, bias = _local(layer.weight), _local(layer.bias)
+    weight, bias = local(layer.weight), local(layer.bias)
     if style == "colwise" or (style == "replicate" and packed and plain_weight(layer) is not None):
         return _linear(weight, bias, packed)
     if style == "rowwise":
@@ -173,17 +173,7 @@ def _linear(weight: Tensor, bias: Tensor | None, packed: bool) -> nn.Module:
 
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of weights on this rank that a pass of one token reads: all but tables of which it looks up a row."""
-    total = 0.0
-    for layer in module.modules():
-        if isinstance(layer, OpaqueLinear):
-            total += layer.out_features * layer.in_features * layer.bytes_per_weight
-        elif not isinstance(layer, nn.Embedding | SplitEmbedding):
-            total += sum(_local(p).numel() * p.element_size() for p in layer.parameters(recurse=False))
-    return round(total)
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return bytes_of(layer for layer in module.modules() if not isinstance(layer, nn.Embedding | SplitEmbedding))
 
 
 def _offset(weight: Any) -> int:

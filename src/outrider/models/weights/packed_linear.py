@@ -67,14 +67,19 @@ def check_readable(module: nn.Module, what: str) -> None:
 
 
 def bytes_of(layers: Iterable[nn.Module]) -> int:
-    """Bytes of the weights that these layers hold themselves, those of their parts left out."""
+    """Bytes of the weights that these layers hold themselves, those of their parts left out; of sharded ones this rank's."""
     total = 0.0
     for layer in layers:
         if isinstance(layer, OpaqueLinear):
             total += layer.out_features * layer.in_features * layer.bytes_per_weight
         else:
-            total += sum(p.numel() * p.element_size() for p in layer.parameters(recurse=False))
+            total += sum(local(p).numel() * p.element_size() for p in layer.parameters(recurse=False))
     return round(total)
+
+
+def local(tensor: Any) -> Any:
+    """This rank's share of a sharded tensor; any other as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 class PackedLinear(OpaqueLinear):
