@@ -110,12 +110,21 @@ def built(library: Library, level: str, opened: Callable[[Path], Opened]) -> Ope
         raise UnbuiltError(in_one_line(error.__cause__ or error, 200)) from error
 
 
-def warn_unbuilt(log: logging.Logger, message: str, error: UnbuiltError) -> None:
-    """Say once that there are no kernels. message: what that means, with a place for the reason, the cache folder apart."""
-    if isinstance(error.__cause__, CacheFolderError):  # which others find, too
-        warn_unkept(str(error.__cause__))
-    else:
-        log.warning(message, error)
+def built_here(build: Callable[[str], Opened], log: logging.Logger, message: str) -> Opened | None:
+    """What `build` makes for this processor's level; None where there is none, or, with a warning, where it raises
+    `UnbuiltError`. message: what that means, with a place for the reason, the cache folder apart.
+    """
+    level = level_here()
+    if level is None:
+        return None
+    try:
+        return build(level)
+    except UnbuiltError as error:
+        if isinstance(error.__cause__, CacheFolderError):  # which others find, too
+            warn_unkept(str(error.__cause__))
+        else:
+            log.warning(message, error)
+        return None
 
 
 def _first_cache() -> int:

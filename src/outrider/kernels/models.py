@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.kernels.build import Library, UnbuiltError, built, level_here, warn_unbuilt
+from outrider.kernels.build import Library, UnbuiltError, built, built_here
 from outrider.kernels.chain_calls import ChainCalls
 
 LIBRARY = Library(
@@ -143,15 +143,8 @@ def _attended(query: Tensor, *others: Any) -> Tensor:
 @cache
 def kernels() -> Kernels | None:
     """The best that this processor has; None, with a warning, where they can't be built. Takes seconds the first time."""
-    level = level_here()
-    if level is None:
-        return None
-    try:
-        return build(level)
-    except UnbuiltError as error:
-        message = "kernels for quantized weights can't be built (%s): models in 8 bits use torch's, which are slower"
-        warn_unbuilt(_log, message, error)
-        return None
+    message = "kernels for quantized weights can't be built (%s): models in 8 bits use torch's, which are slower"
+    return built_here(build, _log, message)
 
 
 def build(level: str) -> Kernels:

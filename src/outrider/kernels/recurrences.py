@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.kernels.build import Library, UnbuiltError, built, level_here, warn_unbuilt
+from outrider.kernels.build import Library, UnbuiltError, built, built_here
 
 LIBRARY = Library("recurrences", ("recurrences",), ("rows.h",), "outrider_recurrences", "kernels for recurrent layers")
 _log = logging.getLogger(__name__)
@@ -113,12 +113,9 @@ def _compare(out: Tensor, states: list[Tensor], wanted: list[tuple[Tensor, Tenso
 @cache
 def recurrence_kernels() -> RecurrenceKernels | None:
     """Those for this processor; None, with a warning, where they can't be built. Takes seconds the first time."""
-    level = level_here()
-    if level is None:
-        return None
-    try:
-        return built(LIBRARY, level, lambda library: RecurrenceKernels(level, library))
-    except UnbuiltError as error:
-        message = "kernels for recurrent layers can't be built (%s): they take torch's, which are slower"
-        warn_unbuilt(_log, message, error)
-        return None
+    message = "kernels for recurrent layers can't be built (%s): they take torch's, which are slower"
+    return built_here(_build, _log, message)
+
+
+def _build(level: str) -> RecurrenceKernels:
+    return built(LIBRARY, level, lambda library: RecurrenceKernels(level, library))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.kernels.build import Library, UnbuiltError, built, level_here, warn_unbuilt
+from outrider.kernels.build import Library, UnbuiltError, built, built_here
 from outrider.kernels.calls import SamplingCalls
 
 LIBRARY = Library(
@@ -84,13 +84,8 @@ class SamplingKernels:
 @cache
 def sampling_kernels() -> SamplingKernels | None:
     """None, with a warning, where they can't be built. Takes seconds the first time."""
-    if level_here() is None:
-        return None
-    try:
-        return build()
-    except UnbuiltError as error:
-        warn_unbuilt(_log, "kernels for sampling can't be built (%s): it goes by NumPy, which is slower", error)
-        return None
+    message = "kernels for sampling can't be built (%s): it goes by NumPy, which is slower"
+    return built_here(lambda _: build(), _log, message)  # `LEVEL`, whichever this processor has
 
 
 def build() -> SamplingKernels:
