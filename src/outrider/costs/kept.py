@@ -56,8 +56,7 @@ def held_or_measured(model: LanguageModel, rows: int = 1) -> Costs:
     """The table on this machine for passes of so many rows, without padding; measured now if there is none."""
     key = _key(model, rows)
     if key not in _measured:
-        path = _path(key) if hasattr(model, "fingerprint") else None  # tables are not the same in the next run
-        kept = _read(path) if path else _Kept()
+        path, kept = _on_disk(model, key)
         _measured[key] = kept.costs if kept.costs is not None and not kept.again else _measure(model, rows, path, kept)
         if not hasattr(model, "fingerprint"):  # it is known by its address, which another model may have one day
             with suppress(TypeError):  # a class with slots alone can't tell its end
@@ -103,8 +102,7 @@ def _tell_of_a_busy_machine(name: str, first: bool) -> None:
 def kept_costs(model: LanguageModel) -> Costs | None:
     """What is known of a model's passes without measuring any, from memory or from disk."""
     key = _key(model)
-    path = _path(key) if hasattr(model, "fingerprint") else None
-    found = _measured.get(key) or (_read(path).costs if path else None)
+    found = _measured.get(key) or _on_disk(model, key)[1].costs
     return None if found is None else replace(found, padded=isinstance(model, PadsWidths))
 
 
@@ -139,8 +137,7 @@ def review_costs(model: LanguageModel, passes: Iterable[tuple[int, int, float]])
     off = median(abs(seconds - costs.verify(tokens, context)) for tokens, context, seconds in passes)
     if 1 / REFUTED <= ratio <= REFUTED or off < WORTH_REVIEWING:
         return False
-    path = _path(key) if hasattr(model, "fingerprint") else None
-    kept = _read(path) if path else _Kept()
+    path, kept = _on_disk(model, key)
     if kept.refuted >= MOST_REFUTED:
         return False
     _log.warning("passes of %s take %.2g times what its cost table says: the next run measures it again", model.name, ratio)
@@ -183,6 +180,12 @@ def _key(model: LanguageModel, rows: int = 1) -> str:
     if rows > 1:
         parts += [rows, batch_sizes(rows)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _on_disk(model: LanguageModel, key: str) -> tuple[Path | None, _Kept]:
+    """A model's file, if it can have one, and what that holds; without a fingerprint none: the next run has another key."""
+    path = _path(key) if hasattr(model, "fingerprint") else None
+    return path, _Kept() if path is None else _read(path)
 
 
 def _path(key: str) -> Path | None:
