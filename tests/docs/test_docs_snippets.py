@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import doctest
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -194,6 +195,50 @@ def test_imports_point_downwards_but_for_the_named_exception() -> None:
 def test_an_upward_import_is_seen() -> None:
     level = layers((ROOT / "docs" / "design.md").read_text())
     assert ("generation", "decode") in upward_imports({**level, "decode": -1})
+
+
+def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Modules that import each other, by whatever way."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for name in graph.get(waiting.pop(), set()) - found:
+                found.add(name)
+                waiting.append(name)
+        return found
+
+    reach = {name: reached(name) for name in graph}
+    return {
+        frozenset(other for other in reach[name] if name in reach.get(other, ())) for name in graph if name in reach[name]
+    }
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """The modules of ours that a module imports, inside of functions, too, but not for its annotations alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("outrider"):
+            yield from (f"{child.module}.{name.name}" for name in child.names)
+            yield child.module or ""
+        yield from imported(child)
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    """But for a team's own `load`, which is a short cut to what uses teams."""
+    source = ROOT / "src"
+    files = {
+        ".".join(path.relative_to(source).with_suffix("").parts): path
+        for path in source.rglob("outrider/**/*.py")
+        if path.name != "__init__.py"  # which hands out what is beside it
+    }
+    graph = {name: set(imported(ast.parse(path.read_text()))) & files.keys() for name, path in files.items()}
+    assert sum(map(len, graph.values())) > 1000
+    found = circles(graph)
+    assert found == {frozenset(f"outrider.sharded.{name}" for name in ("loading", "model", "placement", "team"))}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {frozenset("abc")}
 
 
 SECTIONS = (

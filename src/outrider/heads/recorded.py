@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from outrider.models.attention.shared_keys import WIDEST
 from outrider.models.passes.captured import Captured
 from outrider.models.passes.captured_trial import Trial
-from outrider.models.passes.compiled_trial import spread_off
 from outrider.models.passes.cuda_graphs import say_uncaptured
 from outrider.models.passes.guards import Sizes
 from outrider.models.passes.model_code import describe_code
 from outrider.models.passes.recording import Recording, changed, record
 from outrider.models.passes.tracing import Inputs, Traced, parts_of, trace
-from outrider.models.probe import TOLERANCE
 
 if TYPE_CHECKING:
     from outrider.heads.autoregressive import AutoregressiveModel
@@ -146,12 +144,7 @@ def _tried(model: AutoregressiveModel, kinds: list[Kind]) -> str:
         both = [[_pass(model, each, TRIED, kind) for each in (None, tried)] for kind in kinds]
     except torch.OutOfMemoryError:
         return "the device has no memory left to try them"
-    off = max(spread_off(a, b) for wanted, got in both for a, b in zip(wanted, got, strict=True))
-    if reason := tried.trial.verdict(model.dtype):
-        return reason
-    if off <= TOLERANCE.get(model.dtype, 0.15):
-        return ""
-    return f"they give other logits than ordinary passes, off by {off:.2g} of their spread"
+    return tried.trial.judged((pair for wanted, got in both for pair in zip(wanted, got, strict=True)), model.dtype)
 
 
 def _recorded(model: AutoregressiveModel, kind: Kind) -> Recording | None:

@@ -21,20 +21,23 @@ if TYPE_CHECKING:
 
 # Root mean square of the difference allowed, relative to the spread of the logits. Reordered sums alone were seen to give
 # 0.04 in bfloat16 (SmolLM2-135M) and 1e-5 in float32; wrong positions give 0.3 and more.
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-
-
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 SMALL = 50  # tokens of any vocabulary that is not smaller
 
 
+def tolerance(dtype: torch.dtype) -> float:
+    """How much of the logits' spread two ways to compute them may differ by, in root mean square."""
+    return _TOLERANCE.get(dtype, 0.15)
+
+
 def allowed(model: TransformersModel) -> float:
-    """How much of the logits' spread passes of a model may differ by, in root mean square.
+    """`tolerance` for passes of a model.
 
     Recurrent layers compute in float32 whatever their weights are, ours where they compute in bfloat16 (24 layers of Mamba 2
     with random weights differ by 0.13 there), and a last bit of theirs may become a step of an activation in 8 bits (24
     layers of Qwen 3.5's with random weights: 0.07). Wrong states were seen to differ by 0.36 and more.
     """
-    usual = TOLERANCE.get(model.dtype, 0.15)
+    usual = tolerance(model.dtype)
     return max(2 * usual, 0.2 if model.quantized else 5e-3) if model.keeps_states else usual
 
 
@@ -76,7 +79,7 @@ def reads_alternatives(model: TransformersModel) -> bool:
         found = _beside(model, tokens, other, after).double()
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError):
         return False
-    return off_by(found, plain) <= TOLERANCE.get(model.dtype, 0.15)
+    return off_by(found, plain) <= tolerance(model.dtype)
 
 
 def _tokens(model: Any, count: int) -> list[int]:

@@ -29,7 +29,8 @@ from outrider.models.flat import flattened, in_rows, last_of
 from outrider.models.hidden_states import caught
 from outrider.models.kernels.attention import KERNEL, LARGE, keys_dtype
 from outrider.models.limits import context_limit, end_tokens_of
-from outrider.models.passes.captured import CapturedPasses, capture_passes
+from outrider.models.passes.captured import CapturedPasses
+from outrider.models.passes.captured_trial import capture_passes
 from outrider.models.passes.compiled import CompiledPasses, compile_passes
 from outrider.models.passes.recorded import RecordedPasses, record_passes
 from outrider.models.passes.recording import Recording

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from outrider.errors import in_one_line
 from outrider.models.attention.shared_keys import WIDEST
-from outrider.models.base import has_encoder
-from outrider.models.lean.run import LeanPass, lean_pass
-from outrider.models.passes.cuda_graphs import Graphs, say_uncaptured
+from outrider.models.lean.run import LeanPass
+from outrider.models.passes.cuda_graphs import Graphs
 from outrider.models.passes.graph import run_pass
-from outrider.models.passes.recording import Untouched, changed
+from outrider.models.passes.recording import Untouched
 from outrider.models.passes.tracing import Cached, Inputs, PassInputs
 
 if TYPE_CHECKING:
@@ -138,33 +137,10 @@ def _pass(layers: Sequence[int], lean: LeanPass | None, model: TransformersModel
             raise
         except Exception as error:  # a compiler's or a driver's, for a shape that comes for the first time
             lean.works = False
-            _say_not_lean(model.name, in_one_line(error, 200))
+            say_not_lean(model.name, in_one_line(error, 200))
     return run_pass(model, layers, True, given)
 
 
-def _say_not_lean(name: str, reason: str) -> None:
+def say_not_lean(name: str, reason: str) -> None:
+    """Its own code is captured instead."""
     _log.warning("%s runs without lean passes (%s)", name, reason)
-
-
-def capture_passes(model: TransformersModel, layers: Sequence[int]) -> CapturedPasses | None:
-    """The passes of a model on a GPU; None, with a warning, where they give other logits than ordinary ones.
-
-    layers: whose states are handed out. They are captured when they are wanted, here only some to be tried.
-    """
-    from outrider.models.passes.captured_trial import try_passes
-
-    if has_encoder(model):
-        return None
-    reason = changed(model.module)
-    lean = None if reason else lean_pass(model)
-    if lean is not None:
-        found = try_passes(model, layers, lean)
-        if lean.works and not found:
-            return CapturedPasses(model, layers, lean)
-        if lean.works:  # else it has been said
-            _say_not_lean(model.name, found)
-    reason = reason or try_passes(model, layers)
-    if reason:
-        say_uncaptured(model.name, reason)
-        return None
-    return CapturedPasses(model, layers)

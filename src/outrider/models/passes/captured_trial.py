@@ -8,20 +8,23 @@ hides less that way than beside ordinary passes, which round otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from outrider.models.passes.captured import Captured, CapturedPasses
+from outrider.models.base import has_encoder
+from outrider.models.lean.run import LeanPass, lean_pass
+from outrider.models.passes.captured import Captured, CapturedPasses, say_not_lean
 from outrider.models.passes.compiled_trial import spread_off
-from outrider.models.probe import TOLERANCE
+from outrider.models.passes.cuda_graphs import say_uncaptured
+from outrider.models.passes.recording import changed
+from outrider.models.probe import tolerance
 from outrider.support.device_data import pad_rows
 
 if TYPE_CHECKING:
     from outrider.models.cache.slots import SlotSequence
-    from outrider.models.lean.run import LeanPass
     from outrider.models.transformers_model import TransformersModel
 
 SAME = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -66,6 +69,14 @@ class Trial:
         replayed = graphs.replays > 0 and graphs.replays == self._calls - len(self._shapes)
         return "" if replayed else f"the trial replayed {graphs.replays} of {self._calls} passes"
 
+    def judged(self, pairs: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> str:
+        """The same, and what the trial's passes gave beside ordinary ones. pairs: ordinary, captured."""
+        off = max(spread_off(wanted, got) for wanted, got in pairs)
+        reason = self.verdict(dtype)
+        if reason or off <= tolerance(dtype):
+            return reason
+        return f"they give other logits than ordinary passes, off by {off:.2g} of their spread"
+
 
 class _TriedPasses(CapturedPasses):
     """The passes of a model, on trial."""
@@ -82,6 +93,28 @@ class _TriedPasses(CapturedPasses):
         return self.trial.run(slots, longest, *about)
 
 
+def capture_passes(model: TransformersModel, layers: Sequence[int]) -> CapturedPasses | None:
+    """The passes of a model on a GPU; None, with a warning, where they give other logits than ordinary ones.
+
+    layers: whose states are handed out. They are captured when they are wanted, here only some to be tried.
+    """
+    if has_encoder(model):
+        return None
+    reason = changed(model.module)
+    lean = None if reason else lean_pass(model)
+    if lean is not None:
+        found = try_passes(model, layers, lean)
+        if lean.works and not found:
+            return CapturedPasses(model, layers, lean)
+        if lean.works:  # else it has been said
+            say_not_lean(model.name, found)
+    reason = reason or try_passes(model, layers)
+    if reason:
+        say_uncaptured(model.name, reason)
+        return None
+    return CapturedPasses(model, layers)
+
+
 @torch.inference_mode()
 def try_passes(model: TransformersModel, layers: Sequence[int], lean: LeanPass | None = None) -> str:
     """Why the passes of a model should not be captured, empty if they may be. layers: whose states they hand out. lean: what
@@ -93,11 +126,7 @@ def try_passes(model: TransformersModel, layers: Sequence[int], lean: LeanPass |
         wanted, got = (_scored(twin, passes, layers) for twin, passes in zip(twins, (None, tried), strict=True))
     except torch.OutOfMemoryError:
         return "the device has no memory left to try them"
-    reason = tried.trial.verdict(model.dtype)
-    off = max(spread_off(a, b) for a, b in zip(wanted, got, strict=True))
-    if reason or off <= TOLERANCE.get(model.dtype, 0.15):
-        return reason
-    return f"they give other logits than ordinary passes, off by {off:.2g} of their spread"
+    return tried.trial.judged(zip(wanted, got, strict=True), model.dtype)
 
 
 def _scored(model: TransformersModel, passes: CapturedPasses | None, layers: Sequence[int]) -> list[Tensor]:

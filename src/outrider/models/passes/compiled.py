@@ -34,7 +34,7 @@ from outrider.models.passes.graph import describe_pass, trace_pass
 from outrider.models.passes.guards import check_free
 from outrider.models.passes.own_ops import lower_packed
 from outrider.models.passes.tracing import STEP, PassInputs
-from outrider.models.probe import TOLERANCE
+from outrider.models.probe import tolerance
 from outrider.support.cache_folder import cache_folder
 from outrider.support.whole_files import replace_whole
 
@@ -175,7 +175,7 @@ def _made(model: TransformersModel, width: int, widths: Sequence[int], path: Pat
     if model.device.type == "cuda" and model.wants_recorded:
         found = captured_pass(found, model.name)
     off = difference(model, CompiledPasses(model, {width: found}))
-    if not off <= TOLERANCE.get(model.dtype, 0.15):
+    if not off <= tolerance(model.dtype):
         path.unlink(missing_ok=True)
         raise RuntimeError(f"its compiled pass of {width} gives other logits, off by {off:.2g} of their spread")
     return found
