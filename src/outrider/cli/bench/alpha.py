@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, conclude, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_runs, conclude, experiment_options, open_log, tell, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.support.checks import check_count
 
@@ -49,11 +48,8 @@ def alpha(
     rows = summarise(track(steps, "Reading", texts * (1 + len(drafts))))
     out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
     conclude(log, out)
-    if as_json:
-        click.echo(json.dumps(out))
-    else:
-        click.echo(f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} texts")
-        _print(rows, len(examples))
+    heading = f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} texts"
+    tell(out, as_json, heading, lambda: _print(rows, len(examples)))
 
 
 def _print(rows: list[Row], texts: int) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, open_log, prompt_options, track
+from outrider.cli.bench.choices import about_runs, drafted_lengths, open_log, prompt_options, tell, track
 from outrider.cli.models import ModelChoice, model_options_without_draft
-from outrider.errors import ParameterError
 from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
@@ -51,7 +49,8 @@ def beams(
     from outrider.bench.examples import load_examples
 
     check_count("max_new_tokens", max_new_tokens)
-    widths, lengths = _widths(num_beams), _lengths(num_draft_tokens)
+    widths = _widths(num_beams)
+    lengths = drafted_lengths(num_draft_tokens, ", ".join(num_draft_tokens), "plain search is always run")
     kind, examples = source.kind, load_examples(source)
     models.refuse_compile("beam search")
     target = models.load_target()
@@ -66,29 +65,15 @@ def beams(
     kept = open_log(log, about)
     steps = measure(target, drafter, kind, examples, widths, lengths, max_new_tokens, kept)
     rows = summarise(track(steps, "Searching", len(examples) * len(widths) * (1 + len(lengths))))
-    if as_json:
-        out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
-        click.echo(json.dumps(out))
-    else:
-        click.echo(f"{target.name}, {target.dtype_name}, draft {drafter.name}: {source.task}, {len(examples)} prompts")
-        _print(rows)
+    out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
+    heading = f"{target.name}, {target.dtype_name}, draft {drafter.name}: {source.task}, {len(examples)} prompts"
+    tell(out, as_json, heading, lambda: _print(rows))
 
 
 def _widths(given: tuple[int, ...]) -> list[int]:
     from outrider.settings.beams import BeamSettings
 
     return sorted({BeamSettings(count).num_beams for count in given})
-
-
-def _lengths(given: tuple[str, ...]) -> list[int | None]:
-    from outrider.cli.sampling import parse_length
-
-    found = [parse_length(text) for text in dict.fromkeys(given)]
-    if any(length is not None and (not isinstance(length, int) or length == 0) for length in found):
-        raise ParameterError(
-            f"num_draft_tokens must be 1 or more, or auto, got {', '.join(given)}: plain search is always run"
-        )
-    return [length for length in found if length is None or isinstance(length, int)]
 
 
 def _print(rows: list[Row]) -> None:

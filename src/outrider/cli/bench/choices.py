@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from outrider.cli.shared_options import Command, add_options, json_option, log_option
+from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
     from outrider.bench.examples import Source
@@ -95,6 +97,17 @@ def make_settings(temperatures: tuple[float, ...], top_p: float) -> list[Setting
     return [Setting(t, top_p if t else 1.0) for t in dict.fromkeys(temperatures)]
 
 
+def drafted_lengths(given: Sequence[str], told: str, why: str) -> list[int | None]:
+    """Each once, None for auto. Raises `ParameterError` where nothing would be drafted. told: in it, what was given."""
+    from outrider.cli.sampling import parse_length
+
+    parsed = [parse_length(text) for text in dict.fromkeys(given)]
+    found = [length for length in parsed if length is None or (isinstance(length, int) and length > 0)]
+    if len(found) < len(parsed):
+        raise ParameterError(f"num_draft_tokens must be 1 or more, or auto, got {told}: {why}")
+    return found
+
+
 def about_runs(
     bench: str, target: TextModel, source: Source, max_new_tokens: int, drafts: Sequence[str] | None = None
 ) -> dict[str, object]:
@@ -129,13 +142,20 @@ def open_log(path: Path | None, about: Mapping[str, object]) -> RunLog:
 
 def conclude(path: Path | None, found: Mapping[str, object]) -> None:
     """Leave the figures beside the log, for `outrider bench report`: they need the model, which a report does not load."""
-    import json
-
     from outrider.cli.files import write
     from outrider.support.run_log import result_path
 
     if path is not None:
         write(result_path(path), json.dumps(found) + "\n")
+
+
+def tell(found: Mapping[str, object], as_json: bool, heading: str, tables: Callable[[], None]) -> None:
+    """On standard output: all that was found as an object, or a heading and what `tables` prints."""
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(heading)
+        tables()
 
 
 def track(steps: Iterable[T], what: str, total: int) -> list[T]:

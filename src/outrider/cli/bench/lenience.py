@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_runs, drafted_lengths, experiment_options, open_log, tell, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
-from outrider.errors import ParameterError
 from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
@@ -46,7 +44,8 @@ def lenience(
     from outrider.bench.examples import load_examples
 
     check_count("max_new_tokens", max_new_tokens)
-    leniences, length = _leniences(lenience), _length(num_draft_tokens)
+    leniences = _leniences(lenience)
+    (length,) = drafted_lengths([num_draft_tokens], repr(num_draft_tokens), "lenience is about drafted tokens")
     kind, examples = source.kind, load_examples(source)
     target = models.load_target()
     from outrider.bench.lenience import measure, summarise
@@ -62,27 +61,15 @@ def lenience(
     steps = measure(target, draft, kind, examples, settings, leniences, length, max_new_tokens, kept)
     runs = track(steps, "Generating", len(examples) * len(settings) * (1 + len(leniences)))
     rows = track(summarise(target, draft, kind, examples, settings, runs), "Reading", len(settings) * len(leniences))
-    if as_json:
-        out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
-        click.echo(json.dumps(out))
-    else:
-        click.echo(f"{target.name}, {target.dtype_name}, draft {draft.name}: {source.task}, {len(examples)} prompts")
-        _print(rows)
+    out = {**about, "prompts": len(examples), "rows": [asdict(row) for row in rows], **machine()}
+    heading = f"{target.name}, {target.dtype_name}, draft {draft.name}: {source.task}, {len(examples)} prompts"
+    tell(out, as_json, heading, lambda: _print(rows))
 
 
 def _leniences(given: tuple[float, ...]) -> list[float]:
     from outrider.settings.drafting import check_lenience
 
     return sorted({check_lenience(value) for value in given}, reverse=True)
-
-
-def _length(text: str) -> int | None:
-    from outrider.cli.sampling import parse_length
-
-    length = parse_length(text)
-    if length is not None and (not isinstance(length, int) or length == 0):
-        raise ParameterError(f"num_draft_tokens must be 1 or more, or auto, got {text!r}: lenience is about drafted tokens")
-    return length
 
 
 def _print(rows: list[Row]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, conclude, experiment_options, open_log, track
+from outrider.cli.bench.choices import about_runs, conclude, experiment_options, open_log, tell, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.errors import ParameterError
 from outrider.support.checks import check_count
@@ -68,15 +67,9 @@ def sweep(
         **machine(),
     }
     conclude(log, out)
-    if as_json:
-        click.echo(json.dumps(out))
-    else:
-        name = draft.name
-        click.echo(
-            f"{target.name}, {target.dtype_name}, draft {name}: {source.task}, {len(examples)} × {max_new_tokens} tokens"
-        )
-        for one in found:
-            _print(one, max_new_tokens)
+    size = f"{len(examples)} × {max_new_tokens} tokens"
+    heading = f"{target.name}, {target.dtype_name}, draft {draft.name}: {source.task}, {size}"
+    tell(out, as_json, heading, lambda: _print(found, max_new_tokens))
 
 
 def _lengths(text: str) -> list[int]:
@@ -90,7 +83,12 @@ def _lengths(text: str) -> list[int]:
     return sorted({0, *range(low, high + 1)})
 
 
-def _print(found: Sweep, tokens: int) -> None:
+def _print(sweeps: list[Sweep], tokens: int) -> None:
+    for found in sweeps:
+        _print_sweep(found, tokens)
+
+
+def _print_sweep(found: Sweep, tokens: int) -> None:
     alpha = "—" if found.alpha is None else f"{found.alpha:.3f}"
     click.echo(f"\n{found.setting}: alpha {alpha}, c {found.c:.3f} by the cost tables")
     click.echo(

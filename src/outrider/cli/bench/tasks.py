@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import about_runs, conclude, open_log, scored_options, track
+from outrider.cli.bench.choices import about_runs, conclude, open_log, scored_options, tell, track
 from outrider.cli.models import ModelChoice, model_options_with_one_draft
 from outrider.cli.ray import ray_options, told_of_ray
 from outrider.errors import ParameterError
@@ -82,11 +81,8 @@ def tasks(
     rows = summarise(runs, plan, target, metric)
     out = {**about, "prompts": len(examples), "samples": samples, "rows": [asdict(row) for row in rows], **machine()}
     conclude(log, out)
-    if as_json:
-        click.echo(json.dumps(out))
-    else:
-        click.echo(f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} prompts")
-        _print(rows, metric)
+    heading = f"{target.name}, {target.dtype_name}: {source.task}, {len(examples)} prompts"
+    tell(out, as_json, heading, lambda: _print(rows, metric))
 
 
 def _draftings(models: ModelChoice, target: TextModel, lengths: tuple[int, ...]) -> list[tuple[Drafting, str | None]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from outrider.cli.bench.choices import conclude, open_log, track
+from outrider.cli.bench.choices import conclude, open_log, tell, track
 from outrider.cli.models import ModelChoice
 from outrider.cli.shared_options import json_option, log_option
 from outrider.support.checks import check_count
@@ -62,13 +61,8 @@ def toyllm(
     found = reproduce(runs, model, drafter, lookahead)
     out = {**about, "repetitions": repetitions, "article": asdict(Article()), "ours": asdict(found), **machine()}
     conclude(log, out)
-    if as_json:
-        click.echo(json.dumps(out))
-    else:
-        click.echo(
-            f"{model.name} with {drafter.name}, K = {lookahead}, T = {total_tokens}, greedy, {repetitions} repetitions"
-        )
-        _print(found)
+    heading = f"{model.name} with {drafter.name}, K = {lookahead}, T = {total_tokens}, greedy, {repetitions} repetitions"
+    tell(out, as_json, heading, lambda: _print(found))
 
 
 def _print(found: Reproduction) -> None:
