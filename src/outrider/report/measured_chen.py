@@ -17,7 +17,7 @@ from outrider.report.measured_logs import (
     short,
 )
 from outrider.report.page import DataTable, Section
-from outrider.report.plots import DASHES, ink, to_svg
+from outrider.report.plots import DASHES, Bar, draw_bars, ink, to_svg
 from outrider.theory.chinchilla import REMARKS, redrawn
 from outrider.theory.printed import CHEN_1
 
@@ -69,23 +69,14 @@ def _task_row(found: dict[str, Any], row: dict[str, Any]) -> list[str]:
 
 def _paces(rows: list[dict[str, Any]]) -> str:
     """Milliseconds a token of every way of drafting, median and quartiles over prompts."""
-    if not rows:
-        return ""
-
-    def fill(figure: Figure) -> None:
-        ax = figure.subplots()
-        for place, row in enumerate(rows):
-            spread = row["ms_spread"]
-            ends = [[spread["median"] - spread["low"]], [spread["high"] - spread["median"]]]
-            colour = ink("series-5" if row["speedup"] is None else "series-0")
-            ax.errorbar([spread["median"]], [place], xerr=ends, fmt="o", color=colour, capsize=3)
-        ax.set_yticks(range(len(rows)), [f"{row['setting']}: {short(row['drafting'])}" for row in rows])
-        ax.invert_yaxis()
-        ax.set_xlim(left=0)
-        ax.set_xlabel("milliseconds a token: median and quartiles over prompts")
-
+    bars: list[Bar] = []
+    for row in rows:
+        label, spread = f"{row['setting']}: {short(row['drafting'])}", row["ms_spread"]
+        colour = "series-5" if row["speedup"] is None else "series-0"
+        bars.append((label, spread["low"], spread["median"], spread["high"], colour))
     words = "; ".join(f"{row['setting']}, {short(row['drafting'])}: {row['ms_spread']['median']:.1f} ms" for row in rows)
-    return to_svg("chen-1-paces", "Milliseconds a token", words, (8.6, 1.2 + 0.32 * len(rows)), fill)
+    x_label = "milliseconds a token: median and quartiles over prompts"
+    return draw_bars("chen-1-paces", "Milliseconds a token", words, x_label, bars)
 
 
 def figure_1(measured: Sequence[Measurement]) -> list[Section]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.report.measured_logs import (
     Measurement,
@@ -17,12 +17,9 @@ from outrider.report.measured_logs import (
     short,
 )
 from outrider.report.page import DataTable, Section
-from outrider.report.plots import draw, ink, to_svg
+from outrider.report.plots import draw, draw_bars
 from outrider.theory.figure_data import Curve, FigureData, Panel
 from outrider.theory.printed import LEVIATHAN_3, T5, Row, tables
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def _printed() -> tuple[Row, ...]:
@@ -86,22 +83,11 @@ def printed_alphas() -> Iterator[list[str]]:
 
 
 def _alphas(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return ""
-
-    def fill(figure: Figure) -> None:
-        ax = figure.subplots()
-        for place, row in enumerate(rows):
-            alpha = row["alpha"]
-            ends = [[alpha["value"] - alpha["low"]], [alpha["high"] - alpha["value"]]]
-            ax.errorbar([alpha["value"]], [place], xerr=ends, fmt="o", color=ink("series-0"), capsize=3)
-        ax.set_yticks(range(len(rows)), [f"{short(row['draft'])}, {row['setting']}" for row in rows])
-        ax.invert_yaxis()
-        ax.set_xlim(0, 1)
-        ax.set_xlabel("α, with its 95 % interval over texts")
-
-    words = "; ".join(f"{short(row['draft'])}, {row['setting']}: {row['alpha']['value']:.2f}" for row in rows)
-    return to_svg("leviathan-3-alpha", "α by draft and sampling", words, (8.6, 1.2 + 0.32 * len(rows)), fill)
+    alphas = [(f"{short(row['draft'])}, {row['setting']}", row["alpha"]) for row in rows]
+    bars = [(label, alpha["low"], alpha["value"], alpha["high"], "series-0") for label, alpha in alphas]
+    words = "; ".join(f"{label}: {alpha['value']:.2f}" for label, alpha in alphas)
+    x_label = "α, with its 95 % interval over texts"
+    return draw_bars("leviathan-3-alpha", "α by draft and sampling", words, x_label, bars, 1)
 
 
 def table_4(measured: Sequence[Measurement]) -> list[Section]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ COLOURS = {
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 3)), (0, (9, 3)), (0, (1, 3)))
 MARKERS = "os^Dv"
 FEW = 10  # points: so few are marked
+Bar = tuple[str, float, float, float, str]  # its label, the low end, the figure, the high end, its colour
 _FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 
@@ -74,6 +75,23 @@ def draw(data: FigureData) -> str:
 
     width = {1: 5.6, 2: 8.6}.get(len(data.panels), 10.4)
     return to_svg(data.name, data.title, data.text, (width, 4.2), fill)
+
+
+def draw_bars(name: str, title: str, text: str, x_label: str, bars: Sequence[Bar], most: float | None = None) -> str:
+    """Figures with their intervals below each other, on an axis from 0 to `most`; nothing without any."""
+    if not bars:
+        return ""
+
+    def fill(figure: Figure) -> None:
+        ax = figure.subplots()
+        for place, (_, low, value, high, colour) in enumerate(bars):
+            ax.errorbar([value], [place], xerr=[[value - low], [high - value]], fmt="o", color=ink(colour), capsize=3)
+        ax.set_yticks(range(len(bars)), [label for label, *_ in bars])
+        ax.invert_yaxis()
+        ax.set_xlim(0, most)
+        ax.set_xlabel(x_label)
+
+    return to_svg(name, title, text, (8.6, 1.2 + 0.32 * len(bars)), fill)
 
 
 def to_svg(name: str, title: str, text: str, inches: tuple[float, float], fill: Callable[[Figure], None]) -> str:
