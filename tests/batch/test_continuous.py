@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.structured import regex
 from outrider.support.text import TextTracker
-from tests.helpers.clients import CONTEXT, ENDLESS, PROMPTS, Gate, MineError
-from tests.helpers.folders import save_model
+from tests.helpers.clients import ENDLESS, PROMPTS, Gate, MineError
 from tests.helpers.threads import side_by_side
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -36,21 +34,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    folder = save_model(tmp_path_factory.mktemp("target"), 0, max_position_embeddings=CONTEXT)
-    return outrider.load(folder, dtype="float64")
-
-
-@pytest.fixture(scope="module")
 def draft(draft_folder: Path) -> TextModel:
     return outrider.load(draft_folder, dtype="float64")
-
-
-@pytest.fixture
-def batch(target: TextModel) -> Iterator[outrider.ContinuousBatch]:
-    made = outrider.ContinuousBatch(target, draft="suffix", num_draft_tokens=2, batch_size=3)
-    yield made
-    made.close()
 
 
 def asked(i: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -19,21 +18,7 @@ from outrider.drafters import (
 )
 from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import TextModel
-from tests.helpers.clients import CONTEXT, ENDLESS, PROMPTS, MineError
-from tests.helpers.folders import save_model
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    folder = save_model(tmp_path_factory.mktemp("target"), 0, max_position_embeddings=CONTEXT)
-    return outrider.load(folder, dtype="float64")
-
-
-@pytest.fixture
-def batch(target: TextModel) -> Iterator[outrider.ContinuousBatch]:
-    made = outrider.ContinuousBatch(target, draft="suffix", num_draft_tokens=2, batch_size=3)
-    yield made
-    made.close()
+from tests.helpers.clients import ENDLESS, PROMPTS, MineError
 
 
 def test_a_drafter_that_can_not_begin_or_end_fails_its_own_request(target: TextModel) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 PROMPTS = ("the quick brown fox", "a b a b a", "one two three one", "zebra", "abc", "the man")
 ENDLESS: dict[str, Any] = {"max_new_tokens": 5000, "ignore_eos": True}  # longer than any test waits; to be cancelled
-CONTEXT = 8192
 
 
 class MineError(Exception):

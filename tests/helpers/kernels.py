@@ -1,4 +1,4 @@
-"""Rows, rounded weights and products beside which our kernels are held."""
+"""Rows, rounded weights, products and rotations beside which our kernels are held."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def product(x: Tensor, weight: Tensor, block: int) -> Tensor:
         values, scale = rounded(x[..., at : at + block])
         total += values @ weight[:, at : at + block].T * scale
     return total
+
+
+def turned(x: Tensor) -> Tensor:
+    """The halves of rows [.., size] exchanged, the first of them negative: what a rotation multiplies with its sines."""
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
 
 
 HEADS: dict[str, Any] = {

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.models.cache.runs import Mark, Steps
 from outrider.models.transformers_model import TransformersModel
 from outrider.prefill import prefill
 from outrider.support.device_data import pad_rows
@@ -64,3 +65,10 @@ def ragged_difference(
     compare(moved[0], wanted[1][15:18])
     compare(moved[1], wanted[2][26:27])
     return float(torch.stack(off).max())  # NaN stays, and is no small number
+
+
+def last_state(mark: Mark, key: Any) -> Tensor:
+    """In place of `Mark.of`, a planted fault: what is rolled back keeps the state of what was rejected."""
+    states = mark.run.states[key]
+    last = states.last if isinstance(states, Steps) else states[-1]
+    return last[mark.row : mark.row + 1]

@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 
 from outrider.kernels.models import Kernels, kernels
 from outrider.models.kernels.rows import GELUS, Gelu, RmsNorm, replace_rows
+from tests.helpers.kernels import turned
 from tests.helpers.tiny_models import module
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="this machine builds no kernels")
@@ -153,11 +154,6 @@ def test_a_rows_gelu_has_the_same_bits_beside_others(form: int, threads: int, si
         assert form == 0 or not alike[1]
     finally:
         torch.set_num_threads(before)
-
-
-def turned(x: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
 
 
 @pytest.mark.parametrize(("batch", "heads", "tokens", "size"), [(1, 9, 1, 64), (3, 2, 5, 10), (2, 14, 300, 8)])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from outrider.draft_length import FixedLength
 from outrider.drafters import ModelDrafter
-from outrider.models.cache.runs import Mark, Steps
+from outrider.models.cache.runs import Mark
 from outrider.models.recurrent.model import RecurrentModel
 from outrider.sampling import Context, SamplingSettings, standardize
 from tests.helpers.enumerate import target_joint
 from tests.helpers.marks import slow
-from tests.helpers.ragged import reference
+from tests.helpers.ragged import last_state, reference
 from tests.helpers.samples import ALARM, LENGTH, V, p_value_of, run
 from tests.helpers.tiny_models import module
 from tests.helpers.toys import PROMPT
@@ -51,11 +49,6 @@ def test_states_that_are_not_rolled_back_are_seen(target: str, monkeypatch: pyte
     model, draft = small(target, 0), small("Mamba2", 1)
     joint = joint_of(model)
 
-    def stale(mark: Mark, key: Any) -> Tensor:
-        states = mark.run.states[key]
-        last = states.last if isinstance(states, Steps) else states[-1]
-        return last[mark.row : mark.row + 1]
-
-    monkeypatch.setattr(Mark, "of", stale)
+    monkeypatch.setattr(Mark, "of", last_state)
     tokens, _ = run(model, ModelDrafter(draft), SETTINGS, FixedLength(3), samples=SAMPLES)  # type: ignore[arg-type]
     assert p_value_of(tokens, joint) < ALARM

@@ -18,7 +18,7 @@ from outrider.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLoo
 from outrider.errors import ModelError, ParameterError
 from outrider.models.cache import recurrent_cache
 from outrider.models.cache.recurrent_cache import STEPS
-from outrider.models.cache.runs import Mark, RunStates, Steps, _tensors_of
+from outrider.models.cache.runs import Mark, RunStates, _tensors_of
 from outrider.models.kinds import engine_kind
 from outrider.models.recurrent.model import RecurrentModel
 from outrider.models.transformers_model import TransformersModel
@@ -30,7 +30,7 @@ from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.sharded.loading import plan_of
 from tests.helpers.marks import thinned
-from tests.helpers.ragged import ragged_difference, reference, score, some_tokens
+from tests.helpers.ragged import last_state, ragged_difference, reference, score, some_tokens
 from tests.helpers.tiny_models import RECURRENT, module, tiny, tiny_recurrent
 
 # Nearly all compute their recurrences in float32, whatever their weights are, in sums that differ by hundreds of steps.
@@ -262,20 +262,11 @@ def test_a_pass_that_fails_leaves_states_as_they_were(monkeypatch: pytest.Monkey
     sequence.close()
 
 
-class _LastState(Mark):
-    """A planted fault: what is rolled back keeps the state of what was rejected."""
-
-    def of(self, key: Any) -> Tensor:
-        states = self.run.states[key]
-        last = states.last if isinstance(states, Steps) else states[-1]
-        return last[self.row : self.row + 1]
-
-
 @pytest.mark.parametrize("architecture", ["Qwen3_5", "Lfm2", "Mamba2"])
 def test_a_state_that_is_not_rolled_back_is_seen_when_a_model_is_opened(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recurrent_cache, "Mark", _LastState)
+    monkeypatch.setattr(Mark, "of", last_state)
     with pytest.raises(ModelError, match="other logits through the slot cache"):
         RecurrentModel(module(architecture), name="forgetful")
 

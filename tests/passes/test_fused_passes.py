@@ -21,6 +21,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.models.weights.kernel_linear import Int4Kernel, Int8Kernel
 from outrider.models.weights.quantized import quantize_to_int8
 from tests.helpers.chains import calls
+from tests.helpers.kernels import turned
 from tests.helpers.marks import slow
 from tests.helpers.tiny_models import module, record_now
 
@@ -34,11 +35,6 @@ def normed(x: Tensor) -> Tensor:
     assert ours is not None
     out: Tensor = ours.ops.rms_norm(x, NORM, 1e-5, 0.0)
     return out
-
-
-def turned(x: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
 
 
 def test_sums_that_only_look_like_a_rotation_are_no_error() -> None:
