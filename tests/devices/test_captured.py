@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import outrider
-import outrider.models.passes.captured as passes
+import outrider.models.passes.captured_trial as trial
 from outrider.drafters import HeadDrafter, ModelDrafter
 from outrider.heads.autoregressive import AutoregressiveModel
 from outrider.heads.recorded import CapturedHead
@@ -169,7 +169,7 @@ class TestLeanPasses:
     def recorded(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[TransformersModel, OwnCode]:
         target = llama()
         lean = OwnCode(target.with_a_cache_of_its_own(), **options)
-        monkeypatch.setattr(passes, "lean_pass", lambda model: lean)
+        monkeypatch.setattr(trial, "lean_pass", lambda model: lean)
         target.record()
         assert isinstance(target.recorded, CapturedPasses)
         return target, lean
