@@ -3,7 +3,7 @@
 A replay runs the kernels of the function that was captured, so it gives its bits, give or take a kernel that a library
 chooses otherwise. What a graph has kept of the pass that was captured (a position, a mask, an address) shows in others: so
 each is compared with the function itself, over dozens of positions, after a roll-back, and with two rows. Half precision
-hides less that way than beside ordinary passes, which round otherwise.
+hides less that way than beside ordinary passes, which round otherwise. `capture_passes` makes those that passed.
 """
 
 from __future__ import annotations
