@@ -68,7 +68,8 @@ def generate(target: TextModel, prompt: Any, **options: Unpack[GenerateOptions])
     seed: 0 … 2^63-1; row i of a batch uses (seed, i). A list gives each row its own, as if it stood alone (where the draft
     length is adapted and tokens are drawn: with `drafter_invariant`).
     logprobs, betas, drafts: report log-probabilities of the tokens, sum min(target, draft) where tokens were offered, and
-    the offered tokens, rejected ones included (in the result's `rounds`).
+    the offered tokens, rejected ones included (in the result's `rounds`). top_logprobs: 0 … 100 of the most probable tokens
+    in each token's place, too.
     lenience: below 1 the output is LOSSY, no longer the target's law: drafted tokens are accepted with
     min(1, target / (lenience · draft)), or at temperature 0 if they have lenience times the best one's probability.
     alternatives: tokens that are scored in each drafted one's place, 0 … 16, from models and heads as drafts; None: where
@@ -180,7 +181,7 @@ def result_of(
     return Result.of_rounds(
         rounds,
         0.0 if row is None else row.prefill_seconds,
-        logprobs=options.extras.logprobs,
+        options.extras,
         text=tracker.text,
         finish_reason=(None if row is None else row.finish_reason) or "cancelled",
         seed=seed,

@@ -14,6 +14,9 @@ Origin = Literal["prompt", "accepted", "lenient", "recovered", "bonus", "target"
 FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
 """Why a sequence ended: end-of-sequence token, stop string, `max_new_tokens`, the model's context is full, cancelled."""
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The most probable tokens of a position, (token, log-probability), the best first."""
+
 PHASES = ("prefill", "draft", "verify", "sampling", "other")
 """prefill: both models reading the prompt; draft, verify: forward passes of draft and target; sampling: standardisation,
 drawing and acceptance; other: the loop, tokens to text, bookkeeping."""
@@ -27,7 +30,8 @@ class Round:
     was among the alternatives the bonus token; fewer only where the sequence ended inside them.
     drafted: tokens offered. accepted: how many of them the rule accepted. drafter: who proposed, None without a draft.
     alternatives: tokens scored beside the draft (`proposal.Alternatives`). taken: whether the recovered token was one.
-    seconds: by phase, this row's share of the round. logprobs: of the kept tokens, under the target's raw logits.
+    seconds: by phase, this row's share of the round. logprobs: of the kept tokens, under the target's raw logits;
+    top_logprobs: the most probable tokens in each one's place, (token, log-probability), if asked for.
     drafts, betas: the offered tokens, and sum min(target, draft) at each offered position, if asked for; where tokens are
     decided by position, how often a draft that draws by the same numbers says the same (`race_acceptance_probability`).
     signals: how sure the draft was of each token, in classes (`draft_steps.signals`), if the policy asked.
@@ -50,6 +54,7 @@ class Round:
     lenient: tuple[int, ...] = ()
     alternatives: int = 0
     taken: bool = False
+    top_logprobs: tuple[TopLogprobs, ...] | None = None
 
     @property
     def lossy(self) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
-from outrider.records import FinishReason, Round, Stats, summarise
+from outrider.records import FinishReason, Round, Stats, TopLogprobs, summarise
+from outrider.settings.extras import Extras
 
 
 class _Known(TypedDict):
@@ -26,7 +27,8 @@ class Result:
     """What was generated for one prompt.
 
     text: special tokens and a final stop string left out. tokens: ids as generated, an end-of-sequence token included.
-    logprobs: of each token under the target's raw logits, if asked for. rounds: what each round did.
+    logprobs: of each token under the target's raw logits, if asked for. top_logprobs: the most probable tokens in each one's
+    place, (token, log-probability), if asked for. rounds: what each round did.
     prompt_tokens: those that the sequence began with; source_tokens: those that an encoder read.
     lenience: below 1 the output is lossy: it need not follow the target's law (`lenience`).
     drafter_invariant: whether the seed gives this text with any draft and with none.
@@ -43,15 +45,17 @@ class Result:
     source_tokens: int | None = None
     lenience: float = 1.0
     drafter_invariant: bool = False
+    top_logprobs: list[TopLogprobs] | None = None
 
     @classmethod
-    def of_rounds(cls, rounds: Sequence[Round], prefill_seconds: float, *, logprobs: bool, **more: Unpack[_Known]) -> Result:
-        """What the rounds of one prompt came to. logprobs: whether they were asked for."""
+    def of_rounds(cls, rounds: Sequence[Round], prefill_seconds: float, extras: Extras, **more: Unpack[_Known]) -> Result:
+        """What the rounds of one prompt came to. extras: what was asked for."""
         return cls(
             tokens=[token for one in rounds for token in one.tokens],
             stats=summarise(rounds, prefill_seconds),
             rounds=list(rounds),
-            logprobs=[x for one in rounds for x in one.logprobs or ()] if logprobs else None,
+            logprobs=[x for one in rounds for x in one.logprobs or ()] if extras.logprobs else None,
+            top_logprobs=[x for one in rounds for x in one.top_logprobs or ()] if extras.top_logprobs else None,
             **more,
         )
 
@@ -78,4 +82,6 @@ class Result:
             out["drafter_invariant"] = True
         if self.logprobs is not None:
             out["logprobs"] = self.logprobs
+        if self.top_logprobs is not None:
+            out["top_logprobs"] = self.top_logprobs
         return out

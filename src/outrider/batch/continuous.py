@@ -93,6 +93,11 @@ class ContinuousBatch:
         """How many answers are not done, those that wait for a place included."""
         return self._worker.load
 
+    @property
+    def open(self) -> bool:
+        """Whether it takes requests."""
+        return self._worker.open
+
     def close(self) -> None:
         """Cancel what is not done, and wait for the round under way."""
         self._worker.stop()
@@ -127,6 +132,10 @@ class _Worker:
     @property
     def load(self) -> int:
         return len(self._waiting) + len(self._here)
+
+    @property
+    def open(self) -> bool:
+        return not self._stopping and not self._finishing and self._thread.is_alive()
 
     def renew(self) -> None:
         """Nobody holds its lock."""

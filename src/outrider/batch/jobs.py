@@ -18,6 +18,7 @@ from typing import Any
 
 from outrider.audio import Audio, Recordings
 from outrider.errors import ParameterError
+from outrider.request.from_json import check_kinds, read_biases, read_prompt, read_regex, read_schema
 from outrider.request.options import Options, parse_options
 from outrider.structured import Structure
 from outrider.support.checks import check_count
@@ -27,7 +28,6 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 LAW = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "logit_bias")
 STRUCTURE = ("json_schema", "regex")
 OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", "logprobs", *LAW, *STRUCTURE)
-_SWITCHES = ("ignore_eos", "logprobs")
 _PROMPTS = ("prompt", "messages", "audio")
 _KEYS = (*_PROMPTS, "language", "task", "id", "metadata", *OPTIONS)
 
@@ -154,12 +154,21 @@ def _job(path: Path, number: int, index: int, line: bytes) -> Job:
     wrong = [key for key in ("language", "task") if key in found and "audio" not in found]
     if wrong:
         raise ParameterError(f"{where}: {wrong[0]} is for audio: leave it out")
-    options = {key: found[key] for key in OPTIONS if key in found}
-    for key in ("seed", "stop", *_SWITCHES):
-        _check_kind(where, key, options)
-    _read_structure(where, options)
-    _read_biases(where, options)
-    return Job(index, _prompt(path, where, found), options, _passed(where, found))
+    try:
+        options = _options({key: found[key] for key in OPTIONS if key in found})
+        prompt = _prompt(path, where, found)
+    except ParameterError as error:
+        raise error if str(error).startswith(where) else ParameterError(f"{where}: {error}") from None
+    return Job(index, prompt, options, _passed(where, found))
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    """What a line says; a schema or pattern of null is none, and neither is the command's then."""
+    check_kinds(options)
+    for key, read in (("json_schema", read_schema), ("regex", read_regex), ("logit_bias", read_biases)):
+        if key in options:
+            options[key] = read(options[key])
+    return options
 
 
 def _passed(where: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,74 +195,23 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_kind(where: str, key: str, options: Mapping[str, Any]) -> None:
-    """What `parse_options` would take for something else, or leave to chance."""
-    value = options.get(key)
-    if key == "seed" and "seed" in options and not isinstance(value, int):
-        raise ParameterError(f"{where}: seed must be a whole number, got {value!r}")
-    if key == "stop" and "stop" in options and not isinstance(value, str | list):
-        raise ParameterError(f"{where}: stop must be a string or a list of them, got {value!r}")
-    if key in _SWITCHES and key in options and not isinstance(value, bool):
-        raise ParameterError(f"{where}: {key} must be true or false, got {value!r}")
-
-
-def _read_structure(where: str, options: dict[str, Any]) -> None:
-    """A schema as its text; null is none, and neither is the command's then."""
-    schema, pattern = options.get("json_schema"), options.get("regex")
-    if not isinstance(schema, dict | None):
-        raise ParameterError(f"{where}: json_schema must be a JSON object or null, got {schema!r}")
-    if not isinstance(pattern, str | None):
-        raise ParameterError(f"{where}: regex must be a string or null, got {pattern!r}")
-    if schema is not None:
-        options["json_schema"] = json.dumps(schema, ensure_ascii=False)
-
-
-def _read_biases(where: str, options: dict[str, Any]) -> None:
-    """JSON's keys are strings, and it has no number for what excludes a token."""
-    biases = options.get("logit_bias")
-    if biases is None:
-        return
-    wrong = ParameterError(
-        f'{where}: logit_bias must be an object such as {{"17": -2.5}}, -Infinity excludes; got {biases!r}'
-    )
-    if not isinstance(biases, dict) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in biases.values()):
-        raise wrong
-    try:
-        options["logit_bias"] = {int(token): float(value) for token, value in biases.items()}
-    except (ValueError, OverflowError):
-        raise wrong from None
-
-
 def _prompt(path: Path, where: str, found: Mapping[str, Any]) -> Any:
     if "prompt" in found:
-        return _tokens_or_text(where, found["prompt"])
+        return read_prompt(found["prompt"])
     if "messages" in found:
-        return _messages(where, found["messages"])
-    try:
-        heard = Recordings(path.parent).named_by(found, where)
-    except ParameterError as error:
-        raise error if str(error).startswith(where) else ParameterError(f"{where}: {error}") from None
+        return _messages(found["messages"])
+    heard = Recordings(path.parent).named_by(found, where)
     if heard is None:
-        raise ParameterError(f"{where}: audio must name a WAV file, got null")
+        raise ParameterError("audio must name a WAV file, got null")
     return heard
 
 
-def _tokens_or_text(where: str, prompt: Any) -> Any:
-    text = isinstance(prompt, str) and prompt
-    ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
-    if not text and not ids:
-        raise ParameterError(f"{where}: prompt must be text or a list of token ids, not empty")
-    if isinstance(prompt, str):
-        check_characters(f"{where}: prompt", prompt)
-    return prompt
-
-
-def _messages(where: str, messages: Any) -> Any:
+def _messages(messages: Any) -> Any:
     def good(one: Any) -> bool:
         return isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
 
     if not (isinstance(messages, list) and messages and all(good(one) for one in messages)):
-        raise ParameterError(f"{where}: messages must be a list of objects with role and content")
+        raise ParameterError("messages must be a list of objects with role and content")
     for one in messages:
-        check_characters(f"{where}: message", one["content"])
+        check_characters("message", one["content"])
     return messages

@@ -17,6 +17,7 @@ from outrider.cli.calibrate import calibrate
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.room import what_lacks
+from outrider.cli.serve import serve
 from outrider.cli.theory import theory
 from outrider.cli.train import train
 from outrider.cli.train_ngram import train_ngram
@@ -34,7 +35,7 @@ def cli() -> None:
     """Lossless speculative decoding: a cheap draft proposes tokens, the target verifies them and keeps its distribution."""
 
 
-for command in (generate, demo, batch, tune, audit, theory, bench, calibrate, train, train_ngram):
+for command in (generate, demo, serve, batch, tune, audit, theory, bench, calibrate, train, train_ngram):
     cli.add_command(command)
 
 

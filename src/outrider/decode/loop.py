@@ -34,6 +34,7 @@ from outrider.round import Extras, Scorer
 from outrider.sampling import SamplingSettings
 from outrider.settings.drafting import check_lenience
 from outrider.support.alone import Alone
+from outrider.support.checks import check_count
 from outrider.support.clock import PhaseClock
 
 
@@ -64,6 +65,8 @@ class Decoder:
         failing_alone: bool = False,
     ) -> None:
         check_lenience(lenience)
+        if extras is not None:
+            check_count("top_logprobs", extras.top_logprobs, 0, target.vocab_size)
         for request in requests:
             check_request(request, target)
         check_constraints(sampling, target)

@@ -14,6 +14,7 @@ from outrider.errors import NumericalError
 from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
 from outrider.round import Group, Outcome, Scorer
+from outrider.round.told import best, own
 
 
 class OneRound:
@@ -60,7 +61,7 @@ class OneRound:
         for i, (row, outcome, count) in enumerate(self._kept):
             if row.error is None:
                 prospect = self._prospects[i] if proposal.lengths[i] else None
-                record = _record(row, outcome, count, prospect, seconds, proposal, i, self.group.scorer.lenience)
+                record = _record(row, outcome, count, prospect, seconds, proposal, i, self.group.scorer)
                 row.length.update(
                     Trial(
                         prospect,
@@ -101,20 +102,22 @@ def _record(
     seconds: dict[str, float],
     proposal: Proposal,
     i: int,
-    lenience: float,
+    scorer: Scorer,
 ) -> Round:
+    told, extras = None if outcome.told is None else outcome.told[: kept * scorer.extras.told], scorer.extras
     return Round(
         tokens=tuple(outcome.tokens[:kept]),
         drafted=proposal.lengths[i],
         accepted=outcome.accepted,
         drafter=prospect.drafter if prospect is not None else None,
         seconds={phase: seconds[phase] for phase in PHASES},
-        logprobs=None if outcome.logprobs is None else tuple(outcome.logprobs[:kept]),
+        logprobs=None if told is None else own(told, extras),
+        top_logprobs=None if told is None else best(told, extras),
         betas=None if outcome.betas is None else tuple(outcome.betas),
         drafts=None if outcome.drafts is None else tuple(outcome.drafts),
         signals=tuple(proposal.signals[i]) if proposal.signals and proposal.signals[i] else None,
         finish_reason=row.finish_reason,
-        lenience=lenience,
+        lenience=scorer.lenience,
         lenient=outcome.lenient,
         alternatives=0 if proposal.beside is None else proposal.beside.count(i),
         taken=outcome.taken,

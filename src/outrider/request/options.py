@@ -11,11 +11,14 @@ from outrider.settings.drafting import check_count_of_alternatives, check_lenien
 from outrider.settings.extras import Extras
 from outrider.settings.sampling import KeepsState, LogitsProcessor, SamplingSettings
 from outrider.settings.seed import check_seed
-from outrider.support.checks import check_switch, unknown_option
+from outrider.support.checks import check_count, check_switch, unknown_option
 from outrider.support.text import check_stop
 
 if TYPE_CHECKING:
     from outrider.request.choices import Draft, Length
+
+
+MOST_TOP_LOGPROBS = 100
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -28,6 +31,7 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     seed: int | Sequence[int] | None
     logprobs: bool
+    top_logprobs: int
     betas: bool
     drafts: bool
     cancelled: Callable[[], bool]
@@ -74,7 +78,7 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         options.pop("cancelled", None)
     elif not callable(options["cancelled"]):
         raise ParameterError(f"cancelled must be a function that says whether to stop, got {options['cancelled']!r}")
-    extras = Extras(*(check_switch(name, options.pop(name, False)) for name in ("logprobs", "betas", "drafts")))
+    extras = _extras(options)
     options["ignore_eos"] = check_switch("ignore_eos", options.pop("ignore_eos", False))
     lenience = check_lenience(options.pop("lenience", 1.0))
     alternatives = options.pop("alternatives", None)
@@ -109,6 +113,14 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
     )
 
 
+def _extras(options: dict[str, Any]) -> Extras:
+    """What is to be reported, taken out of the options."""
+    logprobs, betas, drafts = (check_switch(name, options.pop(name, False)) for name in ("logprobs", "betas", "drafts"))
+    top = options.pop("top_logprobs", 0)
+    check_count("top_logprobs", top, 0, MOST_TOP_LOGPROBS)
+    return Extras(logprobs or top > 0, betas, drafts, top_logprobs=int(top))
+
+
 _ONE_FOR_ALL = (
     "max_new_tokens",
     "temperature",
@@ -117,6 +129,7 @@ _ONE_FOR_ALL = (
     "min_p",
     "ignore_eos",
     "logprobs",
+    "top_logprobs",
     "lenience",
     "alternatives",
 )

@@ -17,7 +17,8 @@ from torch import Tensor
 from outrider.models.base import fit_vocabulary, has_same_bits, scores_alternatives
 from outrider.proposal import DraftRow, Proposal
 from outrider.round.contract import Outcome, Scorer
-from outrider.round.several import logprobs_at, read_back
+from outrider.round.several import read_back
+from outrider.round.told import told_of
 from outrider.sampling import draw, greedy_leads, greedy_tokens, standardize
 from outrider.support.device_data import index, to_device
 
@@ -70,7 +71,7 @@ def go_on(
         bonus = greedy_tokens(logits, sampling, contexts)
     columns = [bonus.unsqueeze(-1)]
     if scorer.extras.logprobs:
-        columns.append(logprobs_at(logits, bonus).unsqueeze(-1))
+        columns.append(told_of(logits, bonus, scorer.extras))
     read = read_back(columns)
     outcomes = list(outcomes)
     for n in taken:
@@ -94,7 +95,7 @@ def _recovered(outcomes: list[Outcome], proposal: Proposal) -> list[tuple[int, i
 
 
 def _with_bonus(outcome: Outcome, read: list[float], law: Tensor | None) -> Outcome:
-    """One token more. read: the token, and its log-probability if that was asked for. law: [1, V]"""
-    logprobs = outcome.logprobs if outcome.logprobs is None else [*outcome.logprobs, *read[1:]]
+    """One token more. read: the token, and what is told of it if that was asked for. law: [1, V]"""
+    told = None if outcome.told is None else [*outcome.told, *read[1:]]
     laws = outcome.laws if law is None or outcome.laws is None else torch.cat([outcome.laws, law])
-    return replace(outcome, tokens=[*outcome.tokens, int(read[0])], logprobs=logprobs, laws=laws, taken=True)
+    return replace(outcome, tokens=[*outcome.tokens, int(read[0])], told=told, laws=laws, taken=True)

@@ -21,12 +21,13 @@ class Outcome:
     laws: [accepted + 1, V], the distributions that these tokens follow; stays on the device; None if they are point masses,
     or were neither asked for nor made.
     lenient: accepted tokens, by position, that the exact rule would have rejected.
+    told: log-probabilities as they were read back (`round.told`), `Extras.told` numbers a token.
     taken: the recovered token was an alternative, so one token more follows it; the sequence ends with the recovered one.
     """
 
     tokens: list[int]
     accepted: int
-    logprobs: list[float] | None
+    told: list[float] | None
     betas: list[float] | None
     drafts: list[int] | None
     laws: Tensor | None

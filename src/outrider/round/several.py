@@ -19,6 +19,7 @@ from outrider.acceptance.verify import Uniforms, Verdict, verify
 from outrider.models.base import fit_vocabulary
 from outrider.proposal import DraftRow, Proposal, races_of
 from outrider.round.contract import Outcome, Scorer
+from outrider.round.told import told_of
 from outrider.sampling import Context, SamplingSettings, greedy_on_host, greedy_tokens, standardize
 from outrider.sampling.penalties import State
 from outrider.support.device_data import index, to_device
@@ -49,7 +50,8 @@ def decided(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal, scored: Te
         verdict = lossy.verify(probs, proposal, _uniforms(rows, proposal, model.device), drafted)
     columns = [verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1), proposal.tokens]
     if scorer.extras.logprobs:
-        columns.append(_chosen_logprobs(logits, proposal.tokens, verdict.num_accepted, verdict.next_token))
+        kept = _kept(proposal.tokens, verdict.num_accepted, verdict.next_token)
+        columns.append(told_of(logits, kept, scorer.extras).flatten(1))
     if scorer.extras.betas:
         rule = acceptance_probability if races is None else race_acceptance_probability
         columns.append(_betas(probs, proposal, rule) if lossy is None else lossy.betas(probs, proposal))
@@ -72,9 +74,9 @@ def _greedy_outcomes(scorer: Scorer, logits: Tensor, contexts: list[Context] | N
     for values, drafted in zip(packed, proposal.lengths, strict=True):
         chosen, offered = [int(t) for t in values[: width + 1]], [int(t) for t in values[width + 1 :][:drafted]]
         accepted = next((i for i, token in enumerate(offered) if token != chosen[i]), drafted)
-        logprobs = values[2 * width + 1 :][: accepted + 1] if scorer.extras.logprobs else None
+        told = values[2 * width + 1 :][: (accepted + 1) * scorer.extras.told] if scorer.extras.logprobs else None
         drafts = offered if scorer.extras.drafts else None
-        outcomes.append(Outcome(chosen[: accepted + 1], accepted, logprobs, None, drafts, None))
+        outcomes.append(Outcome(chosen[: accepted + 1], accepted, told, None, drafts, None))
     return outcomes
 
 
@@ -94,7 +96,7 @@ def _read_greedy(scorer: Scorer, logits: Tensor, contexts: list[Context] | None,
     best = greedy_tokens(logits, scorer.sampling, contexts)
     columns = [best, proposal.tokens]
     if scorer.extras.logprobs:
-        columns.append(logprobs_at(logits, best))
+        columns.append(told_of(logits, best, scorer.extras).flatten(1))
     return read_back(columns)
 
 
@@ -153,18 +155,11 @@ def _contexts(rows: Many[DraftRow], proposal: Proposal, device: torch.device) ->
     return contexts
 
 
-def _chosen_logprobs(logits: Tensor, drafts: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
-    """Log softmax of the raw logits (temperature 1, no processors) at the tokens kept. → [R, K+1], then padding"""
+def _kept(drafts: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
+    """The tokens kept, then padding. → [R, K+1]"""
     positions = torch.arange(drafts.shape[1] + 1, device=drafts.device)
     padded = torch.nn.functional.pad(drafts, (0, 1))
-    return logprobs_at(logits, torch.where(positions == num_accepted.unsqueeze(-1), next_token.unsqueeze(-1), padded))
-
-
-def logprobs_at(logits: Tensor, tokens: Tensor) -> Tensor:
-    """[R, K+1, V], int64 [R, K+1] → [R, K+1]; anything where there is no token (-1)"""
-    chosen = tokens.clamp(min=0)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return wide.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - wide.logsumexp(-1)
+    return torch.where(positions == num_accepted.unsqueeze(-1), next_token.unsqueeze(-1), padded)
 
 
 def _betas(probs: Tensor, proposal: Proposal, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -199,13 +194,14 @@ def _unpack(scorer: Scorer, values: list[float], proposal: Proposal, i: int, law
     width = proposal.tokens.shape[1]
     accepted, following = int(values[0]), int(values[1])
     rest = values[2 + width :]
-    logprobs = None
+    told = None
     if scorer.extras.logprobs:
-        logprobs, rest = rest[: accepted + 1], rest[width + 1 :]
+        each = scorer.extras.told
+        told, rest = rest[: (accepted + 1) * each], rest[(width + 1) * each :]
     betas = None
     if scorer.extras.betas:
         betas, rest = rest[: proposal.lengths[i]], rest[width:]
     lenient = tuple(place for place, flag in enumerate(rest[:accepted]) if flag) if scorer.lenience < 1.0 else ()
     tokens = [int(t) for t in values[2 : 2 + accepted]] + [following]
     drafts = [int(t) for t in values[2 : 2 + proposal.lengths[i]]] if scorer.extras.drafts else None
-    return Outcome(tokens, accepted, logprobs, betas, drafts, laws[: accepted + 1], lenient)
+    return Outcome(tokens, accepted, told, betas, drafts, laws[: accepted + 1], lenient)

@@ -1,0 +1,205 @@
+"""The server's routes, over Starlette: OpenAI's completions and chat completions, its list of models, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from outrider.batch.answer import Answer
+from outrider.errors import OutriderError, ParameterError
+from outrider.results import Result
+from outrider.serve.calls import Call, NotServedError, read_call
+from outrider.serve.replies import Reply, error_body, status_of
+from outrider.serve.service import Asked, BusyError, Service
+
+LARGEST = 64 * 2**20  # bytes of a request
+_log = logging.getLogger(__name__)
+_Piece = tuple[int, "str | Result | Exception"]
+
+
+def make_app(service: Service, key: str | None = None, ready: Callable[[], None] = lambda: None) -> Starlette:
+    """The application. key: what a client must send as a bearer token. ready: called when requests can come."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        ready()
+        yield
+        await run_in_threadpool(service.batch.close)
+
+    async def completions(request: Request) -> Response:
+        return await _answer(service, request, chat=False)
+
+    async def chats(request: Request) -> Response:
+        return await _answer(service, request, chat=True)
+
+    async def models(_: Request) -> Response:
+        about = {"object": "model", "owned_by": "outrider", "created": 0, "max_model_len": service.target.max_length}
+        return JSONResponse({"object": "list", "data": [{"id": name, **about} for name in service.names]})
+
+    async def health(_: Request) -> Response:
+        return PlainTextResponse("", 200 if service.batch.open else 503)
+
+    async def metrics(_: Request) -> Response:
+        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
+
+    routes = [
+        Route("/v1/completions", _guarded(completions, key), methods=["POST"]),
+        Route("/v1/chat/completions", _guarded(chats, key), methods=["POST"]),
+        Route("/v1/models", _guarded(models, key)),
+        Route("/health", health),
+        Route("/metrics", metrics),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_thing})
+
+
+def _guarded(endpoint: Callable[[Request], Any], key: str | None) -> Callable[[Request], Any]:
+    """The endpoint, for those who have the key."""
+
+    async def guarded(request: Request) -> Response:
+        given = request.headers.get("authorization", "").encode()
+        if key is not None and not hmac.compare_digest(given, f"Bearer {key}".encode()):
+            return JSONResponse(
+                error_body("the API key is wrong or missing", "authentication_error", "invalid_api_key"), 401
+            )
+        made: Response = await endpoint(request)
+        return made
+
+    return guarded
+
+
+async def _no_such_thing(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return JSONResponse(error_body(f"{request.method} {request.url.path}: {error}", "invalid_request_error"), status)
+
+
+async def _answer(service: Service, request: Request, chat: bool) -> Response:
+    try:
+        call = read_call(_parsed(await _body(request)), chat, service.most_tokens)
+        asked = await run_in_threadpool(service.submit, call)
+        reply = Reply(service.names[0], chat, service.target.tokenizer, call.top, call.token_ids)
+        if call.stream:
+            return StreamingResponse(_events(service, call, asked, reply), media_type="text/event-stream")
+        results = await _whole(request, asked)
+        for result in results:
+            service.count(result)
+        return JSONResponse(reply.whole(results, asked.prompts))
+    except ClientDisconnect:
+        return Response(status_code=499)  # nobody reads it
+    except Exception as error:
+        return _failed(service, error)
+
+
+def _failed(service: Service, error: Exception) -> Response:
+    service.refused += 1
+    if isinstance(error, BusyError):
+        return JSONResponse(error_body(error, "rate_limit_error", "busy"), 429, {"Retry-After": "1"})
+    if isinstance(error, NotServedError) and error.param == "model":
+        return JSONResponse(error_body(error, code="model_not_found"), 404)
+    _tell(error)
+    return JSONResponse(error_body(error), status_of(error))
+
+
+def _tell(error: Exception) -> None:
+    """In the server's log, what no client is to blame for; with its traceback, unless it says all."""
+    if status_of(error) == 500:
+        _log.error("a request failed: %s", error, exc_info=None if isinstance(error, OutriderError) else error)
+
+
+async def _body(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > LARGEST:
+            raise ParameterError(f"the request must have {LARGEST} bytes at most")
+    return b"".join(parts)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise ParameterError("the request must be a JSON object") from None
+
+
+async def _whole(request: Request, asked: Asked) -> list[Result]:
+    """All answers; cancelled if the client goes, or one of them fails."""
+    gone = asyncio.create_task(_disconnected(request))
+    answered = asyncio.create_task(_results(asked))
+    try:
+        await asyncio.wait([gone, answered], return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise ClientDisconnect
+        return answered.result()
+    finally:
+        gone.cancel()
+        answered.cancel()
+        asked.cancel()
+
+
+async def _results(asked: Asked) -> list[Result]:
+    async def one(answer: Answer) -> Result:
+        return await answer
+
+    return await asyncio.gather(*map(one, asked.answers))
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(service: Service, call: Call, asked: Asked, reply: Reply) -> AsyncIterator[str]:
+    """A stream of server-sent events; the texts are cancelled when it is left."""
+    pieces: asyncio.Queue[_Piece] = asyncio.Queue()
+    readers = [asyncio.create_task(_read(i, answer, pieces)) for i, answer in enumerate(asked.answers)]
+    results: dict[int, Result] = {}
+    try:
+        for i in range(len(readers)):
+            yield _event(reply.piece(i, "", first=True))
+        while len(results) < len(readers):
+            i, said = await pieces.get()
+            if isinstance(said, Exception):
+                service.refused += 1
+                _tell(said)
+                yield _event(error_body(said))
+                break
+            if isinstance(said, Result):
+                results[i] = said
+                service.count(said)
+                yield _event(reply.end(i, said))
+            else:
+                yield _event(reply.piece(i, said))
+        else:
+            if call.usage:
+                yield _event(reply.usage_of([results[i] for i in range(len(readers))], asked.prompts))
+        yield "data: [DONE]\n\n"
+    finally:
+        for reader in readers:
+            reader.cancel()
+        asked.cancel()
+
+
+async def _read(number: int, answer: Answer, pieces: asyncio.Queue[_Piece]) -> None:
+    try:
+        async for piece in answer:
+            pieces.put_nowait((number, str(piece)))
+        pieces.put_nowait((number, await answer))
+    except Exception as error:
+        pieces.put_nowait((number, error))
+
+
+def _event(said: dict[str, Any]) -> str:
+    return f"data: {json.dumps(said, ensure_ascii=False)}\n\n"

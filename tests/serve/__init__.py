@@ -1,0 +1,1 @@
+"""The server: requests, answers, clients that come and go."""
