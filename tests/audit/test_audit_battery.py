@@ -37,6 +37,7 @@ def uniform(count: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return noise.random(count), np.arange(count) % 4
 
 
+@pytest.mark.slow
 def test_the_batterys_false_alarms_are_as_stated() -> None:
     """p ≤ 0.05 in about 5 % of exact samples at most: Bonferroni is conservative. 200 samples: 20 is above 4 σ."""
     values = []

@@ -41,7 +41,7 @@ from tests.helpers.toys import WRONG_BONUS, WRONG_RULES, plant_rule, table
     [
         ONE,
         slow(SamplingSettings(temperature=0.7)),
-        SamplingSettings(temperature=1.0, top_p=0.9),
+        slow(SamplingSettings(temperature=1.0, top_p=0.9)),
         slow(SamplingSettings(temperature=1.0, top_k=20)),
     ],
     ids=["temperature 1", "temperature 0.7", "top-p", "top-k"],
@@ -70,7 +70,7 @@ def test_wrong_rules_are_rejected(name: str, known: bool, monkeypatch: pytest.Mo
     assert found.exit_code == 1
 
 
-@pytest.mark.parametrize("name", WRONG_BONUS)
+@pytest.mark.parametrize("name", thinned(WRONG_BONUS))
 def test_wrong_bonus_tokens_are_rejected_though_they_are_few(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the tokens or less. The order of that very fault shows it, and that it could have is said."""
     drafts = draft_model()
@@ -138,6 +138,7 @@ def test_a_seed_set_in_the_loop_is_rejected() -> None:
     assert report(texts, target_model(), draft_model(), ONE).verdict == NOT_EXACT
 
 
+@pytest.mark.slow
 def test_a_point_mass_draft_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     target = table(1, 12, order=1, sharpness=1.0)
     found = report(written(target, PromptLookupDrafter(), ONE), target, PromptLookupDrafter(), ONE)
@@ -184,6 +185,7 @@ def test_a_draft_that_never_proposes_shows_nothing_of_the_rule() -> None:
     assert "another draft" in found.reason
 
 
+@pytest.mark.slow
 def test_texts_that_end_do_not_look_dependent() -> None:
     """Whether a text ends depends on its last token, so what is paired must not depend on where texts end."""
     target = target_model()

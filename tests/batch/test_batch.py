@@ -29,6 +29,7 @@ from outrider.sampling import SamplingSettings
 from outrider.structured import Structure
 from tests.helpers.batch_prompts import DEFAULTS, PROMPTS
 from tests.helpers.folders import make_tokenizer
+from tests.helpers.marks import slow
 from tests.helpers.ngrams import trained
 
 SAMPLED = SamplingSettings(temperature=1.0)
@@ -50,7 +51,7 @@ def jobs_of(prompts: list[str]) -> list[Job]:
     return [Job(i, prompt, {"max_new_tokens": 4 + 5 * (i % 3)}) for i, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8"])
+@pytest.mark.parametrize("dtype", [slow("float64"), "int8"])
 def test_batches_of_any_size_and_order_give_what_generate_gives(target_folder: Path, draft_folder: Path, dtype: str) -> None:
     """In float64 to within rounding that no draw here falls into, in int8 to the bit by the engine's promise."""
     target = outrider.load(target_folder, dtype=dtype)

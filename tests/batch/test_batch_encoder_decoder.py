@@ -42,7 +42,7 @@ def results(path: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda one: one["index"])
 
 
-@pytest.mark.parametrize(("architecture", "draft"), thinned(RULES, ["prompt-lookup", "model"]))
+@pytest.mark.parametrize(("architecture", "draft"), thinned(RULES, ["prompt-lookup", "model"], every=3))
 def test_each_line_is_answered_as_if_it_were_alone(
     architecture: str, draft: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

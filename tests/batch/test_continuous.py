@@ -235,6 +235,7 @@ def test_a_batch_lives_as_long_as_somebody_waits_for_it(target: TextModel) -> No
     assert not worker._thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_process_ends_in_the_middle_of_a_round(target_folder: Path) -> None:
     lines = f"""
 import os

@@ -35,6 +35,7 @@ def cell(drafter: str, *pairs: float) -> Cell:
     return Cell("text", drafter, 0.0, middle, (min(pairs), max(pairs)), pairs, 1.0, {}, 1.0, 1.0, None, 1.0, {})
 
 
+@pytest.mark.slow
 def test_pairs_stand_side_by_side_and_fixed_lengths_run_once_where_they_are_greedy(
     target_folder: Path, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_pairs_stand_side_by_side_and_fixed_lengths_run_once_where_they_are_gree
     assert all(c.table == 1.0 and c.captured is None for c in cells if c.drafter == CONTROL)
 
 
+@pytest.mark.slow
 def test_by_position_every_policy_writes_the_plain_text(target_folder: Path) -> None:
     model = outrider.load(target_folder, dtype="float64")
     drafters: dict[str, Drafter] = {"random": RandomDrafter(), "prompt-lookup": PromptLookupDrafter()}

@@ -68,6 +68,7 @@ def figures(log: Path) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow
 def test_a_log_has_its_figures_beside_it_as_json_prints_them(logs: dict[str, Path], target_folder: Path) -> None:
     found = figures(logs["alpha"])
     models = ["--target", str(target_folder), "--draft", found["rows"][0]["draft"], "--dtype", "float64"]

@@ -27,6 +27,7 @@ from outrider.sampling import SamplingSettings
 from outrider.theory import expected_tokens, race_acceptance_probability, walltime_factor
 from outrider.theory.chinchilla import TARGET_MS, TOKEN_MS, alpha_of, redrawn
 from tests.helpers.heads import Shape, write_head
+from tests.helpers.marks import slow
 
 GREEDY, SAMPLED = Setting(0.0, 1.0), Setting(1.0, 1.0)
 TABLES = Tables(Costs({1: 1.0, 3: 2.0}), {"d": DraftSeconds(0.25)}, DraftSeconds(0.25))
@@ -161,6 +162,7 @@ def test_a_perfect_draft_gives_k_plus_one_tokens_a_round_and_the_same_texts(targ
         assert row["loop"]["p50"] <= row["loop"]["p90"] <= row["loop"]["p99"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_from_its_log(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "runs.jsonl"
     options = ("--lengths", "0-2", "--log", str(log), "--json")
@@ -199,7 +201,7 @@ def test_the_table_has_measured_and_predicted_side_by_side(target_folder: Path, 
         assert words in result.stdout
 
 
-@pytest.mark.parametrize("kind", ["autoregressive", "blockwise"])
+@pytest.mark.parametrize("kind", [slow("autoregressive"), "blockwise"])
 def test_a_head_is_swept_and_beside_copies_too(kind: Shape, target_folder: Path, tmp_path: Path) -> None:
     path = write_head(tmp_path / "head", kind, outrider.load(target_folder, dtype="float64").vocab_size, blocks=2)
     for more in ((), ("--draft", "prompt-lookup")):

@@ -56,6 +56,7 @@ def as_json(result: Result) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_drafts_and_lengths_beside_plain_decoding(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
     path, log = write(tmp_path, "csv"), tmp_path / "runs.jsonl"
     options = ["--task", "xsum", "--data", str(path), "--draft", "prompt-lookup", "--draft", str(draft_folder)]

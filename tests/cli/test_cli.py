@@ -258,6 +258,7 @@ def test_what_is_wrong_with_options_is_told_before_torch_is_loaded(line: str) ->
     assert told.stderr.startswith("outrider: ")
 
 
+@pytest.mark.slow
 def test_without_a_hub_an_unknown_name_is_told_at_once(tmp_path: Path) -> None:
     """Of targets and of drafts, and in Python; huggingface_hub by itself tries again for 23 seconds."""
     nobody = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}

@@ -61,6 +61,7 @@ def test_a_draft_with_another_tokenizer_reads_the_sources_text(t5: Path, foreign
     assert drafted.stats.drafted > 0
 
 
+@pytest.mark.slow
 def test_ragged_batches_and_seeds(t5: Path, small_t5: Path) -> None:
     """A row of a batch is what it would be alone, sampled too."""
     model, draft = outrider.load(t5, dtype="float64"), outrider.load(small_t5, dtype="float64")
@@ -78,6 +79,7 @@ def test_audit_finds_an_exact_decoder_exact(t5: Path, small_t5: Path, capsys: py
     assert json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unrecorded")
 def test_audit_sees_texts_of_another_source(t5: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The negative control: the same texts, said to answer other sources."""
@@ -119,6 +121,7 @@ def test_tune_and_bench_work(
     assert [row["contender"] for row in contest["rows"]] == ["float64", "float64 + prompt-lookup"]
 
 
+@pytest.mark.slow
 def test_recordings_are_heard(whisper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_wav(tmp_path / "tone.wav", tone())
     model = outrider.load(whisper, dtype="float32")

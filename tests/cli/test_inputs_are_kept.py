@@ -44,6 +44,7 @@ def test_an_input_is_no_place_for_an_output(tmp_path: Path, capsys: pytest.Captu
     assert lines.read_text() == '{"prompt": "hello"}\n'
 
 
+@pytest.mark.slow
 def test_the_command_line_goes_before_a_plain_configuration(
     target_folder: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,8 +69,8 @@ def test_the_law_is_the_targets_whatever_is_scored_beside_the_draft(name: str, c
     "drafter",
     [
         ModelDrafter(table(2, V), SamplingSettings(), 0.3),
-        ModelDrafter(table(2, V), SamplingSettings(temperature=0.5, top_k=2), 0.3),
-        ChoiceDrafter([ModelDrafter(table(2, V), step_seconds=0.3), PromptLookupDrafter()]),
+        slow(ModelDrafter(table(2, V), SamplingSettings(temperature=0.5, top_k=2), 0.3)),
+        slow(ChoiceDrafter([ModelDrafter(table(2, V), step_seconds=0.3), PromptLookupDrafter()])),
         ChoiceDrafter(
             [
                 ModelDrafter(table(4, V), step_seconds=0.3),

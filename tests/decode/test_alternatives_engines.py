@@ -20,6 +20,7 @@ from outrider.models.transformers_model import TransformersModel
 from outrider.randomness import RandomStream
 from outrider.sampling import SamplingSettings
 from outrider.support.device_data import pad_rows
+from tests.helpers.marks import slow
 from tests.helpers.ragged import reference, some_tokens
 from tests.helpers.samples import V
 from tests.helpers.tiny_models import CONFIGS, VOCABULARY, module, record_now, tiny, tiny_encoder_decoder
@@ -36,7 +37,7 @@ def test_alternatives_get_the_logits_that_they_would_have_in_their_places(archit
     compare(model, close)
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "Gemma3", "GPT2"])
+@pytest.mark.parametrize("architecture", ["Llama", slow("Gemma3"), "GPT2"])
 def test_recorded_passes_and_padded_widths_score_them_as_well(architecture: str) -> None:
     model = TransformersModel(module(architecture, seed=1))
     record_now(model)

@@ -89,6 +89,7 @@ assert found == outrider.generate(target, "the man", draft=None, max_new_tokens=
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
 def test_a_forked_process_does_not_wait_for_threads_that_it_has_not(target_folder: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch's own threads don't outlive a fork either
@@ -204,6 +205,7 @@ def test_two_readers_of_one_stream_are_told(pair: tuple[TextModel, TextModel]) -
     assert found
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_open_when_python_ends_says_nothing(target_folder: Path) -> None:
     code = "import sys, outrider; s = outrider.stream(outrider.load(sys.argv[1]), 'abc', draft=None); next(s)"
     told = subprocess.run([sys.executable, "-c", code, str(target_folder)], capture_output=True, text=True, check=True)
@@ -253,6 +255,7 @@ other.join()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
 def test_a_forked_process_does_not_wait_for_passes_that_others_record() -> None:
     command = [sys.executable, "-c", _FORKED_WHILE_OTHERS_RECORD]

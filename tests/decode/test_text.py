@@ -25,6 +25,7 @@ def ids(text: str) -> list[int]:
     return list(tokenizer().encode(text))
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60))
 def test_pieces_add_up_and_no_character_is_split(text: str) -> None:
     detokenizer = Detokenizer(tokenizer(), ids("def "))

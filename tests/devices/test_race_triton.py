@@ -59,6 +59,7 @@ def test_it_gives_the_same_tokens() -> None:
         assert len(set(wanted)) == 2 or elsewhere != wanted  # another place, other numbers
 
 
+@pytest.mark.slow
 def test_it_compiles() -> None:
     out = run_with_triton("from tests.devices.test_race_triton import compile_all; compile_all()", interpret=False)
     assert out.splitlines()[-1] == str([True] * len(GPUS))

@@ -160,6 +160,7 @@ def test_drafts_begin_when_few_rows_are_left(several: bool) -> None:
     assert [[token for record in records for token in record.tokens] for records in found] == plain
 
 
+@pytest.mark.slow
 def test_rows_that_draft_when_others_have_ended_keep_the_law() -> None:
     """The joint law of three tokens of one row, the second of which may be drafted, and the first that ends the other."""
     target, settings = table(1, V), SETTINGS["temperature 1"]

@@ -120,6 +120,7 @@ def test_rows_that_learn_from_each_other_keep_the_law(setting: str) -> None:
     assert p_value(tokens, target, settings) > ALARM
 
 
+@pytest.mark.slow
 def test_rows_that_learn_from_each_other_are_independent() -> None:
     """The joint law of two tokens of one row and two of another, whose draft lengths follow from each other's."""
     target, settings = table(1, V), SETTINGS["temperature 1"]

@@ -105,6 +105,7 @@ def test_laws_that_sum_to_nearly_1_are_tested_as_they_were_drawn_from() -> None:
     assert torch.equal(made.probs, loose)  # it is the drafter's own
 
 
+@pytest.mark.slow
 def test_one_that_withholds_what_it_drew_is_found() -> None:
     """The third rule of docs/writing-a-drafter.md; the test of the law sees who breaks it."""
 

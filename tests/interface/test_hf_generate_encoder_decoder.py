@@ -87,6 +87,7 @@ def test_the_encoder_is_not_run_again() -> None:
     assert not len(engine_of(model)._states)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_law_of_generate() -> None:
     """Two tokens jointly, top-k 3, chi-square against the exact law; rejects a correct run with odds of 1e-6."""
     model, samples = module("T5"), 1200

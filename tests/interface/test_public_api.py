@@ -51,6 +51,7 @@ def test_modules_have_types() -> None:
     assert_type(outrider.draft_length.OptimalLength(0.5), OptimalLength)
 
 
+@pytest.mark.slow
 def test_modules_that_users_need_are_there_and_imported_when_first_used() -> None:
     """In a fresh process: here the tests have imported them all."""
     program = (

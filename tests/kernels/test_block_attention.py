@@ -132,6 +132,7 @@ def test_where_kernels_add_up_otherwise_float64_stays(monkeypatch: pytest.Monkey
     assert made.config._attn_implementation == STEADY
 
 
+@pytest.mark.slow
 def test_recorded_passes_read_the_same_blocks(model: TransformersModel, cache: object) -> None:
     tokens = some_tokens(640, 3)
 

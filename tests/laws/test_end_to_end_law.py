@@ -200,6 +200,7 @@ def test_a_target_that_rolls_back_off_by_one_is_rejected() -> None:
     assert p_value(tokens, table(1, V), settings) < ALARM
 
 
+@pytest.mark.slow
 def test_a_draft_with_stale_keys_keeps_the_law_but_loses_acceptance() -> None:
     """The output stays right; only alpha tells. So alpha is asserted, against the same run with a sound draft."""
     target, settings = table(1, V), SETTINGS["temperature 1"]

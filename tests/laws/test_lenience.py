@@ -271,6 +271,7 @@ def test_the_command_refuses_in_one_line(options: Sequence[str], told: str, caps
     assert told in shown.err
 
 
+@pytest.mark.slow
 def test_the_bench_measures_each_lenience_beside_its_formula(
     target_folder: Path, draft_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,7 @@ def p_value(texts: list[list[int]]) -> float:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, slow({"draft": None}), {"draft": "suffix", "num_draft_tokens": 2}], ids=["auto", "plain", "suffix"]
+    "how", [slow({}), slow({"draft": None}), {"draft": "suffix", "num_draft_tokens": 2}], ids=["auto", "plain", "suffix"]
 )
 def test_the_next_turn_of_a_conversation_has_the_targets_law(how: dict[str, Any]) -> None:
     texts = []
@@ -130,6 +130,7 @@ def test_a_store_keeps_other_processes_texts_which_were_drawn_by_other_numbers(t
     assert p_value(texts) > ALARM
 
 
+@pytest.mark.slow
 def test_a_table_of_what_the_same_seed_gave_meets_other_numbers(tmp_path: Path) -> None:
     """Counted from the end of a text whose third and fourth number would judge the table's draft of two tokens.
 

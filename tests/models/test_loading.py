@@ -36,6 +36,7 @@ def test_auto_keeps_the_checkpoints_dtype(target_folder: Path) -> None:
     assert outrider.load(target_folder).dtype_name == "float32"
 
 
+@pytest.mark.slow
 def test_the_default_model_is_converted_once_and_speaks() -> None:
     model = outrider.load(dtype="float32")
     asked = [{"role": "user", "content": "What is the capital of France?"}]

@@ -25,7 +25,7 @@ from outrider.models.steady_width import SteadyWidth
 from outrider.models.weights.quantized import can_quantize
 from outrider.prefill import prefill
 from outrider.support.device_data import pad_rows
-from tests.helpers.marks import thinned
+from tests.helpers.marks import slow, thinned
 from tests.helpers.openvino_engine import CLOSE, opened, score
 from tests.helpers.ragged import some_tokens
 from tests.helpers.tiny_models import CONFIGS
@@ -141,7 +141,7 @@ def test_quantized_weights_stay_near(weights: Weights, off: float, cache: Path) 
     assert 1e-5 < relative < off
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", slow("int4")])
 def test_the_bits_of_a_tokens_logits_do_not_depend_on_the_width_of_the_pass(weights: Weights, cache: Path) -> None:
     # Large enough for the head to be quantized, deep enough for a last bit to grow.
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -205,6 +205,7 @@ def test_a_damaged_conversion_is_named(target_folder: Path, cache: Path) -> None
         load_openvino(target_folder, "float32")
 
 
+@pytest.mark.slow
 def test_generation_is_the_same_with_and_without_a_draft(target_folder: Path, draft_folder: Path, cache: Path) -> None:
     target = outrider.load(target_folder, engine="openvino", dtype="float32")
     assert isinstance(target, OpenVinoModel)

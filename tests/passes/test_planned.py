@@ -147,6 +147,7 @@ def test_all_rows_read_the_same_weights_until_the_next_sequence(cache: Path) -> 
     assert not torch.equal(score(quick, [row], [tokens[:2]])[0], alone)
 
 
+@pytest.mark.slow
 def test_a_view_of_the_first_layers_sees_replaced_weights_too(cache: Path) -> None:
     """A drafter that is used again: no sequence of its own is opened."""
     _, quick = pair("Llama", "int8", num_hidden_layers=3)

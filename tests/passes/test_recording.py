@@ -39,6 +39,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "empty"
 
 
+@pytest.mark.slow
 def test_the_next_start_traces_nothing_and_a_damaged_file_is_made_again(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +122,7 @@ def test_what_is_done_to_a_recorded_model_shows_in_the_next_sequence(cache: Path
     assert is_recorded()
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "Gemma3", slow("GPT2"), slow("Qwen3")])
+@pytest.mark.parametrize("architecture", ["Llama", slow("Gemma3"), slow("GPT2"), slow("Qwen3")])
 def test_passes_leave_a_model_as_it_was_recorded(architecture: str, cache: Path) -> None:
     """Otherwise every text would begin with recording."""
     _, quick = pair(architecture)
@@ -250,6 +251,7 @@ def used_once(head: Path) -> weakref.ref[Tensor]:
     return weakref.ref(model.module.model.norm.weight)
 
 
+@pytest.mark.slow
 def test_a_recorded_model_is_freed_at_once(cache: Path, tmp_path: Path) -> None:
     """Its gigabytes must not wait for a collection of cycles. (Tracing leaves some, so the second one counts.)"""
     head = write_head(tmp_path / "head", "autoregressive")

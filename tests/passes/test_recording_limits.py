@@ -63,6 +63,7 @@ def test_code_that_treats_a_lone_token_otherwise_is_not_recorded(cache: Path, mo
     assert model.recorded is None
 
 
+@pytest.mark.slow
 def test_a_number_in_the_code_that_was_changed_is_seen_beyond_what_is_compared(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def test_an_attention_of_the_users_own_stays(empty_cache: Path) -> None:
             del table[name]
 
 
+@pytest.mark.slow
 def test_recording_takes_no_slots_and_growth_frees_what_was_there(empty_cache: Path) -> None:
     """A recording for several rows is made while one runs, and views of the cache were held until the next pass."""
     _, model = pair("Llama")

@@ -32,6 +32,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_and_run_nothing(pages: dict[str, Path]) -> None:
     for path in pages.values():
         html = path.read_text()
@@ -45,6 +46,7 @@ def test_pages_load_nothing_and_run_nothing(pages: dict[str, Path]) -> None:
     assert pages["figures"].read_text().count("<svg") == 11
 
 
+@pytest.mark.slow
 def test_pages_are_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     chosen = ["theory", "figures", "--figure", "overlap", "--figure", "loop", "--output"]
     here, again = tmp_path / "here.html", tmp_path / "again.html"

@@ -28,6 +28,7 @@ def records(draw: st.DrawFn) -> list[Round]:
     return found
 
 
+@pytest.mark.slow
 @given(records(), st.floats(1e-4, 1.0))
 def test_the_time_line_holds_all_time_and_all_tokens_once(rounds: list[Round], step: float) -> None:
     costs = Costs({1: step, 8: 2 * step}, {1: step / 100})

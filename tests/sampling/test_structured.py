@@ -204,6 +204,7 @@ def test_the_command_takes_a_schema_or_a_pattern(
     assert "cut after 5 tokens and is not yet a match of the regex: give a larger --max" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_text_that_was_cut_is_not_complete() -> None:
     model = smollm2()
     ids = model.tokenizer.encode('{"age": 7}', add_special_tokens=False)

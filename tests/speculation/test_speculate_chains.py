@@ -90,6 +90,7 @@ def test_no_number_serves_twice_whatever_is_given_up() -> None:
     assert len(set(seen)) == len(seen) > 40 * 4
 
 
+@pytest.mark.slow
 def test_a_consumer_with_randomness_of_its_own_keeps_the_law() -> None:
     """The next x comes of a random value: neither may know of the decision."""
 

@@ -63,6 +63,7 @@ print(hits, "locked" if other.is_alive() else "free")
 """
 
 
+@pytest.mark.slow
 def test_interrupts_anywhere_leave_nothing_locked() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

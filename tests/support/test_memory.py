@@ -22,6 +22,7 @@ print(next(line.split()[1] for line in lines if line.startswith("AnonHugePages")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the C library of Linux")
 def test_what_is_allocated_comes_in_huge_pages_once_they_were_asked_for() -> None:
     if memory._glibc() is None:

@@ -190,6 +190,7 @@ def test_a_narrow_student_is_trained_goes_on_and_drafts(
     assert drafted.stats.drafted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_without_a_step_the_draft_is_saved_as_it_begins(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -242,6 +243,7 @@ def test_going_on_with_other_weights_is_refused_and_with_the_default_written_out
     assert call(capsys, *shallow, "--layers", 4, "--steps", 3, "--resume")["steps"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_body_with_further_rows_drafts_none_of_them(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -98,6 +98,7 @@ def test_a_run_goes_on_only_as_it_was(
     assert (whole_run["steps"], whole_run["finished"]) == (3, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_start_keeps_its_own_shape(
     target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -145,6 +146,7 @@ def test_a_head_goes_on_with_its_layers_and_another_vocabulary(
     assert not (tmp_path / "kind").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_student_is_used_by_its_path(
     target_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -160,6 +162,7 @@ def test_a_student_is_used_by_its_path(
     assert len(call(capsys, *generate, "--draft", made["use"])["tokens"]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_student_of_a_target_with_tied_embeddings_is_kept_and_goes_on(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -224,6 +227,7 @@ def _p_value(target: Any, draft: Any, prompt: list[int], samples: int = 3000) ->
     return float(stats.chisquare([counts[key] for key in expected], list(expected.values())).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_what_a_student_of_few_tokens_can_not_do_is_refused(
     data: Path, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -258,6 +262,7 @@ def test_what_a_student_of_few_tokens_can_not_do_is_refused(
     assert "vocabulary must be" in refusal(capsys, again)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_students_tokens_are_tokens_and_all_of_them_are_no_cut(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
