@@ -61,11 +61,23 @@ class ReachedCode:
         self._named: list[tuple[Any, str, object]] = []  # (where, name, what it stood for)
         self._codes: list[tuple[Any, CodeType]] = []
         self._seen: set[int] = set()
-        self._attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        kinds = dict.fromkeys(type(part) for part in module.modules())
+        kinds, self._attention = _asked_of(module)
         self.methods: set[str] = set()
         told = [self._methods(kind, {"forward"}) for kind in kinds if not _left_out(kind.__module__)]
         self.digest = hashlib.sha256(repr(told).encode()).hexdigest()
+
+    @classmethod
+    def to_watch(cls, module: torch.nn.Module) -> ReachedCode:
+        """For `unchanged`, from now on: found out once for modules of the same classes, of which nothing else is asked. Its
+        digest may be of earlier numbers, which are not watched.
+        """
+        asked = _asked_of(module)
+        known = _watched.get(asked)
+        if known is None or not known.unchanged():
+            known = _watched[asked] = cls(module)
+            while len(_watched) > _MOST_WATCHED:
+                _watched.pop(next(iter(_watched)), None)
+        return known
 
     def unchanged(self) -> bool:
         """A few hundred names in some ten microseconds."""
@@ -143,6 +155,17 @@ class ReachedCode:
             self._watch(value, str(self._attention), chosen)
             return [name, self._of(chosen)]
         return [name, self._methods(kind, {"__call__"})] if callable(value) else name
+
+
+_Asked = tuple[tuple[type, ...], str | None]
+_watched: dict[_Asked, ReachedCode] = {}
+_MOST_WATCHED = 8
+
+
+def _asked_of(module: torch.nn.Module) -> _Asked:
+    """The classes of a module's parts, and the attention that its config names."""
+    kinds = tuple(dict.fromkeys(type(part) for part in module.modules()))
+    return kinds, getattr(getattr(module, "config", None), "_attn_implementation", None)
 
 
 def _inside(value: Any) -> list[Any] | None:

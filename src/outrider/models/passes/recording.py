@@ -50,7 +50,7 @@ class Untouched:
     """
 
     def __init__(self, module: torch.nn.Module, addresses: bool = False) -> None:
-        self._code = ReachedCode(module)
+        self._code = ReachedCode.to_watch(module)
         names = self._code.methods
         self._parts = [(part, _made_of(part), part.__dict__.keys() & names) for part in module.modules()]
         self._addresses = self._where() if addresses else None
