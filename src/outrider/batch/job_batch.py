@@ -9,7 +9,7 @@ from typing import Any
 from outrider.batch.jobs import Job, options_of, structure_of
 from outrider.batch.lanes import Lanes, Task
 from outrider.batch.setup import Ready
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, in_one_line
 from outrider.request.prompts import prepare
 from outrider.support.checks import check_count
 
@@ -88,7 +88,7 @@ class JobBatch:
             job = self._jobs.pop(task)
             if task.error is None:
                 self._ended.append(self._record(job, task))
-            elif isinstance(task.error, OutriderError) and not task.of_all:
+            elif not task.of_all and (isinstance(task.error, OutriderError) or task.row is not None):
                 self._ended.append(_error(job, task.error))
             else:
                 raise task.error
@@ -100,5 +100,6 @@ class JobBatch:
         return record
 
 
-def _error(job: Job, error: OutriderError) -> Record:
-    return {"index": job.index, **job.passed, "error": str(error)}
+def _error(job: Job, error: Exception) -> Record:
+    said = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {in_one_line(error)}"
+    return {"index": job.index, **job.passed, "error": said}

@@ -13,15 +13,16 @@ import itertools
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from traceback import clear_frames
 from typing import Any
 
 from outrider.decode import Decoder, Request, read_together, step_together
 from outrider.decode.row import Row, check_request
 from outrider.draft_length import DraftLength
 from outrider.drafters import Drafter
-from outrider.errors import NumericalError
 from outrider.generation import request_for, result_of
 from outrider.models.base import TextModel
+from outrider.models.cache.slots import opening_several
 from outrider.prefill import CHUNK
 from outrider.records import Round
 from outrider.request.options import Options
@@ -141,31 +142,35 @@ class Lanes:
 
         read: their prompts, now, while all others wait; if not, `step` reads a part of them each time.
         """
-        joining: dict[_Kind, list[Task]] = {}
-        ended = []
-        for task in tasks:
-            try:
-                kind = _Kind.of(task, self.target)
-                self._lane(kind, task)
-            except Exception as error:
-                task.error = error
-                ended.append(task)
-            else:
-                joining.setdefault(kind, []).append(task)
-        for kind, new in joining.items():
-            lane = self.by_kind[kind]
-            try:
-                rows = lane.decoder.admit([task.request for task in new], read=False)
-            except Exception as error:
-                ended += self._fail(kind, error, new)
-                continue
-            for task, row in zip(new, rows, strict=True):
-                task.row, lane.tasks[row.number] = row, task
+        ended: list[Task] = []
+        with opening_several():
+            for task in tasks:
+                ended += self._join(task)
         self._forget_idle()
         if read:
             read_together([lane.decoder for lane in self.by_kind.values()])
             ended += self._ended()
         return ended
+
+    def _join(self, task: Task) -> list[Task]:
+        """Let one join. → it, if it can't be let in, and all of its lane, if that can't go on"""
+        try:
+            kind = _Kind.of(task, self.target)
+            lane = self._lane(kind, task)
+        except Exception as error:
+            task.error = error
+            return [task]
+        before = len(lane.decoder.rows)
+        try:
+            (task.row,) = lane.decoder.admit([task.request], read=False)
+        except Exception as error:
+            if len(lane.decoder.rows) > before:  # half in
+                return self._fail(kind, error, [task])
+            clear_frames(error.__traceback__)  # the next one may need the memory that they hold
+            task.error, task.of_all = error, True  # by the engine
+            return [task]
+        lane.tasks[task.row.number] = task
+        return []
 
     def step(self) -> list[Task]:
         """One round of every task. → those that have ended, some with an error of their own; what the pass raises, raises"""
@@ -195,7 +200,7 @@ class Lanes:
             for row in over:
                 task = lane.tasks.pop(row.number)
                 task.error = row.error
-                task.of_all = row.error is not None and not isinstance(row.error, NumericalError)
+                task.of_all = row.error is not None and not row.alone
                 ended.append(task)
             if over:
                 lane.decoder.dismiss()

@@ -112,7 +112,13 @@ class Decoder:
         going = [row.request for row in self.rows if row.finish_reason is None]
         self._context = self._context_for([*going, *requests])
         self.begin()
-        joined = self.alone.run(self._admit, requests, read)
+        before = len(self.rows)
+        try:
+            joined = self.alone.run(self._admit, requests, read)
+        except Exception:
+            if len(self.rows) == before:  # nothing has joined, and all is as it was
+                self.done()
+            raise
         self.done()
         return joined
 
@@ -125,8 +131,9 @@ class Decoder:
         self.clock.take()
         with self.clock.phase("prefill"):
             for request in requests:
+                length = self._length.start()  # first: it may be of the user's making, and raise
                 sequence = open_sequence(self.target, request.source, len(request.prompt) + request.max_new_tokens)
-                joined.append(Row(self._admitted, request, sequence, self._length.start(), context))
+                joined.append(Row(self._admitted, request, sequence, length, context))
                 self._admitted += 1
                 self.rows.append(joined[-1])  # at once, so that `close` knows of it whatever happens next
             if read:
@@ -146,6 +153,13 @@ class Decoder:
             self.drafter.begin([row.draft for row in rows], self._context)
         for row in rows:
             row.reading = False
+
+    def take_back(self, row: Row) -> None:
+        """Of a row for which drafts did not begin: what they have made of it."""
+        with suppress(Exception):  # the first error is told
+            if row.drafter is not None:
+                row.drafter.end(row.draft)
+        row.draft.state = None
 
     def _context_for(self, requests: Many[Request]) -> DraftContext:
         """What drafters are told. Without alternatives where tokens are drawn by position: their sums are added up in

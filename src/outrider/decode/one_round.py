@@ -10,7 +10,6 @@ from outrider.draft_length import Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.checked import proposal_from, prospects_of
-from outrider.errors import NumericalError
 from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
 from outrider.round import Group, Outcome, Scorer
@@ -46,7 +45,7 @@ class OneRound:
     def _extend(self, row: Row, tokens: list[int]) -> int:
         try:
             return row.extend(tokens)
-        except NumericalError as error:
+        except Exception as error:  # no law, or a stop check that raises
             if not self._failing_alone:
                 raise
             row.fail(error)
@@ -76,8 +75,16 @@ class OneRound:
                 )
                 records.append((row.number, record))
             if row.finish_reason is not None:
-                close(row)
+                self._close(row, close)
         return records
+
+    def _close(self, row: Row, close: Callable[[Row], None]) -> None:
+        try:
+            close(row)
+        except Exception as error:  # its drafter's
+            if not self._failing_alone:
+                raise
+            row.fail(row.error or error)
 
 
 def _propose(rows: Many[Row], drafter: Drafter | None, context: DraftContext) -> tuple[Many[Prospect | None], Proposal]:

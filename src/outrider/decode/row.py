@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from traceback import clear_frames
 
 from outrider.draft_length import LengthState
 from outrider.draft_length.base import Plan, Prospect
@@ -61,6 +62,7 @@ class Row:
         self.drafter: Drafter | None = None  # that it has begun with, or was about to
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None  # why it ended, if that was it (`Decoder`, failing_alone)
+        self.alone = False  # whether that was its own, and not what others failed by, too
         self.ended = False  # for its drafter
         self.reading = True  # its prompt
         self.order = next(_JOINED)
@@ -71,9 +73,13 @@ class Row:
         if context is not None and context < self._limit:
             self._limit, self._full = context, "context"
 
-    def fail(self, error: Exception) -> None:
-        """End by an error of its own."""
-        self.error, self.finish_reason = error, "cancelled"
+    def fail(self, error: Exception, alone: bool = True) -> None:
+        """End by an error. What the frames that it came from hold is let go: the next pass may need that memory.
+
+        alone: whether the others of its pass went on.
+        """
+        clear_frames(error.__traceback__)
+        self.error, self.finish_reason, self.alone = error, "cancelled", alone
 
     @property
     def unread(self) -> list[int]:

@@ -5,7 +5,9 @@ A pass knows nothing of how its rows are sampled. Drafting and the rule do, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from outrider.errors import ParameterError
@@ -41,24 +43,47 @@ def _read(decoders: list[Decoder], tokens: int | None) -> None:
     clock, target = decoders[0].clock, decoders[0].target
     clock.take()
     chosen, texts = _to_read([row for decoder in decoders for row in decoder.reading], tokens)
-    try:
+    asked = {row.order: (text, row.sequence.length) for row, text in zip(chosen, texts, strict=True)}
+
+    def read(rows: list[Row]) -> None:
         with clock.phase("prefill"):
-            prefill(target, [row.sequence for row in chosen], texts)
-    except Exception as error:
-        for row in chosen:
-            row.fail(error)
+            prefill(target, [row.sequence for row in rows], [asked[row.order][0] for row in rows])
+
+    def unread(row: Row) -> None:
+        row.sequence.truncate(min(row.sequence.length, asked[row.order][1]))  # some engines have gone on with a part of it
+
+    _with_those_that_can(chosen, read, unread)
     for decoder in decoders:
         ready = [row for row in decoder.reading if row.left_to_read == 0]
-        try:
-            decoder.let_go(ready)
-        except Exception as error:
-            for row in ready:
-                row.fail(error)
+        _with_those_that_can(ready, decoder.let_go, decoder.take_back)
         decoder.close_failed()
         decoder.done()
     seconds = clock.take()["prefill"]
     for row in chosen:
         row.prefill_seconds += seconds / len(chosen)
+
+
+def _with_those_that_can(rows: list[Row], act: Callable[[list[Row]], None], undo: Callable[[Row], None]) -> None:
+    """Do something with all rows at once; if that raises, with each by itself: rows that it raises for end by that."""
+    failed = _raised(act, rows)
+    if failed is None:
+        return
+    errors: list[Exception | None] = []
+    for row in rows:
+        undo(row)
+        errors.append(failed if len(rows) == 1 else _raised(act, [row]))
+    for row, error in zip(rows, errors, strict=True):
+        if error is not None:
+            row.fail(error, alone=None in errors)
+
+
+def _raised(act: Callable[[list[Row]], None], rows: list[Row]) -> Exception | None:
+    try:
+        act(rows)
+    except Exception as error:
+        clear_frames(error.__traceback__)  # which hold what the pass has made: the next one may need that memory
+        return error
+    return None
 
 
 def _to_read(rows: list[Row], tokens: int | None) -> tuple[list[Row], list[list[int]]]:
@@ -130,5 +155,8 @@ def _round(decoders: list[Decoder], made: dict[int, Made]) -> None:
             made[id(decoder)] = error
     seconds = {phase: value / sharing for phase, value in clock.take().items()}
     for decoder, part in settled:
-        made[id(decoder)] = part.records(seconds, decoder.close_row)
-        decoder.done()
+        try:
+            made[id(decoder)] = part.records(seconds, decoder.close_row)
+            decoder.done()
+        except Exception as error:
+            made[id(decoder)] = error

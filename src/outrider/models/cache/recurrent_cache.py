@@ -143,10 +143,11 @@ class RecurrentCache(RunStates, SlotCache):
         self._marks.clear()
         self._floor.clear()
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, start: int = 0) -> None:
         """See `SlotCache`."""
-        super().clear(slot)
-        self.forget(slot)
+        super().clear(slot, start)
+        if not start:
+            self.forget(slot)
 
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:
         """See `SlotCache`."""

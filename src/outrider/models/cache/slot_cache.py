@@ -10,6 +10,7 @@ Rows are returned as views wherever they are contiguous, since a gather would co
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -97,7 +98,9 @@ class SlotLayer(PlacedLayer):
         return _store(self.keys, key_states, place), _store(self.values, value_states, place)
 
     def resize(self, slots: int, capacity: int, used: int) -> None:
-        """Grow both tensors, keeping what they hold in the first `used` positions of each slot: there is no more."""
+        """Grow both tensors, or give back what is not in use, keeping what they hold in the first `used` positions of each
+        slot: there is no more.
+        """
         if self.is_initialized and self.keys is not None and self.values is not None:
             self.keys, self.values = (_grown(old, slots, capacity, used) for old in (self.keys, self.values))
 
@@ -179,7 +182,8 @@ def _grown(old: Tensor, slots: int, capacity: int, used: int) -> Tensor:
     if (old.shape[0], old.shape[2]) == (slots, capacity):
         return old
     new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])  # pages that nobody wrote to cost nothing
-    new[: old.shape[0], :, :used] = old[:, :, :used]
+    kept = min(slots, old.shape[0])
+    new[:kept, :, :used] = old[:kept, :, :used]
     return new
 
 
@@ -250,10 +254,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._resize(slots, capacity, max(self._used.values(), default=0))  # a batch is opened row by row, nothing written
 
     def _resize(self, slots: int, capacity: int, used: int) -> None:
+        before = self.num_slots, self.capacity, self._whole
         self._whole = False
         self.views.clear()  # they would keep the tensors that are replaced here
-        for layer in self._held:
-            layer.resize(slots, capacity, used)
+        try:
+            for layer in self._held:
+                layer.resize(slots, capacity, used)
+        except Exception:  # no memory: what has grown would keep others, who need less, from being given any
+            with suppress(Exception):
+                for layer in self._held:
+                    layer.resize(*before[:2], used)
+                self._whole = before[2]
+            raise
         self.num_slots, self.capacity, self._whole = slots, capacity, True
 
     @in_inference_mode
@@ -296,14 +308,16 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.is_initialized = False
 
     @in_inference_mode
-    def clear(self, slot: int) -> None:
-        """Overwrite what an earlier sequence wrote into a slot: a NaN left there would spread, since 0 × NaN is NaN."""
+    def clear(self, slot: int, start: int = 0) -> None:
+        """Overwrite what an earlier sequence wrote into a slot, from position `start` on: a NaN left there would spread,
+        since 0 × NaN is NaN.
+        """
         used = self._used.get(slot, 0)
-        for layer in self._held if used else ():
+        for layer in self._held if used > start else ():
             for tensor in (layer.keys, layer.values):
                 if tensor is not None:
-                    tensor[slot, :, :used].zero_()
-        self._used.pop(slot, None)
+                    tensor[slot, :, start:used].zero_()
+        self._used[slot] = min(used, start)
 
     @in_inference_mode
     def copy_column(self, slot: int, source: int, target: int) -> None:

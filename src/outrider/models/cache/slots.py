@@ -54,7 +54,7 @@ _looked: ContextVar[set[int] | None] = ContextVar("looked", default=None)
 @contextmanager
 def opening_several() -> Iterator[None]:
     """Within it a model looks once whether it is what it was, not for each sequence that is opened: a millisecond each."""
-    before = _looked.set(set())
+    before = _looked.set(_looked.get() or set())
     try:
         yield
     finally:
@@ -126,6 +126,7 @@ class SlotModel(ABC, Generic[S]):
         *rows, last = self._open
         if last is not sequence:
             self._cache.move(last.slot, sequence.slot, last.length)
+            self._cache.clear(sequence.slot, last.length)
             last.slot, last.beside = sequence.slot, range(0)
             rows[last.slot] = last
         self._open[:] = rows
