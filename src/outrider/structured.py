@@ -6,13 +6,14 @@ The matching is llguidance's (extra `structured`); here it is only rolled back w
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.errors import ParameterError
+from outrider.errors import ParameterError, in_one_line
 from outrider.support.optional import optional
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.models.base import TextModel
     from outrider.sampling.stateful import Constraint
 
+_log = logging.getLogger(__name__)
 _KEPT_AS = "_outrider_guidance"
 _NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}
 
@@ -32,8 +34,13 @@ class Structure:
     json_schema: str | None = None
     regex: str | None = None
 
-    def check(self) -> None:
-        """Raise `ParameterError` for what can't be followed by any model, `MissingPackageError` without llguidance."""
+    def check(self, ignore_eos: bool = False) -> None:
+        """Raise `ParameterError` for what can't be followed by any model, `MissingPackageError` without llguidance.
+
+        ignore_eos: whether texts are to go on behind their end, where no structure says what may come.
+        """
+        if ignore_eos:
+            raise ParameterError("ignore_eos must be false with a schema or regex, which say where texts end: leave it out")
         for kind, text in self._given():
             _compiled(kind, text)
 
@@ -114,20 +121,23 @@ def _tokenizer(model: TextModel) -> Any:
 
 
 class _Matcher:
-    """A `sampling.stateful.Matcher` around llguidance's."""
+    """A `sampling.stateful.Matcher` around llguidance's, which never raises: at its limits it can't go on, nor back."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
-    def mask(self) -> Tensor:
+    def mask(self) -> Tensor | None:
         from torch import from_numpy
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            _log.debug("a text can't be followed any further: %s", in_one_line(self._matcher.get_error()))
+            return None
         return from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool))
 
     def advance(self, token: int) -> bool:
-        return bool(self._matcher.try_consume_tokens([token]) == 1)
+        return bool(self._matcher.try_consume_tokens([token]) == 1 or self._matcher.is_error())
 
     def rollback(self, count: int) -> None:
         self._matcher.rollback(count)

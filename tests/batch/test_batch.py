@@ -359,3 +359,22 @@ def test_without_a_terminal_lines_tell_how_far_it_is(
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines[:2]] == [f"outrider: {done} of 2 prompts" for done in (1, 2)]
     assert all(line.endswith(" tokens/s") for line in lines[:2])
+
+
+def test_a_line_whose_prompt_can_not_be_read_is_an_error_of_its_own(target_folder: Path, monkeypatch: Any) -> None:
+    target = outrider.load(target_folder, dtype="float64")
+    lost = target.tokenizer.encode("zebra")
+    score = type(target).score
+
+    def failing(self: Any, sequences: Any, tokens: Any, lengths: Any, logits: Any = "all") -> Any:
+        if logits == "none" and any(row[: len(lost) - 1] == lost[:-1] for row in tokens.tolist()):
+            raise RuntimeError("no\nroom")
+        return score(self, sequences, tokens, lengths, logits)
+
+    monkeypatch.setattr(type(target), "score", failing)
+    setup = Setup(draft=(), batch_size=4, chat=False, defaults={**DEFAULTS, "max_new_tokens": 4})
+    found = computed(target, setup, [Job(0, "abc"), Job(1, "zebra"), Job(2, "the man")])
+    assert found[1]["error"] == "RuntimeError: no room"
+    assert [len(found[i]["tokens"]) for i in (0, 2)] == [4, 4]
+    with pytest.raises(RuntimeError, match="no"):  # nobody went on: it may not be the line's
+        computed(target, setup, [Job(0, "zebra")])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence as Many
 from typing import Any
+from weakref import WeakSet
 
 import pytest
+import torch
 from torch import Tensor
 
 import outrider
@@ -18,7 +20,11 @@ from outrider.drafters import (
 )
 from outrider.errors import NumericalError, ParameterError
 from outrider.models.base import TextModel
+from outrider.models.table import TableModel
+from outrider.sampling.stateful import StatefulProcessor
 from tests.helpers.clients import ENDLESS, PROMPTS, MineError
+from tests.helpers.folders import make_tokenizer
+from tests.helpers.tiny_models import module
 
 
 def test_a_drafter_that_can_not_begin_or_end_fails_its_own_request(target: TextModel) -> None:
@@ -193,3 +199,118 @@ def test_wrong_prompts_and_batches(target: TextModel, batch: outrider.Continuous
         batch.submit("abc", max_new_tokens=2).result("5")  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="can't keep texts in a batch"):
         outrider.ContinuousBatch(target, draft=SuffixDrafter(memory=True))
+
+
+def test_what_a_request_leaves_in_its_slot_harms_nobody() -> None:
+    """A text of NaN ends, and the last row moves into its slot: what lies behind it there is read with weight 0, and 0 × NaN
+    is NaN.
+    """
+    made = module("Llama", vocab_size=len(make_tokenizer()), max_position_embeddings=256)
+    target = outrider.load(made, tokenizer=make_tokenizer(), pack=False)
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    long, short = [5, 6, 8] * 10, [9, 10, 11, 12] * 5
+    with torch.no_grad():
+        made.model.embed_tokens.weight[7] = torch.nan
+    want = [outrider.generate(target, prompt, draft=None, **options).tokens for prompt in (long, short)]
+    with outrider.ContinuousBatch(target, draft=None, batch_size=3) as batch:
+        lost, *others = (batch.submit(prompt, **options) for prompt in ([7] * 40, long, short))
+        with pytest.raises(NumericalError):
+            lost.result(60)
+        assert [other.result(60).tokens for other in others] == want
+
+
+class Faulty(TableModel):
+    """A table that fails for what is too long to be opened, and in passes with a token 9. MemoryErrors are no Outrider's."""
+
+    dtype_name = "float64"
+    end_tokens: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        vocabulary = len(make_tokenizer())
+        laws = torch.rand(vocabulary, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        super().__init__(laws / laws.sum(-1, keepdim=True), name="faulty")
+        self.tokenizer = make_tokenizer()
+        self.passes = 0
+        self.made = WeakSet[Made]()
+
+    def open(self, reserve: int = 0) -> Any:
+        if reserve > 10**6:
+            raise MemoryError("open")
+        return super().open(reserve)
+
+    def score(self, sequences: Any, tokens: Tensor, lengths: Any, logits: Any = "all") -> Any:
+        assert not self.made  # a pass that has failed holds no memory while another one is made
+        self.passes += 1
+        activations = Made()
+        self.made.add(activations)
+        if logits == "none" and (tokens == 9).any():
+            raise MemoryError("pass")
+        return super().score(sequences, tokens, lengths, logits)
+
+
+class Made:
+    """What a pass makes, and lets go at its end."""
+
+
+class Begins(PromptLookupDrafter):
+    def begin(self, rows: Many[DraftRow], context: DraftContext) -> None:
+        if any(row.tokens[0] == 8 for row in rows):
+            raise MineError("begin")
+        super().begin(rows, context)
+
+    def end(self, row: DraftRow) -> None:
+        if row.tokens[0] == 7:
+            raise MineError("end")
+
+
+def test_of_prompts_that_are_read_together_those_fail_that_can_not_be_read() -> None:
+    target = Faulty()
+    few: dict[str, Any] = {"max_new_tokens": 5}
+    with outrider.ContinuousBatch(target, draft=Begins(), num_draft_tokens=2, batch_size=9) as batch:
+        going = batch.submit([3, 4, 5], max_new_tokens=2000)
+        next(going)
+        with batch._worker._changed:  # so that all join before one round
+            good = [batch.submit([3 + i, 4, 5], **few) for i in range(3)]
+            bad = [batch.submit(prompt, **few) for prompt in ([3, 9, 5], [8, 3, 5], [7, 8, 3])]
+            bad.append(batch.submit([6, 4, 5], max_new_tokens=10**7))
+            good.append(batch.submit([6, 4, 5], temperature=1.0, **few))
+        for answer, said in zip(bad, ("pass", "begin", "end", "open"), strict=True):
+            with pytest.raises((MemoryError, MineError), match=said):
+                answer.result(60)
+        assert [len(answer.result(60).tokens) for answer in good] == [5] * 4
+        assert len(going.result(60).tokens) == 2000
+
+
+def test_a_processor_with_a_state_that_several_requests_share_fails_for_one_of_them(
+    target: TextModel, batch: outrider.ContinuousBatch
+) -> None:
+    seven = target.tokenizer.encode("zebra")[0]
+
+    def fails(tokens: Tensor, logits: Tensor) -> Tensor:
+        if seven in tokens.flatten()[:1]:
+            raise MineError
+        return logits
+
+    shared = StatefulProcessor(lambda: fails)
+    good, bad = (batch.submit(prompt, max_new_tokens=9, ignore_eos=True, processors=[shared]) for prompt in ("abc", "zebra"))
+    with pytest.raises(MineError):
+        bad.result(60)
+    assert len(good.result(60).tokens) == 9
+
+
+def test_short_prompts_do_not_wait_for_a_long_one_nor_it_for_them() -> None:
+    target = Faulty()
+    with outrider.ContinuousBatch(target, draft=None, batch_size=4) as batch:
+        going = batch.submit([3, 4, 5], max_new_tokens=3000)
+        next(going)
+        with batch._worker._changed:
+            long = batch.submit([3, 4] * 3000, max_new_tokens=1)  # 94 parts
+            short = batch.submit([3, 4, 5] * 5, max_new_tokens=1)
+        before = target.passes
+        short.result(60)
+        assert target.passes - before < 60
+        assert not long.done
+        further = [batch.submit([3, 4, 5] * 20, max_new_tokens=1) for _ in range(40)]
+        long.result(60)
+        for answer in (*further, going):
+            answer.result(60)

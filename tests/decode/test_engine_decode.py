@@ -25,6 +25,7 @@ from tests.helpers.folders import make_tokenizer
 from tests.helpers.marks import thinned
 from tests.helpers.requests import GREEDY, PROMPTS, WARM, requests
 from tests.helpers.tiny_models import VOCABULARY, module, tiny
+from tests.helpers.toys import table
 
 PENALTY = SamplingSettings(repetition_penalty=1.3)
 
@@ -321,3 +322,30 @@ def test_a_text_that_stops_before_a_position_without_a_law_has_ended(length: int
     assert tokens == [[1, 2]]
     with pytest.raises(NumericalError, match="after token 5"):
         decode(TableModel(laws), [Request([0, 1, 2, 0], 6, RandomStream(0))], SamplingSettings(temperature=1.0))
+
+
+def test_a_drafter_needs_a_length() -> None:
+    with pytest.raises(ParameterError, match=r"length must say how much a drafter drafts, FixedLength\(4\) say, got None"):
+        decode(table(1, 5), [Request([1, 2], 4, RandomStream(1))], SamplingSettings(), PromptLookupDrafter())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["plain", "model", "prompt-lookup"])
+def test_the_most_probable_tokens_are_told(name: str, temperature: float) -> None:
+    target = table(1, 7)
+    drafters = {"model": ModelDrafter(table(2, 7), step_seconds=0.1), "prompt-lookup": PromptLookupDrafter()}
+    drafter = drafters.get(name)
+    asked = [Request([1, 2, 1], 30, RandomStream(i)) for i in range(2)]
+    law, extras = SamplingSettings(temperature=temperature, top_k=2), Extras(logprobs=True, top_logprobs=3)
+    tokens, rounds = decode(target, asked, law, drafter, FixedLength(2), extras)
+    for written, row in zip(tokens, rounds, strict=True):
+        own = [value for one in row for value in one.logprobs or ()]
+        told = [value for one in row for value in one.top_logprobs or ()]
+        assert len(own) == len(told) == len(written) == 30
+        for place, (token, logprob, best) in enumerate(zip(written, own, told, strict=True)):
+            laws = target.probs_after([1, 2, 1, *written[:place]]).log()
+            assert logprob == pytest.approx(float(laws[token]), abs=1e-9)
+            assert [which for which, _ in best] == laws.topk(3).indices.tolist()
+            assert [value for _, value in best] == pytest.approx(laws.topk(3).values.tolist(), abs=1e-9)
+    with pytest.raises(ParameterError, match="top_logprobs must be a whole number in 0 … 7, got 8"):
+        decode(target, asked, law, None, None, Extras(logprobs=True, top_logprobs=8))

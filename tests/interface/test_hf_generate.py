@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
@@ -28,6 +29,7 @@ from transformers import (
 from outrider.errors import ModelError, NumericalError, ParameterError
 from outrider.hf_generate.engines import engine_of
 from outrider.request.choices import make_length
+from outrider.sampling.stateful import Constraint
 from tests.helpers.drop_in import IDS, MASK, PADDED, ours
 from tests.helpers.folders import make_tokenizer
 from tests.helpers.marks import slow
@@ -413,3 +415,37 @@ def test_pairs_of_options_cover_batches(model: Any, draft: Any) -> None:
         options = {"do_sample": False, "max_new_tokens": length, "repetition_penalty": penalty, "pad_token_id": 0}
         wanted = model.generate(PADDED, attention_mask=MASK, **options)
         assert torch.equal(ours(model, PADDED, attention_mask=MASK, assistant_model=draft, **options), wanted)
+
+
+class Teens:
+    """A matcher: tokens 10 to 19 alone."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self) -> Tensor:
+        return torch.arange(64) // 10 == 1
+
+    def advance(self, token: int) -> bool:
+        self.taken.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        del self.taken[len(self.taken) - count :]
+
+
+@pytest.mark.parametrize("how", ["plain", "padded", "scores", "beams"])
+def test_constraints_are_processors_here_too(how: str) -> None:
+    model = module("Llama", vocab_size=64)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ids = torch.tensor([[0, 0, 7, 5, 6], [5, 6, 7, 5, 6]]) if how == "padded" else torch.tensor([[5, 6, 7, 5, 6]])
+    options |= {"attention_mask": (ids > 0).long()}
+    options |= {"num_beams": 2} if how == "beams" else {"draft": "prompt-lookup", "num_draft_tokens": 2}
+    if how == "scores":
+        options |= {"output_scores": True, "return_dict_in_generate": True}
+    out = ours(model, ids, logits_processor=[Constraint(Teens)], **options)
+    if how == "scores":
+        assert all(torch.equal(step[0].isfinite(), torch.arange(64) // 10 == 1) for step in out.scores)
+        out = out.sequences
+    assert out.shape == (len(ids), 11)
+    assert ((out[:, 5:] // 10) == 1).all()

@@ -18,8 +18,10 @@ from outrider.cli.main import run as run_cli
 from outrider.decode import Decoder, Request, decode
 from outrider.draft_length import FixedLength
 from outrider.drafters import ChoiceDrafter, Drafter, ModelDrafter, PromptLookupDrafter, RandomDrafter, SpeculativeDrafter
-from outrider.errors import ParameterError, VocabularyMismatchError
+from outrider.errors import NumericalError, ParameterError, VocabularyMismatchError
+from outrider.models.table import TableModel
 from outrider.randomness import RandomStream
+from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from outrider.sampling.stateful import Constraint, StatefulProcessor
 from tests.helpers.marks import slow
@@ -348,3 +350,89 @@ def test_processors_are_not_shown_what_they_forbid() -> None:
     for drafter in (RandomDrafter(), ModelDrafter(table(2, V))):
         tokens, _ = decode(target, [Request([0, 1], 40, RandomStream(0, i)) for i in range(5)], law, drafter, FixedLength(3))
         assert not any(2 in row for row in tokens)
+
+
+def test_a_grammar_beyond_what_can_be_followed_is_no_constraint_lifted() -> None:
+    """llguidance stops at 2,000 ways to go on, for good and without a word: a draft that goes there changes nothing, a text
+    that does has no law, and the constraint serves the next text.
+    """
+    llguidance = pytest.importorskip("llguidance")
+    tokens = llguidance.LLTokenizer("byte")
+    words = "\n".join(f'r{i}: "a" /{"".join(chr(98 + (i >> place & 1)) for place in range(12))}/ s' for i in range(2500))
+    ways = " | ".join(f"r{i}" for i in range(2500))
+    compiled = llguidance.LLMatcher.grammar_from_lark(f'start: A | "x" s\nA: /[ab]{{1,40}}/\ns: {ways} | "q"\n{words}')
+    assert not llguidance.LLMatcher.validate_grammar(compiled, tokens)
+    size = tokens.vocab_size
+
+    def says(**likely: float) -> TableModel:
+        laws = torch.full((size, size), 1e-6)
+        for letter, weight in likely.items():
+            laws[:, ord(letter)] = weight
+        return TableModel(laws / laws.sum(-1, keepdim=True))
+
+    def matcher() -> structured._Matcher:
+        return structured._Matcher(llguidance.LLMatcher(tokens, compiled, log_level=0), size)
+
+    law = SamplingSettings(processors=(Constraint(matcher),))
+    ask = Request([65], 12, RandomStream(1), frozenset([tokens.eos_token]))
+    target, strays = says(z=8, a=4, b=2, x=1), says(z=8, x=4, a=2)
+    plain = decode(target, [ask], law)[0]
+    assert bytes(plain[0]) == b"a" * 12
+    drafter = ModelDrafter(says(x=9, a=1), step_seconds=0.1)
+    written, rounds = decode(target, [ask], law, drafter, FixedLength(1), Extras(drafts=True))
+    assert any(ord("x") in (each.drafts or ()) for each in rounds[0])
+    assert written == plain
+    with pytest.raises(NumericalError, match="no distribution for row 0 after token 1"):
+        decode(strays, [ask], law)
+    with pytest.raises(NumericalError, match="no distribution for row 0 after token 1"):
+        decode(strays, [ask], law, drafter, FixedLength(1))
+    assert decode(target, [ask], law)[0] == plain
+
+
+def test_texts_that_ignore_their_end_have_no_constraint(target_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = outrider.load(target_folder)
+    law = structured.regex(target, "a+")
+    with pytest.raises(ParameterError, match="ignore_eos must be false with a constraint"):
+        outrider.generate(target, "abc", processors=[law], ignore_eos=True)
+    assert outrider.generate(target, "abc", processors=[made()], ignore_eos=True, max_new_tokens=3).text
+    assert run_cli(["generate", "hi", "--target", str(target_folder), "--regex", "a+", "--ignore-eos"]) == 2
+    assert "ignore_eos must be false with a schema or regex" in capsys.readouterr().err
+
+
+class Reused(TableModel):
+    """Its logits are overwritten by the next pass, as engines may do."""
+
+    memory = torch.empty(0, dtype=torch.float64)
+
+    def score(self, sequences: Any, tokens: Tensor, lengths: Any, logits: Any = "all") -> Any:
+        made = super().score(sequences, tokens, lengths, logits)
+        if made is None:
+            return None
+        if self.memory.numel() < made.numel():
+            self.memory = torch.empty(made.numel(), dtype=made.dtype)
+        self.memory[: made.numel()] = made.flatten()
+        return self.memory[: made.numel()].view(made.shape)
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_processor_may_generate_with_the_model_it_is_asked_for(temperature: float, with_state: bool) -> None:
+    target = Reused(table(1, 6)._probs)
+
+    def generates(tokens: Tensor, scores: Tensor) -> Tensor:
+        decode(
+            target, [Request([3, 4, 3, 4, 3], 4, RandomStream(9))], SamplingSettings(), PromptLookupDrafter(), FixedLength(3)
+        )
+        return scores
+
+    def written(law: SamplingSettings, drafter: Drafter | None) -> tuple[list[int], list[float]]:
+        request = Request([1, 2, 1, 2, 1], 40, RandomStream(5, by_position=True))
+        tokens, rounds = decode(target, [request], law, drafter, FixedLength(3), Extras(logprobs=True))
+        return tokens[0], [value for one in rounds[0] for value in one.logprobs or ()]
+
+    plain, logprobs = written(SamplingSettings(temperature=temperature), None)
+    processor = StatefulProcessor(lambda: generates) if with_state else generates
+    for drafter in (None, PromptLookupDrafter(), ModelDrafter(target, step_seconds=0.1)):
+        found, told = written(SamplingSettings(temperature=temperature, processors=(processor,)), drafter)
+        assert found == plain
+        assert told == pytest.approx(logprobs, abs=1e-9)

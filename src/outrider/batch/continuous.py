@@ -61,6 +61,7 @@ class ContinuousBatch:
             )
         alone = Alone([target, *(drafter.engines() if drafter is not None else ())])
         length = alone.run(make_length, num_draft_tokens, target, drafter, batch_size)
+        alone.run(check_alternatives, None, target, drafter)  # which runs the model, once: not while others do
         self._drafter = drafter
         self._given = (None if drafter is None else draft), num_draft_tokens
         self._worker = _Worker(Lanes(target, drafter, length, batch_size), batch_size)

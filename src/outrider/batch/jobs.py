@@ -79,8 +79,8 @@ def check_prompts(path: Path, defaults: Mapping[str, Any]) -> Prompts:
         job = _job(path, number, index, line)
         _add_recording(digest, job)
         try:
-            options_of(job, defaults)
-            _check_structure(structure_of(job, defaults))
+            ignored = options_of(job, defaults).ignore_eos
+            _check_structure(structure_of(job, defaults), ignored)
         except ParameterError as error:
             raise ParameterError(f"{path}, line {number}: {error}") from None
         count = index + 1
@@ -110,10 +110,10 @@ def structure_of(job: Job, defaults: Mapping[str, Any]) -> Structure | None:
 
 
 @lru_cache(maxsize=256)
-def _check_structure(structure: Structure | None) -> None:
+def _check_structure(structure: Structure | None, ignore_eos: bool) -> None:
     """Checked once where many lines name the same."""
     if structure is not None:
-        structure.check()
+        structure.check(ignore_eos)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

@@ -29,6 +29,7 @@ from outrider.request.options import Options
 from outrider.request.own_rules import forces_end, with_own_rules
 from outrider.request.prompts import Prepared
 from outrider.results import Result
+from outrider.settings.sampling import constrains
 from outrider.structured import Structure
 from outrider.support.clock import PhaseClock
 from outrider.support.text import TextTracker
@@ -63,8 +64,8 @@ class Task:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What prompts must have in common to share a decoder. processors: by identity; functions of a user's own, which may
-    raise, are shared with nobody. rules: what those of an encoder–decoder's config depend on, the tokens that its decoder
+    """What prompts must have in common to share a decoder. processors: by identity; those of a user's own, which may raise,
+    are shared with nobody. rules: what those of an encoder–decoder's config depend on, the tokens that its decoder
     begins with and may write, None if no end is forced; None without one.
     """
 
@@ -91,7 +92,7 @@ class _Kind:
             rules = len(request.prompt), options.max_new_tokens if ends else None
         return cls(
             tuple(sorted(law.items())),
-            tuple((task.number if callable(one) else None, id(one)) for one in options.sampling.processors),
+            tuple((None if constrains(one) else task.number, id(one)) for one in options.sampling.processors),
             task.structure,
             (options.extras, options.lenience, options.alternatives, options.drafter_invariant, task.repeatable),
             rules,
@@ -115,6 +116,7 @@ class Lanes:
     def __init__(self, target: TextModel, drafter: Drafter | None, length: DraftLength, rows: int) -> None:
         self.target, self.drafter, self._length, self._rows = target, drafter, length, rows
         self._clock = PhaseClock(target.device)
+        self._shortest_first = True
         self.by_kind: dict[_Kind, _Lane] = {}
 
     def task(
@@ -174,7 +176,9 @@ class Lanes:
 
     def step(self) -> list[Task]:
         """One round of every task. → those that have ended, some with an error of their own; what the pass raises, raises"""
-        read_together([lane.decoder for lane in self.by_kind.values()], BESIDE if self._going else CHUNK)
+        self._shortest_first = not self._shortest_first  # by turns: no long prompt keeps short ones waiting, nor they it
+        decoders = [lane.decoder for lane in self.by_kind.values()]
+        read_together(decoders, BESIDE if self._going else CHUNK, self._shortest_first)
         ended: list[Task] = []
         lanes = [(kind, lane) for kind, lane in self.by_kind.items() if lane.tasks]
         for (kind, lane), made in zip(lanes, step_together([lane.decoder for _, lane in lanes]), strict=True):

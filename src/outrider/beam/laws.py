@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.beam.state import Continuations, Path
+from outrider.sampling.penalties import apply_processors
+from outrider.settings.sampling import LogitsProcessor
 from outrider.support.device_data import index
 
 
@@ -24,7 +26,7 @@ class BeamLaw:
 
     prefix: tuple[int, ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
-    processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+    processors: tuple[LogitsProcessor, ...] = ()
     normalised: bool = False
     greedy: bool = False
 
@@ -36,14 +38,12 @@ class BeamLaw:
             tokens = index(list(self.bias), out.device)
             out.index_add_(-1, tokens, out.new_tensor(list(self.bias.values())).expand(len(out), -1))
         if self.processors:
-            out = torch.cat([self._processed(row, path) for row, path in zip(out.unsqueeze(1), paths, strict=True)])
+            out = torch.stack([self._processed(row, path) for row, path in zip(out, paths, strict=True)])
         return out.log_softmax(-1) if self.normalised or self.greedy else out
 
     def _processed(self, row: Tensor, path: Path) -> Tensor:
-        tokens = index([*self.prefix, *path], row.device).unsqueeze(0)
-        for processor in self.processors:
-            row = processor(tokens, row)
-        return row
+        tokens = index([*self.prefix, *path], row.device)
+        return apply_processors(row, tokens, len(self.prefix), self.processors)
 
 
 def continuations(wide: Tensor, count: int) -> list[Continuations | None]:

@@ -38,6 +38,7 @@ def take_structure(given: dict[str, Any]) -> Structure | None:
         return None
     from outrider.structured import Structure
 
+    Structure().check(given["ignore_eos"])
     structure = Structure(None if path is None else _read(path), pattern)
     if path is not None:
         try:

@@ -65,6 +65,8 @@ class Decoder:
         failing_alone: bool = False,
     ) -> None:
         check_lenience(lenience)
+        if drafter is not None and length is None:
+            raise ParameterError("length must say how much a drafter drafts, FixedLength(4) say, got None")
         if extras is not None:
             check_count("top_logprobs", extras.top_logprobs, 0, target.vocab_size)
         for request in requests:
@@ -74,9 +76,9 @@ class Decoder:
             bind_alone(drafter, target)
         self.engines = [target, *(drafter.engines() if drafter is not None else ())]
         self.alone = Alone(self.engines)
-        self._wanted = drafter if length is not None else None
+        self._wanted = drafter
         self.target = target
-        self.drafter = drafter if length is None or drafter is None else worth_while(drafter, length, sampling)
+        self.drafter = None if length is None or drafter is None else worth_while(drafter, length, sampling)
         self.rows: list[Row] = []
         self._requests = requests
         self._admitted = 0

@@ -27,22 +27,22 @@ Made = list[tuple[int, Round]] | Exception
 """A decoder's rows and their rounds, or what its own settings raised (a processor of the user's, say)."""
 
 
-def read_together(decoders: Many[Decoder], tokens: int | None = None) -> None:
+def read_together(decoders: Many[Decoder], tokens: int | None = None, shortest_first: bool = False) -> None:
     """Read on in the prompts of rows that have joined unread, of several decoders with one target and one clock.
 
-    tokens: about so many, of those that joined first; None: all. Rows that can't be read, or for which drafts can't begin,
-    end (`Row.error`); all others go on.
+    tokens: about so many, of those that joined first, or (shortest_first) have least to read; None: all. Rows that can't be
+    read, or for which drafts can't begin, end (`Row.error`); all others go on.
     """
     busy = [decoder for decoder in decoders if decoder.reading]
     if busy:
-        _alone_with(busy).run(_read, busy, tokens)
+        _alone_with(busy).run(_read, busy, tokens, shortest_first)
 
 
-def _read(decoders: list[Decoder], tokens: int | None) -> None:
+def _read(decoders: list[Decoder], tokens: int | None, shortest_first: bool) -> None:
     _begin(decoders)
     clock, target = decoders[0].clock, decoders[0].target
     clock.take()
-    chosen, texts = _to_read([row for decoder in decoders for row in decoder.reading], tokens)
+    chosen, texts = _to_read([row for decoder in decoders for row in decoder.reading], tokens, shortest_first)
     asked = {row.order: (text, row.sequence.length) for row, text in zip(chosen, texts, strict=True)}
 
     def read(rows: list[Row]) -> None:
@@ -86,12 +86,12 @@ def _raised(act: Callable[[list[Row]], None], rows: list[Row]) -> Exception | No
     return None
 
 
-def _to_read(rows: list[Row], tokens: int | None) -> tuple[list[Row], list[list[int]]]:
-    """Whose prompts to read in, and up to where: the rows that joined first, their prompts' beginnings."""
+def _to_read(rows: list[Row], tokens: int | None, shortest_first: bool) -> tuple[list[Row], list[list[int]]]:
+    """Whose prompts to read in, and up to where: their prompts' beginnings."""
     if tokens is None:
         return rows, [row.unread for row in rows]
     chosen, texts = [], []
-    for row in sorted(rows, key=lambda one: one.order):
+    for row in sorted(rows, key=lambda one: (one.left_to_read if shortest_first else 0, one.order)):
         if tokens <= 0 < row.left_to_read:
             break
         chosen.append(row)

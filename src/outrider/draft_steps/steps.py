@@ -161,6 +161,8 @@ class StepsOnDevice(Steps):
         self._probs: list[Tensor] = []
 
     def draw(self, logits: Tensor, active: list[int], wanted: Wanted) -> dict[int, Read | None]:
+        if self._sampling.calls_back:
+            logits = logits.clone()  # a processor may generate with this model, whose next pass may overwrite them
         drawn, law = self._draw(logits, active)
         lost = _without_law(drawn, active)
         # Processors never see what is lost.

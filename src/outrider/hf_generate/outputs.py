@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.forced import logits_along
 from outrider.models.base import Source, has_encoder
 from outrider.models.transformers_model import TransformersModel
+from outrider.sampling.penalties import apply_processors
 
 
 def padded_sequences(new: Sequence[Sequence[int]], input_ids: Tensor, pad: int) -> Tensor:
@@ -66,19 +67,12 @@ def scores_along(
         if "logits" in steps:
             steps["logits"][: len(logits), i] = logits
         if "scores" in steps:
-            ids = torch.tensor([tokens], device=target.device)
+            ids = torch.tensor(tokens, device=target.device)
             for n in range(len(logits)):
-                steps["scores"][n, i] = _processed(logits[n : n + 1], ids[:, : start + n], processors)[0]
+                steps["scores"][n, i] = apply_processors(logits[n], ids[: start + n], start, processors)
     for name, tensor in steps.items():
         found[name] = tuple(tensor.unbind(0))
     return found
-
-
-def _processed(logits: Tensor, tokens: Tensor, processors: Sequence[Any]) -> Tensor:
-    scores = logits.clone()
-    for processor in processors:
-        scores = processor(tokens, scores)
-    return scores
 
 
 def padding(config: Any, beams: bool = False) -> int:

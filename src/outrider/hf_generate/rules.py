@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.hf_generate.inputs import Inputs
+from outrider.sampling.penalties import apply_processors
 
 _STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 _BY_ROW = (
@@ -88,10 +89,8 @@ class _WithPadding:
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
         ids = tuple(tokens[0].tolist())
         prompt, whole, processors = next(row for row in self._rows if ids[: len(row[0])] == row[0])
-        seen = tokens.new_tensor([[*whole, *ids[len(prompt) :]]])
-        for processor in processors:
-            scores = processor(seen, scores)
-        return scores
+        seen = tokens.new_tensor([*whole, *ids[len(prompt) :]])
+        return apply_processors(scores[0], seen, len(whole), processors).unsqueeze(0)
 
 
 @dataclass(frozen=True)

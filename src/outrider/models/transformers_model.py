@@ -161,7 +161,7 @@ class TransformersModel(StatesModel):
     @property
     def fingerprint(self) -> str:
         """What the costs of a pass depend on, the machine apart."""
-        how = "" if self.compiled is None else f" {self.compiled.widths}"
+        how = "" if self.compiled is None else f" {self.compiled.widths} where tried"
         how += "" if self.recorded is None else " recorded"
         how += "" if self.draft_tokens is None else f" {len(self.draft_tokens)} rows"
         how += f" by {quantized_by()}" if self.quantized else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from outrider.errors import ParameterError
 from outrider.settings.drafting import check_count_of_alternatives, check_lenience, check_without_drafts
 from outrider.settings.extras import Extras
-from outrider.settings.sampling import KeepsState, LogitsProcessor, SamplingSettings
+from outrider.settings.sampling import KeepsState, LogitsProcessor, SamplingSettings, constrains
 from outrider.settings.seed import check_seed
 from outrider.support.checks import check_count, check_switch, unknown_option
 from outrider.support.text import check_stop
@@ -80,6 +80,8 @@ def parse_options(count: int, given: GenerateOptions) -> Options:
         raise ParameterError(f"cancelled must be a function that says whether to stop, got {options['cancelled']!r}")
     extras = _extras(options)
     options["ignore_eos"] = check_switch("ignore_eos", options.pop("ignore_eos", False))
+    if options["ignore_eos"] and any(map(constrains, processors)):
+        raise ParameterError("ignore_eos must be false with a constraint, which says where a text ends: leave it out")
     lenience = check_lenience(options.pop("lenience", 1.0))
     alternatives = options.pop("alternatives", None)
     if alternatives is not None:

@@ -31,6 +31,7 @@ def verify_round(scorer: Scorer, rows: Many[DraftRow], proposal: Proposal) -> li
     The sequences then hold the draft, too: the caller truncates them.
     """
     scored, lengths, first = _pass(scorer, rows, proposal)
+    scored = _kept_from([scorer], scored)
     return _decide(scorer, rows, proposal, scored, lengths, first)
 
 
@@ -41,8 +42,7 @@ def verify_together(groups: Many[Group]) -> list[list[Outcome] | Exception]:
     rows = [row for one in groups for row in one.rows]
     whole = groups[0].proposal if len(groups) == 1 else one_below_the_other([one.proposal for one in groups])
     scored, lengths, first = _pass(groups[0].scorer, rows, whole)
-    if len(groups) > 1 and any(callable(one) for group in groups for one in group.scorer.sampling.processors):
-        scored = scored.clone()  # a user's function may generate with this model, whose next pass may overwrite them
+    scored = _kept_from([one.scorer for one in groups], scored)
     outcomes: list[list[Outcome] | Exception] = []
     end = 0
     for one in groups:
@@ -53,6 +53,11 @@ def verify_together(groups: Many[Group]) -> list[list[Outcome] | Exception]:
         except Exception as error:
             outcomes.append(error)
     return outcomes
+
+
+def _kept_from(scorers: Many[Scorer], scored: Tensor) -> Tensor:
+    """The logits of a pass, where no other pass of the model overwrites them: a user's function may make one."""
+    return scored.clone() if any(one.sampling.calls_back for one in scorers) else scored
 
 
 def _decide(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ParameterError
-from outrider.settings.sampling import KeepsState, SamplingSettings
+from outrider.settings.sampling import KeepsState, LogitsProcessor, SamplingSettings
 from outrider.support.device_data import index
 
 State = Literal["certain", "drafted", "unused"]
@@ -69,12 +69,13 @@ def apply_penalties(logits: Tensor, contexts: Sequence[Context], settings: Sampl
     return logits
 
 
-def apply_processors(logits: Tensor, context: Context, settings: SamplingSettings) -> Tensor:
-    """The processors at one position, after the penalties. logits [V] → [V]"""
-    tokens = context.tokens
-    for processor in settings.processors:
+def apply_processors(
+    logits: Tensor, tokens: Tensor, prompt_length: int, processors: Sequence[LogitsProcessor]
+) -> Tensor:
+    """Processors at one position, in turn. logits [V], tokens int64 [T] before it, the first of them the prompt's → [V]"""
+    for processor in processors:
         if isinstance(processor, KeepsState):
-            logits = processor.apply(tokens, context.prompt_length, logits)
+            logits = processor.apply(tokens, prompt_length, logits)
             continue
         # A copy: many processors write into what they are given, and it is a view of the model's own logits.
         scores = processor(tokens.unsqueeze(0), logits.unsqueeze(0).clone())

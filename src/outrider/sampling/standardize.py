@@ -110,8 +110,12 @@ def _along(logits: Tensor, contexts: Sequence[Context], settings: SamplingSettin
             rows.append(row)
             continue
         reachable = context.state == "certain" or (reachable and bool(rows[-1][context.tokens[-1]] > -torch.inf))
-        rows.append(apply_processors(row, context, settings) if reachable else row)
+        rows.append(_processed(row, context, settings) if reachable else row)
     return rows
+
+
+def _processed(row: Tensor, context: Context, settings: SamplingSettings) -> Tensor:
+    return apply_processors(row, context.tokens, context.prompt_length, settings.processors)
 
 
 def _add_bias(logits: Tensor, settings: SamplingSettings) -> Tensor:

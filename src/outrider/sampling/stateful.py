@@ -26,11 +26,11 @@ COPIES = 1024  # positions
 class Matcher(Protocol):
     """A constraint's state along the new tokens of one sequence."""
 
-    def mask(self) -> Tensor:
-        """Which tokens may come next. → bool [V]"""
+    def mask(self) -> Tensor | None:
+        """Which tokens may come next, bool [V]; None if it can't tell, and never will again: it is made anew."""
 
     def advance(self, token: int) -> bool:
-        """Take a token; False, and no change, if it may not come."""
+        """Take a token; False, and no change, if it may not come. True where it can't tell: `mask` says so."""
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
@@ -48,8 +48,11 @@ class Constraint(KeepsState):
     """A grammar, schema or automaton over the new tokens: forbids what may not come next.
 
     start: makes a matcher for a new sequence. A position after a token that may not come is never reached, so its scores
-    are left as they are. tokens: whose they are (`models.compatibility.fingerprint`), to be refused by other models.
+    are left as they are; where a matcher can't tell what may come (`Matcher.mask`), nothing may. tokens: whose they are
+    (`models.compatibility.fingerprint`), to be refused by other models.
     """
+
+    constrains = True
 
     def __init__(self, start: Callable[[], Matcher], tokens: str | None = None) -> None:
         self._start = start
@@ -60,7 +63,11 @@ class Constraint(KeepsState):
         matcher = self._matcher(tokens[prompt_length:].tolist())
         if matcher is None:
             return scores
-        mask = matcher.mask().to(scores.device)
+        mask = matcher.mask()
+        if mask is None:
+            self._trails = [one for one in self._trails if one.matcher is not matcher]
+            return torch.full_like(scores, -torch.inf)
+        mask = mask.to(scores.device)
         short = scores.shape[-1] - mask.shape[-1]
         if short > 0:
             mask = torch.nn.functional.pad(mask, (0, short), value=False)

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 class KeepsState(ABC):
-    """A processor that keeps a state along a sequence, and finds it by the tokens (`sampling.stateful`)."""
+    """A processor that keeps a state along a sequence, and finds it by the tokens (`sampling.stateful`).
+
+    constrains: it forbids tokens, says where a text may end, and does nothing else. Any other one is taken for a user's
+    code, which may raise for one text alone, or generate with the same model.
+    """
+
+    constrains = False
 
     @abstractmethod
     def apply(self, tokens: Tensor, prompt_length: int, scores: Tensor) -> Tensor:
@@ -29,6 +35,11 @@ class KeepsState(ABC):
 LogitsProcessor: TypeAlias = "Callable[[Tensor, Tensor], Tensor] | KeepsState"
 """Hugging Face's interface: (input_ids [1, T], scores [1, V]) → scores [1, V], a function of its arguments only; or one that
 keeps a state, wrapped so that it rolls back with the sequence."""
+
+
+def constrains(processor: LogitsProcessor) -> bool:
+    """See `KeepsState`."""
+    return isinstance(processor, KeepsState) and processor.constrains
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,11 @@ class SamplingSettings:
             check_number(
                 f"logit_bias[{token}]", bias, -math.inf, sys.float_info.max, "a number or -inf", "use -inf to exclude"
             )
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether a processor may do anything while it is asked: generate with the same model, say."""
+        return not all(map(constrains, self.processors))
 
     def check_bias(self, vocab_size: int) -> None:
         """Raise if the bias names tokens that there are none of."""
