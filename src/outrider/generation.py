@@ -181,7 +181,8 @@ def result_of(
     return Result.of_rounds(
         rounds,
         0.0 if row is None else row.prefill_seconds,
-        options.extras,
+        logprobs=options.extras.logprobs,
+        top_logprobs=options.extras.top_logprobs > 0,
         text=tracker.text,
         finish_reason=(None if row is None else row.finish_reason) or "cancelled",
         seed=seed,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from outrider.records import FinishReason, Round, Stats, TopLogprobs, summarise
-from outrider.settings.extras import Extras
 
 
 class _Known(TypedDict):
@@ -48,14 +47,22 @@ class Result:
     top_logprobs: list[TopLogprobs] | None = None
 
     @classmethod
-    def of_rounds(cls, rounds: Sequence[Round], prefill_seconds: float, extras: Extras, **more: Unpack[_Known]) -> Result:
-        """What the rounds of one prompt came to. extras: what was asked for."""
+    def of_rounds(
+        cls,
+        rounds: Sequence[Round],
+        prefill_seconds: float,
+        *,
+        logprobs: bool,
+        top_logprobs: bool,
+        **more: Unpack[_Known],
+    ) -> Result:
+        """What the rounds of one prompt came to. logprobs, top_logprobs: whether they were asked for."""
         return cls(
             tokens=[token for one in rounds for token in one.tokens],
             stats=summarise(rounds, prefill_seconds),
             rounds=list(rounds),
-            logprobs=[x for one in rounds for x in one.logprobs or ()] if extras.logprobs else None,
-            top_logprobs=[x for one in rounds for x in one.top_logprobs or ()] if extras.top_logprobs else None,
+            logprobs=[x for one in rounds for x in one.logprobs or ()] if logprobs else None,
+            top_logprobs=[x for one in rounds for x in one.top_logprobs or ()] if top_logprobs else None,
             **more,
         )
 

@@ -27,7 +27,7 @@ from outrider.support.text import check_characters
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 LAW = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "logit_bias")
 STRUCTURE = ("json_schema", "regex")
-OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", "logprobs", *LAW, *STRUCTURE)
+OPTIONS = ("max_new_tokens", "stop", "ignore_eos", "seed", "logprobs", "top_logprobs", *LAW, *STRUCTURE)
 _PROMPTS = ("prompt", "messages", "audio")
 _KEYS = (*_PROMPTS, "language", "task", "id", "metadata", *OPTIONS)
 

@@ -69,9 +69,7 @@ def apply_penalties(logits: Tensor, contexts: Sequence[Context], settings: Sampl
     return logits
 
 
-def apply_processors(
-    logits: Tensor, tokens: Tensor, prompt_length: int, processors: Sequence[LogitsProcessor]
-) -> Tensor:
+def apply_processors(logits: Tensor, tokens: Tensor, prompt_length: int, processors: Sequence[LogitsProcessor]) -> Tensor:
     """Processors at one position, in turn. logits [V], tokens int64 [T] before it, the first of them the prompt's → [V]"""
     for processor in processors:
         if isinstance(processor, KeepsState):

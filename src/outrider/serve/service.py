@@ -100,7 +100,8 @@ class Service:
         """What has been done, in a line."""
         tally = self.tally
         a_round = f", {tally.tokens / tally.rounds:.2f} a round" if tally.rounds else ""
-        return f"{tally.prompts} texts of {tally.tokens} tokens{a_round}; {self.refused} requests answered by an error"
+        texts = f"{tally.prompts} text{'' if tally.prompts == 1 else 's'} of {tally.tokens} tokens"
+        return f"{texts}{a_round}; requests answered by an error: {self.refused}"
 
     def metrics(self) -> str:
         """What has been done, as Prometheus reads it."""
