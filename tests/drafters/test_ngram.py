@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from rich.progress import Progress
+from torch import Tensor
 
 import outrider.ngram.training as training
 from outrider.cli.main import run as run_cli
@@ -24,6 +25,7 @@ from outrider.errors import ModelError, ParameterError, VocabularyMismatchError
 from outrider.models.table import TableModel
 from outrider.ngram.table import context_hash, context_hashes, read_table
 from outrider.randomness import RandomStream
+from outrider.round import Extras
 from outrider.sampling import SamplingSettings
 from tests.helpers.marks import thinned
 from tests.helpers.ngrams import SIZE, corpus, trained
@@ -200,3 +202,25 @@ def test_one_context_hashes_as_all_of_them_do() -> None:
         kinds: list[Any] = [np.ndarray.tolist, list, torch.from_numpy]
         for kind in kinds:  # tokens need not be Python's own numbers
             assert [context_hash(kind(window)) for window in windows] == every.tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_ends_where_its_table_has_no_law_left(temperature: float, tmp_path: Path) -> None:
+    """Behind such a place nothing would be known, and processors would be shown what the table never drew."""
+    drafter = NgramDrafter(trained(tmp_path / "t", corpus(size=V), size=V, order=3, min_count=1))
+    seen: set[tuple[int, ...]] = set()
+
+    def nothing_behind(tokens: Tensor, scores: Tensor) -> Tensor:
+        """Excludes everything behind two new tokens, but for the target itself, whose laws are in float64."""
+        if scores.dtype == torch.float32 and tokens.shape[1] > 3:
+            seen.add(tuple(tokens[0].tolist()))
+            return torch.full_like(scores, -torch.inf)
+        return scores
+
+    law = SamplingSettings(temperature=temperature, processors=(nothing_behind,))
+    requests = [Request([0, 1], 8, RandomStream(i)) for i in range(20)]
+    _, rounds = decode(table(1, V), requests, law, drafter, FixedLength(3), Extras(drafts=True))
+    first = [row[0].drafts for row in rounds]
+    assert all(len(drafts or ()) < 3 for drafts in first)
+    assert any(len(drafts or ()) == 2 for drafts in first)
+    assert seen

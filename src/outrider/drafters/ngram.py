@@ -97,17 +97,23 @@ class NgramDrafter(Drafter):
     def _sampled(
         self, rows: Many[DraftRow], limits: Many[int], context: DraftContext
     ) -> tuple[list[list[int]], list[list[Tensor]]]:
-        """A token of each row at a time, by the next number of its own stream. → what is drawn, and the laws [1, V]"""
+        """A token of each row at a time, by the next number of its own stream, up to a place where it has no law. → what is
+        drawn, and the laws [1, V]
+        """
         drafted: list[list[int]] = [[] for _ in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
+        drafting = list(range(len(rows)))
         for step in range(max(limits)):
-            drafting = [i for i, limit in enumerate(limits) if step < limit]
+            drafting = [i for i in drafting if step < limits[i] and len(drafted[i]) == step]
+            if not drafting:
+                break
             law = self._laws([rows[i] for i in drafting], [drafted[i] for i in drafting], context)
             positions = [rows[i].position + step for i in drafting]
             tokens = draw_each(law, [rows[i].stream for i in drafting], positions).tolist()
             for place, i in enumerate(drafting):
-                laws[i].append(law[place : place + 1])
-                drafted[i].append(max(0, tokens[place]))
+                if tokens[place] >= 0:
+                    laws[i].append(law[place : place + 1])
+                    drafted[i].append(tokens[place])
         return drafted, laws
 
     def _laws(self, rows: Many[DraftRow], drafted: Many[list[int]], context: DraftContext) -> Tensor:
