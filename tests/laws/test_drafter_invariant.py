@@ -235,8 +235,8 @@ def test_nothing_is_accepted_leniently(setting: str) -> None:
 def test_alternatives_are_not_scored() -> None:
     """Their keys lie in other columns, and sums are added up in another order."""
     target, draft, settings = small_target(), small_target(), SETTINGS["temperature 1"]
+    ask = Request([1, 2], 4, stream_by_position(0))
     with pytest.raises(ParameterError, match="alternatives must be 0 where tokens are drawn by position, got 2"):
-        ask = Request([1, 2], 4, stream_by_position(0))
         decode(target, [ask], settings, ModelDrafter(draft), FixedLength(1), alternatives=2)
     for stream, scored in ((stream_by_position(0), False), (RandomStream(0), True)):
         request, length = Request([1, 2], 40, stream), AdaptiveLength(Costs({1: 1.0, 17: 1.0}))
