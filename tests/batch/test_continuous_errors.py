@@ -52,8 +52,9 @@ def test_a_drafter_that_can_not_begin_or_end_fails_its_own_request(target: TextM
         assert len(good.result(60).tokens) == 120
 
 
-def test_a_function_that_several_requests_share_fails_for_one_of_them(
-    target: TextModel, batch: outrider.ContinuousBatch
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_processor_that_several_requests_share_fails_for_one_of_them(
+    with_state: bool, target: TextModel, batch: outrider.ContinuousBatch
 ) -> None:
     seven = target.tokenizer.encode("zebra")[0]
 
@@ -62,7 +63,9 @@ def test_a_function_that_several_requests_share_fails_for_one_of_them(
             raise MineError
         return logits
 
-    good, bad = (batch.submit(prompt, max_new_tokens=9, ignore_eos=True, processors=[fails]) for prompt in ("abc", "zebra"))
+    options: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True}
+    options["processors"] = [StatefulProcessor(lambda: fails) if with_state else fails]
+    good, bad = (batch.submit(prompt, **options) for prompt in ("abc", "zebra"))
     with pytest.raises(MineError):
         bad.result(60)
     assert len(good.result(60).tokens) == 9
@@ -279,23 +282,6 @@ def test_of_prompts_that_are_read_together_those_fail_that_can_not_be_read() -> 
                 answer.result(60)
         assert [len(answer.result(60).tokens) for answer in good] == [5] * 4
         assert len(going.result(60).tokens) == 2000
-
-
-def test_a_processor_with_a_state_that_several_requests_share_fails_for_one_of_them(
-    target: TextModel, batch: outrider.ContinuousBatch
-) -> None:
-    seven = target.tokenizer.encode("zebra")[0]
-
-    def fails(tokens: Tensor, logits: Tensor) -> Tensor:
-        if seven in tokens.flatten()[:1]:
-            raise MineError
-        return logits
-
-    shared = StatefulProcessor(lambda: fails)
-    good, bad = (batch.submit(prompt, max_new_tokens=9, ignore_eos=True, processors=[shared]) for prompt in ("abc", "zebra"))
-    with pytest.raises(MineError):
-        bad.result(60)
-    assert len(good.result(60).tokens) == 9
 
 
 def test_short_prompts_do_not_wait_for_a_long_one_nor_it_for_them() -> None:

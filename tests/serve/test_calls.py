@@ -82,6 +82,7 @@ def test_what_is_no_prompt(prompt: Any) -> None:
         ({"response_format": {"type": "xml"}}, "response_format must be"),
         ({"response_format": {"type": "json_schema"}}, "response_format must be"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "json_schema must be"),
+        ({"structured_outputs": {"grammar": 3}}, "grammar must be a string or null, got 3"),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs must be an object with any of"),
         ({"stream_options": {"every": 3}}, "stream_options may hold include_usage"),
         ({"model": 3}, "model must be a string"),

@@ -32,10 +32,10 @@ def read_schema(schema: Any) -> str | None:
     return None if schema is None else json.dumps(schema, ensure_ascii=False)
 
 
-def read_regex(pattern: Any) -> str | None:
-    """A regular expression; null is none."""
+def read_regex(pattern: Any, name: str = "regex") -> str | None:
+    """A regular expression, or a grammar; null is none."""
     if not isinstance(pattern, str | None):
-        raise ParameterError(f"regex must be a string or null, got {pattern!r}")
+        raise ParameterError(f"{name} must be a string or null, got {pattern!r}")
     return pattern
 
 

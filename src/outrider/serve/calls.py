@@ -6,8 +6,9 @@ value that means "off".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from outrider.errors import ParameterError
@@ -28,7 +29,7 @@ _OWN = (
 )
 _OF_CHATS = ("messages", "max_completion_tokens", "top_logprobs")
 _OF_COMPLETIONS = ("prompt",)
-_ABOUT_OTHER_THINGS = (  # who asks, and what is kept and paid: no answer depends on them
+_ABOUT_OTHER_THINGS = (  # who asks, what is kept and paid, and what servers tell beside: no text depends on them
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("cache_prompt", "return_tokens", "timings_per_token", "request_id", "priority"),
 )
@@ -193,7 +194,11 @@ def _structured(asked: Mapping[str, Any]) -> tuple[Structured, ...]:
     """OpenAI's `response_format`, and vLLM's `structured_outputs`."""
     found = [*_response_format(asked.get("response_format"))]
     outputs = asked.get("structured_outputs", {})
-    kinds = {"json": ("json_schema", read_schema), "regex": ("regex", read_regex), "grammar": ("grammar", read_regex)}
+    kinds: dict[str, tuple[str, Callable[[Any], str | None]]] = {
+        "json": ("json_schema", read_schema),
+        "regex": ("regex", read_regex),
+        "grammar": ("grammar", partial(read_regex, name="grammar")),
+    }
     if not isinstance(outputs, dict) or any(name not in kinds for name, value in outputs.items() if value is not None):
         raise NotServedError(
             f"structured_outputs must be an object with any of {', '.join(kinds)}, got {outputs!r:.80}", "structured_outputs"
