@@ -52,6 +52,7 @@ def serving(
     ready = threading.Event()
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
+    listening.listen()  # before the application says that it is ready, as `outrider serve` does
     app = make_app(service, key, ready.set)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
