@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from outrider.batch.continuous import ContinuousBatch
     from outrider.beam import BeamResult, beam_search
     from outrider.errors import OutriderError
-    from outrider.generation import Piece, Stream, generate, stream
+    from outrider.generation import Stream, generate, stream
+    from outrider.pieces import Piece
     from outrider.hf_generate import transformers_generate
     from outrider.models.loading import load
     from outrider.results import Result
@@ -58,7 +59,7 @@ _HOMES = {
     "BeamResult": "beam",
     "ContinuousBatch": "batch.continuous",
     "OutriderError": "errors",
-    "Piece": "generation",
+    "Piece": "pieces",
     "Result": "results",
     "Stream": "generation",
     "beam_search": "beam",

@@ -16,7 +16,8 @@ from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
 from outrider.models.base import Source, TextModel, end_tokens, refuse_draft_only
 from outrider.randomness import stream_after
-from outrider.records import Origin, Round
+from outrider.pieces import Piece, Pieces
+from outrider.records import Round
 from outrider.request.choices import bound_drafter, make_length
 from outrider.request.invariance import tell_of_rounding
 from outrider.request.options import GenerateOptions, Options, parse_options
@@ -25,20 +26,6 @@ from outrider.request.prompts import Message, Prepared, Prompt, prepare, source_
 from outrider.results import Result
 from outrider.support.alone import Alone
 from outrider.support.text import TextTracker
-
-
-class Piece(str):
-    """A piece of generated text, and where the token that completed it came from."""
-
-    origin: Origin
-
-    def __new__(cls, text: str, origin: Origin) -> Piece:
-        piece = super().__new__(cls, text)
-        piece.origin = origin
-        return piece
-
-    def __getnewargs__(self) -> tuple[str, Origin]:  # type: ignore[override]
-        return str(self), self.origin
 
 
 @overload
@@ -146,11 +133,11 @@ def _is_in_use(error: ValueError) -> bool:
 
 
 def _pieces(generation: Generation) -> Generator[Piece]:
-    origins: list[Origin] = []
-    tracker = generation.trackers[0]
+    pieces = Pieces(generation.trackers[0])
     for batch in generation.run():
-        origins += [origin for _, record in batch for origin in record.origins]
-        yield from (Piece(text, origins[token]) for text, token in tracker.take())
+        for _, record in batch:
+            pieces.add(record)
+        yield from pieces.take()
 
 
 def request_for(

@@ -19,7 +19,8 @@ import pytest
 
 from outrider import costs
 from outrider.cli.main import cli, run
-from outrider.generation import Piece, Stream
+from outrider.generation import Stream
+from outrider.pieces import Piece
 
 PROMPT = "the quick brown fox jumps over the quick brown"
 STATS = {"rounds", "drafted", "accepted", "acceptance_rate", "mean_acceptance_length", "tokens_per_second", "seconds"}

@@ -360,9 +360,28 @@ def test_a_stream_can_be_closed_by_another_thread(target: TransformersModel) -> 
 
 
 def test_a_piece_can_be_copied_and_sent(target: TransformersModel) -> None:
-    (piece, *_) = outrider.stream(target, PROMPT, max_new_tokens=8)
+    (piece, *_) = outrider.stream(target, PROMPT, max_new_tokens=8, logprobs=True, top_logprobs=2)
     for twin in (copy.copy(piece), copy.deepcopy(piece), pickle.loads(pickle.dumps(piece))):
-        assert (twin, type(twin), twin.origin) == (piece, type(piece), piece.origin)
+        assert (twin, type(twin), vars(twin)) == (piece, type(piece), vars(piece))
+
+
+@pytest.mark.parametrize("stop", [(), ("th",)])
+def test_pieces_tell_of_their_tokens(target: TransformersModel, stop: tuple[str, ...]) -> None:
+    """With text held back, too, that may be the beginning of a stop string."""
+    options: dict[str, Any] = {"draft": "suffix", "temperature": 1.0, "seed": 5, "max_new_tokens": 40, "stop": stop}
+    stream = outrider.stream(target, PROMPT, logprobs=True, top_logprobs=2, ignore_eos=True, **options)
+    pieces = list(stream)
+    result = stream.result
+    assert result.logprobs is not None
+    assert result.top_logprobs is not None
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert tokens == result.tokens[: len(tokens)]
+    assert len(tokens) >= len(result.tokens) - 8  # the last ones have no text, or none of it is kept
+    assert [told for piece in pieces for told in piece.logprobs or ()] == result.logprobs[: len(tokens)]
+    assert [told for piece in pieces for told in piece.top_logprobs or ()] == result.top_logprobs[: len(tokens)]
+    assert any(len(piece.tokens) != 1 for piece in pieces)
+    (bare, *_) = outrider.stream(target, PROMPT, max_new_tokens=8)
+    assert (bare.logprobs, bare.top_logprobs) == (None, None)
 
 
 def test_what_processors_take_is_not_held_against_the_cost_table(

@@ -87,6 +87,28 @@ def test_pieces_of_a_stream_add_up_to_the_text(target: TextModel, served: Served
     assert usage.prompt_tokens == want[0].prompt_tokens
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_stream_tells_of_its_tokens_what_a_whole_answer_does(served: Served, chat: bool) -> None:
+    """Which starts with characters that are several tokens."""
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "🙂"}]} if chat else {"prompt": "🙂"}
+    asked |= {"max_tokens": 30, "seed": 2, "n": 2, "return_token_ids": True, "stop": ["zq"]}
+    asked |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
+    path = "chat/completions" if chat else "completions"
+    whole = served.post(path, asked).json()["choices"]
+    parts: list[list[dict[str, Any]]] = [[], []]
+    for line in served.post(path, {**asked, "stream": True}).text.splitlines():
+        if line.startswith("data: {"):
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            parts[choice["index"]].append(choice)
+    for made, wanted in zip(parts, whole, strict=True):
+        assert made[0]["prompt_token_ids"] == wanted["prompt_token_ids"]
+        assert [token for part in made for token in part["token_ids"]] == wanted["token_ids"]
+        told = [part["logprobs"] for part in made if part["logprobs"]]
+        assert len(told) > 5
+        for field in wanted["logprobs"].keys() - {"refusal"}:
+            assert [one for part in told for one in part[field]] == wanted["logprobs"][field]
+
+
 def test_a_stream_begins_with_the_role_and_ends_with_done(served: Served) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stream": True}
     answer = served.post("chat/completions", body)

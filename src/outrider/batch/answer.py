@@ -17,8 +17,8 @@ from weakref import finalize
 
 from outrider.batch.lanes import Task
 from outrider.errors import ParameterError
-from outrider.generation import Piece
-from outrider.records import Origin, Round
+from outrider.pieces import Piece, Pieces
+from outrider.records import Round
 from outrider.results import Result
 from outrider.support.text import TextTracker
 
@@ -33,7 +33,7 @@ class Answer:
         self._batch: object = batch  # which lives while somebody waits for it
         task = asked.task
         self._tracker = TextTracker(tokenizer, task.request.prompt, task.options.stop)
-        self._origins: list[Origin] = []
+        self._made = Pieces(self._tracker)
         self._pieces: deque[Piece] = deque()
         self._last = finalize(self, leave, asked)
         self._last.atexit = False
@@ -99,11 +99,11 @@ class Answer:
         """Turn the rounds that have come into pieces; whether these are the last."""
         made, over = self._asked.take()
         for record in made:
-            self._origins += record.origins
+            self._made.add(record)
             self._tracker(record.tokens)
         if over:
             self._tracker.finish()
-        self._pieces.extend(Piece(text, self._origins[token]) for text, token in self._tracker.take())
+        self._pieces.extend(self._made.take())
         return over
 
 

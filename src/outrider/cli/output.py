@@ -13,7 +13,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from outrider.bench.profile import Profile
-    from outrider.generation import Piece
+    from outrider.pieces import Piece
     from outrider.records import Stats
 
 STYLES = {

@@ -19,14 +19,15 @@ from starlette.routing import Route
 
 from outrider.batch.answer import Answer
 from outrider.errors import OutriderError, ParameterError
+from outrider.pieces import Piece
 from outrider.results import Result
 from outrider.serve.calls import Call, NotServedError, read_call
-from outrider.serve.replies import Reply, error_body, status_of
+from outrider.serve.replies import Reply, Streamed, error_body, status_of
 from outrider.serve.service import Asked, BusyError, Service
 
 LARGEST = 64 * 2**20  # bytes of a request
 _log = logging.getLogger(__name__)
-_Piece = tuple[int, "str | Result | Exception"]
+_Said = tuple[int, Piece | Result | Exception]
 
 
 def make_app(service: Service, key: str | None = None, ready: Callable[[], None] = lambda: None) -> Starlette:
@@ -163,12 +164,13 @@ async def _disconnected(request: Request) -> None:
 
 async def _events(service: Service, call: Call, asked: Asked, reply: Reply) -> AsyncIterator[str]:
     """A stream of server-sent events; the texts are cancelled when it is left."""
-    pieces: asyncio.Queue[_Piece] = asyncio.Queue()
+    pieces: asyncio.Queue[_Said] = asyncio.Queue()
     readers = [asyncio.create_task(_read(i, answer, pieces)) for i, answer in enumerate(asked.answers)]
+    texts = [Streamed(reply, i, asked.prompts[i // call.count]) for i in range(len(readers))]
     results: dict[int, Result] = {}
     try:
-        for i in range(len(readers)):
-            yield _event(reply.piece(i, "", first=True))
+        for text in texts:
+            yield _event(text.begin())
         while len(results) < len(readers):
             i, said = await pieces.get()
             if isinstance(said, Exception):
@@ -179,9 +181,9 @@ async def _events(service: Service, call: Call, asked: Asked, reply: Reply) -> A
             if isinstance(said, Result):
                 results[i] = said
                 service.count(said)
-                yield _event(reply.end(i, said))
+                yield _event(texts[i].end(said))
             else:
-                yield _event(reply.piece(i, said))
+                yield _event(texts[i].piece(said))
         else:
             if call.usage:
                 yield _event(reply.usage_of([results[i] for i in range(len(readers))], asked.prompts))
@@ -192,10 +194,10 @@ async def _events(service: Service, call: Call, asked: Asked, reply: Reply) -> A
         asked.cancel()
 
 
-async def _read(number: int, answer: Answer, pieces: asyncio.Queue[_Piece]) -> None:
+async def _read(number: int, answer: Answer, pieces: asyncio.Queue[_Said]) -> None:
     try:
         async for piece in answer:
-            pieces.put_nowait((number, str(piece)))
+            pieces.put_nowait((number, piece))
         pieces.put_nowait((number, await answer))
     except Exception as error:
         pieces.put_nowait((number, error))

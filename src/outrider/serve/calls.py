@@ -136,10 +136,6 @@ def read_call(body: Any, chat: bool, most_tokens: int) -> Call:
         raise ParameterError(
             f"a request may ask for {MOST_TEXTS} texts at most, got {call.texts}: ask for fewer prompts or n"
         )
-    if call.stream and call.top is not None:
-        raise NotServedError(
-            "logprobs must be left out of a stream: log-probabilities are told with whole answers", "logprobs"
-        )
     return call
 
 

@@ -1,15 +1,17 @@
-"""Answers as OpenAI's clients read them: whole ones, the pieces of a stream, and errors."""
+"""Answers as OpenAI's clients read them: whole ones, the chunks of a stream, and errors."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
 import outrider
 from outrider.errors import ContextLengthError, ParameterError, in_one_line
-from outrider.records import FinishReason
+from outrider.pieces import Piece
+from outrider.records import FinishReason, TopLogprobs
 from outrider.results import Result
 from outrider.serve.calls import NotServedError
 from outrider.support.text import Detokenizer
@@ -47,26 +49,15 @@ class Reply:
         if self.chat:
             said = {"message": {"role": "assistant", "content": result.text, "refusal": None}}
         ids = {"token_ids": result.tokens, "prompt_token_ids": prompt} if self.token_ids else {}
-        told = None if self.top is None else (self._content(result) if self.chat else self._columns(result))
+        told = Told(self).of(result.tokens, result.logprobs, result.top_logprobs)
         return {"index": index, **said, "logprobs": told, "finish_reason": reason(result), **ids}
-
-    def piece(self, index: int, text: str | None, first: bool = False) -> dict[str, Any]:
-        """A piece of one of its texts. first: before there is any. text: None, without any."""
-        if not self.chat:
-            return self._chunk(index, {"text": text or ""})
-        delta = {**({"role": "assistant"} if first else {}), **({} if text is None else {"content": text})}
-        return self._chunk(index, {"delta": delta})
-
-    def end(self, index: int, result: Result) -> dict[str, Any]:
-        """After the last piece of one of its texts."""
-        return self._chunk(index, {"delta": {}} if self.chat else {"text": ""}, reason(result))
 
     def usage_of(self, results: list[Result], prompts: list[list[int]]) -> dict[str, Any]:
         """What a stream ends with that was asked for it."""
         return {**self._about("text_completion", "chat.completion.chunk"), "choices": [], "usage": usage(results, prompts)}
 
-    def _chunk(self, index: int, said: dict[str, Any], why: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": why}
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """One of a stream."""
         return {**self._about("text_completion", "chat.completion.chunk"), "choices": [choice]}
 
     def _about(self, completion: str, chat: str) -> dict[str, Any]:
@@ -78,32 +69,11 @@ class Reply:
             "system_fingerprint": f"outrider-{outrider.__version__}",
         }
 
-    def _content(self, result: Result) -> dict[str, Any]:
-        """Log-probabilities as chats have them."""
-        told = []
-        for place, (token, logprob) in enumerate(zip(result.tokens, result.logprobs or (), strict=True)):
-            others = result.top_logprobs[place] if result.top_logprobs is not None else ()
-            told.append({**self._spelled(token, logprob), "top_logprobs": [self._spelled(*other) for other in others]})
-        return {"content": told, "refusal": None}
-
-    def _columns(self, result: Result) -> dict[str, Any]:
-        """Log-probabilities as completions have them."""
-        offsets, at = [], 0
-        written = Detokenizer(self.tokenizer, [])
-        for token in result.tokens:
-            offsets.append(at)
-            at += len(written.push(token))
-        tops = None
-        if result.top_logprobs is not None:
-            tops = [{self._spell(token): logprob for token, logprob in top} for top in result.top_logprobs]
-        spelled = [self._spell(token) for token in result.tokens]
-        return {"tokens": spelled, "token_logprobs": result.logprobs, "top_logprobs": tops, "text_offset": offsets}
-
-    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._spell(token)
+    def spelled(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.spell(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if self._decoded(token) == text else None}
 
-    def _spell(self, token: int) -> str:
+    def spell(self, token: int) -> str:
         """Its text, or, where it is a part of a character, its name in the vocabulary: two of them must not look alike."""
         text = self._decoded(token)
         return str(self.tokenizer.convert_ids_to_tokens(token)) if _UNDECODED in text else text
@@ -111,6 +81,83 @@ class Reply:
     def _decoded(self, token: int) -> str:
         text: str = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
         return text
+
+
+class Told:
+    """What is told of a text's tokens, part by part: their log-probabilities, in the form of the endpoint."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._written = Detokenizer(reply.tokenizer, [])
+        self._at = 0  # characters
+
+    def of(self, tokens: Many[int], logprobs: Many[float] | None, tops: Many[TopLogprobs] | None) -> dict[str, Any] | None:
+        """Of the next tokens; None if nothing was asked for."""
+        if self._reply.top is None or logprobs is None:
+            return None
+        return self._content(tokens, logprobs, tops) if self._reply.chat else self._columns(tokens, logprobs, tops)
+
+    def _content(self, tokens: Many[int], logprobs: Many[float], tops: Many[TopLogprobs] | None) -> dict[str, Any]:
+        """As chats have them."""
+        spelled, told = self._reply.spelled, []
+        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            others = () if tops is None else tops[place]
+            told.append({**spelled(token, logprob), "top_logprobs": [spelled(*other) for other in others]})
+        return {"content": told, "refusal": None}
+
+    def _columns(self, tokens: Many[int], logprobs: Many[float], tops: Many[TopLogprobs] | None) -> dict[str, Any]:
+        """As completions have them."""
+        spell, offsets = self._reply.spell, []
+        for token in tokens:
+            offsets.append(self._at)
+            self._at += len(self._written.push(token))
+        told = None if tops is None else [{spell(token): logprob for token, logprob in top} for top in tops]
+        return {
+            "tokens": [spell(token) for token in tokens],
+            "token_logprobs": list(logprobs),
+            "top_logprobs": told,
+            "text_offset": offsets,
+        }
+
+
+class Streamed:
+    """The chunks of one text. prompt: its token ids."""
+
+    def __init__(self, reply: Reply, index: int, prompt: list[int]) -> None:
+        self._reply, self._index, self._prompt = reply, index, prompt
+        self._told = Told(reply)
+        self._count = 0  # tokens that were told
+
+    def begin(self) -> dict[str, Any]:
+        """Before there is any text."""
+        said = {"delta": {"role": "assistant", "content": ""}} if self._reply.chat else {"text": ""}
+        ids = {"token_ids": [], "prompt_token_ids": self._prompt} if self._reply.token_ids else {}
+        return self._reply.chunk({"index": self._index, **said, "logprobs": None, "finish_reason": None, **ids})
+
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        """A piece of it."""
+        said = {"delta": {"content": str(piece)}} if self._reply.chat else {"text": str(piece)}
+        return self._chunk(said, None, piece.tokens, piece.logprobs, piece.top_logprobs)
+
+    def end(self, result: Result) -> dict[str, Any]:
+        """After the last piece."""
+        rest = slice(self._count, None)
+        logprobs, tops = (None if values is None else values[rest] for values in (result.logprobs, result.top_logprobs))
+        said: dict[str, Any] = {"delta": {}} if self._reply.chat else {"text": ""}
+        return self._chunk(said, reason(result), result.tokens[rest], logprobs, tops)
+
+    def _chunk(
+        self,
+        said: dict[str, Any],
+        why: str | None,
+        tokens: Many[int],
+        logprobs: Many[float] | None,
+        tops: Many[TopLogprobs] | None,
+    ) -> dict[str, Any]:
+        self._count += len(tokens)
+        told = self._told.of(tokens, logprobs, tops) if tokens else None
+        ids = {"token_ids": list(tokens)} if self._reply.token_ids else {}
+        return self._reply.chunk({"index": self._index, **said, "logprobs": told, "finish_reason": why, **ids})
 
 
 def reason(result: Result) -> str:
