@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from outrider.beam import BeamResult, beam_search
     from outrider.errors import OutriderError
     from outrider.generation import Stream, generate, stream
-    from outrider.pieces import Piece
     from outrider.hf_generate import transformers_generate
     from outrider.models.loading import load
+    from outrider.pieces import Piece
     from outrider.results import Result
     from outrider.speculation.run import speculate
 

@@ -15,8 +15,8 @@ from outrider.decode.row import Row
 from outrider.draft_length.predicted import passes
 from outrider.errors import ParameterError
 from outrider.models.base import Source, TextModel, end_tokens, refuse_draft_only
-from outrider.randomness import stream_after
 from outrider.pieces import Piece, Pieces
+from outrider.randomness import stream_after
 from outrider.records import Round
 from outrider.request.choices import bound_drafter, make_length
 from outrider.request.invariance import tell_of_rounding

@@ -65,7 +65,7 @@ class Pieces:
         for text, number in self._tracker.take():
             own = slice(self._given, number + 1)  # nothing, of a token whose text comes in two parts
             self._given = max(self._given, number + 1)
-            told, top = (None if values is None else values[own] for values in (self._logprobs, self._top_logprobs))
+            told, top = self._logprobs and self._logprobs[own], self._top_logprobs and self._top_logprobs[own]
             yield Piece(text, self._origins[number], self._tokens[own], told, top)
 
 

@@ -142,7 +142,7 @@ class Streamed:
     def end(self, result: Result) -> dict[str, Any]:
         """After the last piece."""
         rest = slice(self._count, None)
-        logprobs, tops = (None if values is None else values[rest] for values in (result.logprobs, result.top_logprobs))
+        logprobs, tops = result.logprobs and result.logprobs[rest], result.top_logprobs and result.top_logprobs[rest]
         said: dict[str, Any] = {"delta": {}} if self._reply.chat else {"text": ""}
         return self._chunk(said, reason(result), result.tokens[rest], logprobs, tops)
 
