@@ -177,6 +177,7 @@ def result_of(
         source_tokens=source_length(source),
         lenience=options.lenience,
         drafter_invariant=options.drafter_invariant,
+        cached_tokens=0 if row is None else getattr(row.sequence, "taken", 0),
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from itertools import pairwise
+from typing import cast
 
 from outrider.models.base import LanguageModel, Sequence
+from outrider.models.cache.prefix_cache import BLOCK, KeepsPrefixes, PrefixCache, can_keep_prefixes, prefix_cache_of
 from outrider.support.device_data import pad_rows
 
 CHUNK = 512
+_Reading = tuple[Sequence, Many[int]]
 
 
 def prefill(
@@ -19,15 +24,70 @@ def prefill(
 ) -> None:
     """Score the prompts into their sequences, no logits kept, at most `CHUNK` tokens of each row at a time.
 
-    Stops between chunks once `cancelled()` is true.
+    What they begin with is taken from the model's prefix cache, if it has one, and what is read goes there; without one,
+    what several of them begin with is read once all the same. Stops between chunks once `cancelled()` is true.
     """
+    cache, shared = prefix_cache_of(model), None
+    if cache is None and can_keep_prefixes(model):
+        shared = _longest_shared(prompts)
+        cache = PrefixCache(sys.maxsize) if shared else None
     while not cancelled():
-        todo = [
-            (sequence, prompt[sequence.length : sequence.length + CHUNK])
-            for sequence, prompt in zip(sequences, prompts, strict=True)
-            if sequence.length < len(prompt)
-        ]
-        if not todo:
+        _take_up(cache, model, sequences, prompts)
+        rows = [pair for pair in zip(sequences, prompts, strict=True) if pair[0].length < len(pair[1])]
+        if not rows:
             return
-        tokens, lengths = pad_rows([part for _, part in todo], model.device)
-        model.score([sequence for sequence, _ in todo], tokens, lengths, "none")
+        if cache is not None:
+            rows = _without_those_that_wait(rows)
+        tokens, lengths = pad_rows([prompt[row.length : row.length + CHUNK] for row, prompt in rows], model.device)
+        model.score([row for row, _ in rows], tokens, lengths, "none")
+        for row, prompt in rows:
+            _keep(cache, model, row, prompt[:shared])
+
+
+def go_on_by_known(model: LanguageModel, sequences: Many[Sequence], prompts: Many[Many[int]]) -> None:
+    """Let sequences go on as far as the model's prefix cache knows their prompts."""
+    _take_up(prefix_cache_of(model), model, sequences, prompts)
+
+
+def keep(model: LanguageModel, sequence: Sequence, tokens: Many[int]) -> None:
+    """Let others that begin with these tokens, which the sequence holds, go on from there."""
+    _keep(prefix_cache_of(model), model, sequence, tokens)
+
+
+def _take_up(cache: PrefixCache | None, model: LanguageModel, sequences: Many[Sequence], prompts: Many[Many[int]]) -> None:
+    if cache is not None:
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            cache.take_up(cast(KeepsPrefixes, model), sequence, prompt)
+
+
+def _keep(cache: PrefixCache | None, model: LanguageModel, sequence: Sequence, tokens: Many[int]) -> None:
+    if cache is not None:
+        cache.keep(cast(KeepsPrefixes, model), sequence, tokens)
+
+
+def _longest_shared(prompts: Many[Many[int]]) -> int:
+    """The most tokens that two of them begin with, 0 if that is not a block."""
+    if len({tuple(prompt[:BLOCK]) for prompt in prompts}) == len(prompts):
+        return 0
+    ordered = sorted(map(list, prompts))
+    most = max(_alike(*two) for two in pairwise(ordered))
+    return most if most >= BLOCK else 0
+
+
+def _alike(one: list[int], other: list[int]) -> int:
+    """How many tokens both begin with."""
+    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
+
+
+def _without_those_that_wait(rows: list[_Reading]) -> list[_Reading]:
+    """Without those that begin as another one does of which the next block is read now: they will go on from it."""
+    begun: set[tuple[int, ...]] = set()
+    going = []
+    for row, prompt in rows:
+        end = (row.length // BLOCK + 1) * BLOCK
+        block = tuple(prompt[:end])
+        if len(block) < end or block not in begun:
+            going.append((row, prompt))
+            begun.add(block)
+    return going

@@ -19,6 +19,7 @@ class _Known(TypedDict):
     source_tokens: int | None
     lenience: float
     drafter_invariant: bool
+    cached_tokens: int
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Result:
     text: special tokens and a final stop string left out. tokens: ids as generated, an end-of-sequence token included.
     logprobs: of each token under the target's raw logits, if asked for. top_logprobs: the most probable tokens in each one's
     place, (token, log-probability), if asked for. rounds: what each round did.
-    prompt_tokens: those that the sequence began with; source_tokens: those that an encoder read.
+    prompt_tokens: those that the sequence began with; cached_tokens: of them, those that were read for others before
+    (`ContinuousBatch`, prefix_cache); source_tokens: those that an encoder read.
     lenience: below 1 the output is lossy: it need not follow the target's law (`lenience`).
     drafter_invariant: whether the seed gives this text with any draft and with none.
     """
@@ -45,6 +47,7 @@ class Result:
     lenience: float = 1.0
     drafter_invariant: bool = False
     top_logprobs: list[TopLogprobs] | None = None
+    cached_tokens: int = 0
 
     @classmethod
     def of_rounds(
@@ -83,6 +86,8 @@ class Result:
         }
         if self.source_tokens is not None:
             out["source_tokens"] = self.source_tokens
+        if self.cached_tokens:
+            out["cached_tokens"] = self.cached_tokens
         if self.lossy:
             out |= {"lossy": True, "lenience": self.lenience}
         if self.drafter_invariant:

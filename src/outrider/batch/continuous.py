@@ -12,7 +12,7 @@ from weakref import WeakSet, finalize
 
 from outrider.audio import Audio
 from outrider.batch.answer import Answer, Asked
-from outrider.batch.lanes import Lanes, Task
+from outrider.batch.lanes import MIB, Lanes, Task
 from outrider.drafters.base import check_alternatives
 from outrider.errors import ModelError, ParameterError, in_one_line
 from outrider.generation import check_one, check_target
@@ -44,14 +44,22 @@ class ContinuousBatch:
     done is cancelled.
 
     draft, num_draft_tokens: as in `generate`, for all requests. No drafter that remembers texts: what a client is answered
-    would depend on the others'.
+    would depend on the others'. prefix_cache: MiB of what has been read and written, that each model keeps, so that a
+    prompt that begins like an earlier one need not be read again (docs/python.md). No weight may change meanwhile.
     """
 
     def __init__(
-        self, target: TextModel, *, draft: Draft = "auto", num_draft_tokens: Length = None, batch_size: int = 8
+        self,
+        target: TextModel,
+        *,
+        draft: Draft = "auto",
+        num_draft_tokens: Length = None,
+        batch_size: int = 8,
+        prefix_cache: int = 0,
     ) -> None:
         check_target(target)
         check_count("batch_size", batch_size)
+        check_count("prefix_cache", prefix_cache, 0)
         self.target = target
         drafter = bound_drafter(draft, target)
         if drafter is not None and drafter.remembers:
@@ -64,7 +72,7 @@ class ContinuousBatch:
         alone.run(check_alternatives, None, target, drafter)  # which runs the model, once: not while others do
         self._drafter = drafter
         self._given = (None if drafter is None else draft), num_draft_tokens
-        self._worker = _Worker(Lanes(target, drafter, length, batch_size), batch_size)
+        self._worker = _Worker(Lanes(target, drafter, length, batch_size, prefix_cache * MIB), batch_size)
         finalize(self, self._worker.stop).atexit = False
 
     def submit(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:

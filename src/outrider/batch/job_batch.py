@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.batch.jobs import Job, options_of, structure_of
-from outrider.batch.lanes import Lanes, Task
+from outrider.batch.lanes import MIB, Lanes, Task
 from outrider.batch.setup import Ready
 from outrider.errors import OutriderError, in_one_line
 from outrider.request.prompts import prepare
@@ -29,7 +29,7 @@ class JobBatch:
         self.batch_size = batch_size
         self._ready = ready
         self._waiting: deque[Job] = deque()
-        self._lanes = Lanes(ready.target, ready.drafter, ready.length, batch_size)
+        self._lanes = Lanes(ready.target, ready.drafter, ready.length, batch_size, ready.prefix_cache * MIB)
         self._jobs: dict[Task, Job] = {}
         self._ended: list[Record] = []
 

@@ -22,6 +22,7 @@ from outrider.draft_length import DraftLength
 from outrider.drafters import Drafter
 from outrider.generation import request_for, result_of
 from outrider.models.base import TextModel
+from outrider.models.cache.prefix_cache import give_prefix_cache, prefix_cache_of
 from outrider.models.cache.slots import opening_several
 from outrider.prefill import CHUNK
 from outrider.records import Round
@@ -34,6 +35,7 @@ from outrider.structured import Structure
 from outrider.support.clock import PhaseClock
 from outrider.support.text import TextTracker
 
+MIB = 2**20
 BESIDE = 64  # tokens of prompts that are read between two rounds of others: a few rounds' time on a CPU
 
 
@@ -110,13 +112,18 @@ class _Lane:
 class Lanes:
     """Tasks through one model. `admit` takes them in, `step` makes one round of each; `close` frees the sequences.
 
-    rows: how many there may be at a time, which whoever admits sees to.
+    rows: how many there may be at a time, which whoever admits sees to. prefix_cache: bytes of what prompts begin with that
+    each model keeps, while there are any.
     """
 
-    def __init__(self, target: TextModel, drafter: Drafter | None, length: DraftLength, rows: int) -> None:
+    def __init__(
+        self, target: TextModel, drafter: Drafter | None, length: DraftLength, rows: int, prefix_cache: int = 0
+    ) -> None:
         self.target, self.drafter, self._length, self._rows = target, drafter, length, rows
         self._clock = PhaseClock(target.device)
         self._shortest_first = True
+        self._engines = [target, *(drafter.engines() if drafter is not None else ())]
+        self._prefix_cache = prefix_cache
         self.by_kind: dict[_Kind, _Lane] = {}
 
     def task(
@@ -145,6 +152,9 @@ class Lanes:
         read: their prompts, now, while all others wait; if not, `step` reads a part of them each time.
         """
         ended: list[Task] = []
+        for model in self._engines:
+            if prefix_cache_of(model) is None:
+                give_prefix_cache(model, self._prefix_cache)
         with opening_several():
             for task in tasks:
                 ended += self._join(task)
@@ -230,6 +240,8 @@ class Lanes:
         lanes = list(self.by_kind.values())
         self.by_kind.clear()
         with ExitStack() as stack:  # every lane is closed, whatever one of them raises
+            for model in self._engines if self._prefix_cache else ():
+                stack.callback(give_prefix_cache, model, 0)
             for lane in lanes:
                 stack.callback(lane.decoder.close)
 

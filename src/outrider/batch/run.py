@@ -46,6 +46,8 @@ class Tally:
     drafted: int = 0
     accepted: int = 0
     tested: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of these
 
     def begin(self) -> None:
         """Start the clock again, once the models are loaded."""
@@ -55,9 +57,12 @@ class Tally:
         """Count a finished prompt."""
         self.prompts += 1
         self.errors += "error" in record
-        stats = record.get("stats", {})
-        for name in ("tokens", "rounds", "drafted", "accepted", "tested"):
-            setattr(self, name, getattr(self, name) + stats.get(name, 0))
+        for names, found in (
+            (("tokens", "rounds", "drafted", "accepted", "tested"), record.get("stats", {})),
+            (("prompt_tokens", "cached_tokens"), record),
+        ):
+            for name in names:
+                setattr(self, name, getattr(self, name) + found.get(name, 0))
 
     @property
     def seconds(self) -> float:
@@ -68,6 +73,8 @@ class Tally:
         return {
             "prompts": self.prompts,
             "tokens": self.tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens / self.seconds,
             "acceptance_rate": self.accepted / self.tested if self.tested else None,

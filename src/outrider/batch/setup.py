@@ -29,6 +29,7 @@ class Setup:
     None: adapted to costs and acceptance. chat: whether text goes through the chat template, None: if there is one.
     defaults: the options of lines that say nothing else, a seed among them. device: of the models, "auto" as in `load`.
     rounds: whether records tell every round, as [tokens, drafted, accepted]. compile: the models (`load`), for one row.
+    prefix_cache: MiB of what prompts begin with that each model keeps (`Lanes`).
     """
 
     target: str | None = None
@@ -42,6 +43,7 @@ class Setup:
     engine: str = "auto"
     rounds: bool = False
     compile: bool = False
+    prefix_cache: int = 0
 
     def load(self, tables: Mapping[str, Any] | None = None) -> Ready:
         """Load the models. tables: cost tables of an earlier part of the run (`Ready.tables`); measured for want of them."""
@@ -66,7 +68,7 @@ class Setup:
         whole = with_own_rules(target, SamplingSettings(), [range(1)], 1)
         beside = {name: self.defaults[name] for name in ("alternatives", "lenience") if name in self.defaults}
         Decoder(target, (), whole, drafter, length, **beside)
-        return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds)
+        return Ready(target, drafter, length, book, self.defaults, self.chat, self.rounds, self.prefix_cache)
 
     def _length(self, target: TextModel, drafter: Drafter | None) -> DraftLength:
         if drafter is not None:
@@ -100,6 +102,7 @@ class Ready:
     defaults: Mapping[str, Any]
     chat: bool | None = None
     rounds: bool = False
+    prefix_cache: int = 0
 
     @property
     def tables(self) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from outrider.cli.sampling import (
     parse_length,
     told_if_greedy,
 )
-from outrider.cli.shared_options import text_options
+from outrider.cli.shared_options import prefix_cache_option, text_options
 from outrider.cli.structured import structure_options, take_structure
 from outrider.errors import ParameterError
 from outrider.settings.drafting import check_lenience, check_without_drafts
+from outrider.support.checks import check_count
 
 if TYPE_CHECKING:
     from outrider.batch.jobs import Prompts
@@ -60,6 +61,7 @@ _TOLD = 5  # errors of prompts that are told while the run goes on; the output h
 @invariant_option
 @text_options
 @structure_options
+@prefix_cache_option
 @click.option("--logprobs", is_flag=True, help="Log-probabilities of the tokens, too.")
 @click.option("--plain", is_flag=True, help="Without a draft, also where one is named: the baseline.")
 @ray_options
@@ -96,6 +98,7 @@ def batch(
 
 def _defaults(given: dict[str, Any], structure: Structure | None) -> dict[str, Any]:
     """The options of lines that say nothing else; what is wrong with them is told here, without torch."""
+    check_count("prefix_cache", given["prefix_cache"], 0)
     if not 1 <= given["batch_size"] <= 4096:
         raise ParameterError(f"batch_size must be in 1 … 4096, got {given['batch_size']}")
     lenience = check_lenience(given["lenience"])
@@ -120,6 +123,7 @@ def _setup(models: ModelChoice, given: dict[str, Any], defaults: dict[str, Any])
         batch_size=given["batch_size"],
         chat=given["chat"],
         defaults=defaults,
+        prefix_cache=given["prefix_cache"],
     )
 
 

@@ -13,6 +13,7 @@ import click
 from outrider.cli.config import config_option, plain_asked
 from outrider.cli.models import ModelChoice, model_options
 from outrider.cli.sampling import length_option, parse_length
+from outrider.cli.shared_options import prefix_cache_option
 from outrider.errors import OutriderError, ParameterError
 from outrider.models.names import DEFAULT_MODEL
 from outrider.support.checks import check_count
@@ -39,6 +40,7 @@ _BACKLOG = 128
     show_default=True,
     help="Of a text at most, and of a chat that names no limit: memory is taken for as many.",
 )
+@prefix_cache_option
 @click.option("--max-waiting", type=int, default=256, show_default=True, help="Texts that may wait for a place.")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="The address to listen at; 0.0.0.0: all of the machine's."
@@ -59,12 +61,13 @@ def serve(models: ModelChoice, **given: Any) -> int:
     check_count("batch_size", given["batch_size"], 1, 4096)
     check_count("max_new_tokens", given["max_new_tokens"])
     check_count("max_waiting", given["max_waiting"], 0)
+    check_count("prefix_cache", given["prefix_cache"], 0)
     check_count("port", given["port"], 0, 65535)
     if plain:
         models = replace(models, draft=())
     models.check()
     with closing(_listening(given["host"], given["port"])) as listening:
-        batch = _batch(models, length, given["batch_size"])
+        batch = _batch(models, length, given["batch_size"], given["prefix_cache"])
         names = _names(models, given["name"])
         from outrider.serve.service import Service
 
@@ -90,14 +93,14 @@ def _listening(host: str, port: int) -> socket.socket:
     return made
 
 
-def _batch(models: ModelChoice, length: Any, size: int) -> ContinuousBatch:
+def _batch(models: ModelChoice, length: Any, size: int, prefix_cache: int) -> ContinuousBatch:
     model = models.load_target()
     if getattr(model, "hears", False):
         raise ParameterError(f"target {model.name} hears audio, which a server is not sent: use outrider generate or batch")
     drafter = models.load_draft(model) if models.draft else None
     from outrider.batch.continuous import ContinuousBatch
 
-    return ContinuousBatch(model, draft=drafter, num_draft_tokens=length, batch_size=size)
+    return ContinuousBatch(model, draft=drafter, num_draft_tokens=length, batch_size=size, prefix_cache=prefix_cache)
 
 
 def _names(models: ModelChoice, name: str | None) -> list[str]:

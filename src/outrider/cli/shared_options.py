@@ -13,6 +13,14 @@ Option = Callable[[Command], Command]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 log_option = click.option("--log", type=click.Path(path_type=Path), help="Keep the runs here, and resume from it.")
+prefix_cache_option = click.option(
+    "--prefix-cache",
+    metavar="MIB",
+    type=int,
+    default=1024,
+    show_default=True,
+    help="Memory of what texts began with, so that others that begin alike need not read it again; 0: none.",
+)
 _TEXT = (
     click.option("--stop", multiple=True, help="End before this text; may be given several times."),
     click.option("--ignore-eos", is_flag=True, help="Do not end at end-of-sequence."),

@@ -27,7 +27,7 @@ from outrider.drafters.ready import begin_rest, state_with, worth_while
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.models.cache.slots import opening_several
-from outrider.prefill import prefill
+from outrider.prefill import keep, prefill
 from outrider.randomness import keys_of
 from outrider.records import Round
 from outrider.round import Extras, Scorer
@@ -227,8 +227,9 @@ class Decoder:
 
     def end(self, row: Row) -> None:
         """Let a row end before its time."""
+        in_order = row.finish_reason is None and not self._failed
         row.finish_reason = row.finish_reason or "cancelled"
-        self.alone.finish(lambda: self.close_row(row))
+        self.alone.finish(lambda: self.retire(row) if in_order else self.close_row(row))
 
     def close_failed(self) -> None:
         """Free the sequences of rows that failed outside of a round."""
@@ -268,6 +269,12 @@ class Decoder:
         for row in active:
             row.drafter, row.draft.state = further, state_with(further, before, row.draft)
         begin_rest(further, before, rows, replace(self._context, late=True))
+
+    def retire(self, row: Row) -> None:
+        """Close a row whose sequence and tokens are in order: others may go on from what it has read and written."""
+        if row.error is None and not row.ended and row.request.source is None:
+            keep(self.target, row.sequence, row.tokens)
+        self.close_row(row)
 
     def close_row(self, row: Row) -> None:
         """May be called again, as far as an interrupt had let it come."""

@@ -11,7 +11,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from outrider.errors import ParameterError
-from outrider.prefill import prefill
+from outrider.prefill import go_on_by_known, prefill
 from outrider.records import Round
 from outrider.round import verify_together
 from outrider.support.alone import Alone
@@ -42,7 +42,9 @@ def _read(decoders: list[Decoder], tokens: int | None, shortest_first: bool) -> 
     _begin(decoders)
     clock, target = decoders[0].clock, decoders[0].target
     clock.take()
-    chosen, texts = _to_read([row for decoder in decoders for row in decoder.reading], tokens, shortest_first)
+    reading = [row for decoder in decoders for row in decoder.reading]
+    go_on_by_known(target, [row.sequence for row in reading], [row.unread for row in reading])
+    chosen, texts = _to_read(reading, tokens, shortest_first)
     asked = {row.order: (text, row.sequence.length) for row, text in zip(chosen, texts, strict=True)}
 
     def read(rows: list[Row]) -> None:
@@ -156,7 +158,7 @@ def _round(decoders: list[Decoder], made: dict[int, Made]) -> None:
     seconds = {phase: value / sharing for phase, value in clock.take().items()}
     for decoder, part in settled:
         try:
-            made[id(decoder)] = part.records(seconds, decoder.close_row)
+            made[id(decoder)] = part.records(seconds, decoder.retire)
             decoder.done()
         except Exception as error:
             made[id(decoder)] = error

@@ -17,7 +17,7 @@ from outrider.heads.parts import HeadParts
 from outrider.heads.recorded import CapturedHead, Kind, NewestToken, RecordedHead, kind_of, record_head
 from outrider.kernels.chain_calls import is_piece, numbers, piece_of
 from outrider.models.attention.shared_keys import WIDEST, together
-from outrider.models.base import HandsOutStates, WhichLogits
+from outrider.models.base import HandsOutStates, Sequence, WhichLogits
 from outrider.models.cache.masks import AttentionPattern, make_mask
 from outrider.models.cache.slot_cache import Placement
 from outrider.models.flat import in_parts
@@ -50,6 +50,17 @@ class AutoregressiveModel(HeadModel):
             self.recorded = record_head(self)
         if isinstance(self.recorded, RecordedHead):
             parts.recorded[kinds] = self.recorded
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """See `SlotModel`. Of what it reads of a prompt: there the target's states are known."""
+        return True
+
+    def append_blocks(self, sequence: Sequence, blocks: Many[list[Tensor]]) -> None:
+        """See `KeepsPrefixes`."""
+        super().append_blocks(sequence, blocks)
+        row = self._own(sequence)
+        row.sure, row.last = row.length, None
 
     @property
     def own_kind(self) -> Kind:

@@ -44,6 +44,7 @@ class FirstLayers(TransformersModel):
     """A view of the target that shares its weights, its cache and its slots."""
 
     looks_again = False  # what it proposes is tested in any case
+    keeps_prefixes = False  # a block is of all layers
     _made_of: list[nn.Module]
     _made_beside: RecordedPasses | CapturedPasses | None
 
@@ -84,7 +85,7 @@ def _view_of(target: TransformersModel, layers: int) -> FirstLayers:
     view.__dict__.update(target.__dict__)
     view.module = _cut(target.module, int(target.module.config.get_text_config().num_hidden_layers), layers)
     view._name = f"{target.name}[:{layers}]"
-    view._width = as_it_is
+    view._width, view.prefix_cache = as_it_is, None
     view._as_opened = AsOpened.of(view.module, view._name)  # of windows of two kinds the first layers may have one
     view._made_of, view._made_beside = list(target.module.modules()), target.recorded
     view.compiled = view.recorded = None  # the passes of all layers

@@ -194,6 +194,11 @@ class TransformersModel(StatesModel):
         self._cache.move(source.slot, target.slot, length, target.length)
         target.advance(length - target.length)
 
+    @property
+    def keeps_prefixes(self) -> bool:
+        """See `SlotModel`."""
+        return not self.has_encoder and not self.keeps_states
+
     recorded_on: tuple[str, ...] = ("cpu", "cuda")
 
     def _record_now(self) -> RecordedPasses | CapturedPasses | None:

@@ -166,11 +166,14 @@ def reason(result: Result) -> str:
 
 
 def usage(results: list[Result], prompts: list[list[int]]) -> dict[str, Any]:
-    """Tokens read and written; of the drafted ones, in the fields that OpenAI has for predicted output, what was accepted.
+    """Tokens read (of each prompt's first answer, those that were read for others before) and written; of the drafted ones,
+    in the fields that OpenAI has for predicted output, what was accepted.
 
     prompts: of each, the token ids.
     """
     read = sum(map(len, prompts))
+    each = len(results) // len(prompts)
+    cached = sum(one.cached_tokens for one in results[::each])
     written = sum(len(one.tokens) for one in results)
     accepted, drafted = (sum(getattr(one.stats, name) for one in results) for name in ("accepted", "drafted"))
     details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
@@ -178,6 +181,7 @@ def usage(results: list[Result], prompts: list[list[int]]) -> dict[str, Any]:
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": details,
     }
 

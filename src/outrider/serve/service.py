@@ -109,6 +109,12 @@ class Service:
         found = {
             "texts_total": ("counter", "Texts that were answered.", tally.prompts),
             "refused_total": ("counter", "Requests that were answered by an error.", self.refused),
+            "prompt_tokens_total": ("counter", "Tokens of their prompts.", tally.prompt_tokens),
+            "cached_prompt_tokens_total": (
+                "counter",
+                "Of these, those that had been read for others before.",
+                tally.cached_tokens,
+            ),
             "generated_tokens_total": ("counter", "Tokens of these texts.", tally.tokens),
             "rounds_total": ("counter", "Passes of the target, text by text.", tally.rounds),
             "drafted_tokens_total": ("counter", "Tokens that drafts offered.", tally.drafted),

@@ -9,7 +9,7 @@ Rows are returned as views wherever they are contiguous, since a gather would co
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -222,6 +222,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Note that positions before this one are written."""
         self._used[slot] = max(self._used.get(slot, 0), stop)
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What is kept of a token, and how."""
+        return self.kept_dtype, *self.states, len(self._tensors())
+
     def keep_states(self, layer: int) -> None:
         """Hold the hidden states after that layer, too, from now on."""
         self.states.setdefault(layer, StateLayer(self))
@@ -282,7 +287,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def _sizes(self) -> tuple[list[int], list[int]]:
         """Slots and capacity of what is kept, 0 among them."""
-        held = [tensor for layer in self._held for tensor in (layer.keys, layer.values) if tensor is not None]
+        held = self._tensors()
         return [0, *(tensor.shape[0] for tensor in held)], [0, *(tensor.shape[2] for tensor in held)]
 
     def largest(self) -> float:
@@ -318,6 +323,25 @@ class SlotCache(Cache):  # type: ignore[misc]
                 if tensor is not None:
                     tensor[slot, :, start:used].zero_()
         self._used[slot] = min(used, start)
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for layer in self._held for tensor in (layer.keys, layer.values) if tensor is not None]
+
+    @in_inference_mode
+    def copied(self, slot: int, start: int, stop: int) -> list[Tensor]:
+        """What is kept of some positions of a slot, in memory of its own."""
+        return [tensor[slot, :, start:stop].clone() for tensor in self._tensors()]
+
+    @in_inference_mode
+    def put(self, slot: int, start: int, parts: Sequence[list[Tensor]]) -> None:
+        """Store what was copied of other slots, one part after the other, from position `start` on."""
+        held = self._tensors()
+        for part in parts:
+            stop = start + part[0].shape[1]
+            for tensor, kept in zip(held, part, strict=True):
+                tensor[slot, :, start:stop] = kept
+            self.reach(slot, stop)
+            start = stop
 
     @in_inference_mode
     def copy_column(self, slot: int, source: int, target: int) -> None:

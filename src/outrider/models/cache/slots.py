@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.errors import ParameterError
 from outrider.models.base import Sequence, WhichLogits, represented
+from outrider.models.cache.prefix_cache import BLOCK, PrefixCache
 from outrider.models.cache.slot_cache import SlotCache, SlotLayer
 from outrider.models.engine_checks import check_score, check_truncate
 from outrider.support.device_data import index
@@ -27,6 +28,7 @@ class SlotSequence:
         self.slot = slot
         self._length = 0
         self.beside: range = range(0)  # the columns of the alternatives of the last pass
+        self.taken = 0  # tokens that were read by others
 
     @property
     def length(self) -> int:
@@ -63,6 +65,8 @@ def opening_several() -> Iterator[None]:
 
 class SlotModel(ABC, Generic[S]):
     """A model whose open sequence i owns slot i of its cache, so that the slots in use stay contiguous."""
+
+    prefix_cache: PrefixCache | None = None
 
     def __init__(self, num_layers: int) -> None:
         self._cache = SlotCache(num_layers)
@@ -135,6 +139,28 @@ class SlotModel(ABC, Generic[S]):
         """Free the cache's memory, which is kept otherwise, if no sequence is open; for engines without recorded passes."""
         if not self._open:
             self._cache.drop()
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """See `KeepsPrefixes`."""
+        return False
+
+    @property
+    def kept_form(self) -> object:
+        """See `KeepsPrefixes`."""
+        return self._cache.form
+
+    def block_of(self, sequence: Sequence, start: int) -> list[Tensor]:
+        """See `KeepsPrefixes`."""
+        return self._cache.copied(self._own(sequence).slot, start, start + BLOCK)
+
+    def append_blocks(self, sequence: Sequence, blocks: Many[list[Tensor]]) -> None:
+        """See `KeepsPrefixes`."""
+        row = self._own(sequence)
+        self._cache.reserve(len(self._open), row.length + BLOCK * len(blocks))
+        self._cache.put(row.slot, row.length, blocks)
+        row.advance(BLOCK * len(blocks))
+        row.taken += BLOCK * len(blocks)
 
     def _is_open(self, sequence: Sequence) -> bool:
         return sequence in self._open

@@ -50,6 +50,7 @@ class PagedSequence:
         self.blocks: list[int] = []
         self.closed = False
         self.private = False  # whether its blocks are never to be shared
+        self.taken = 0  # tokens that were read by others
 
     @property
     def length(self) -> int:
@@ -266,6 +267,7 @@ class OpenVinoModel:
                 break
             row.blocks.append(block)
             row.tokens += tokens[:BLOCK]
+            row.taken += BLOCK
             tokens = tokens[BLOCK:]
         return tokens
 

@@ -89,7 +89,7 @@ class RecordableModel(SlotModel[SlotSequence]):
     def with_a_cache_of_its_own(self) -> Self:
         """The same module with no sequences and no recorded passes, to try something."""
         twin = copy(self)
-        twin._cache, twin._open = self._cache.like(), []
+        twin._cache, twin._open, twin.prefix_cache = self._cache.like(), [], None
         twin.recorded = None
         return twin
 
