@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import openai
 import requests
-import uvicorn
 
 import outrider
 from outrider.models.base import TextModel
 from outrider.serve.app import make_app
+from outrider.serve.server import Server
 from outrider.serve.service import Service
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' ' }}{% endfor %}"
@@ -24,8 +24,8 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' ' }}{%
 class Served:
     """A service, and where it answers."""
 
-    def __init__(self, service: Service, url: str, key: str | None) -> None:
-        self.service, self.url, self._key = service, url, key
+    def __init__(self, service: Service, server: Server, url: str, key: str | None) -> None:
+        self.service, self.server, self.url, self._key = service, server, url, key
 
     @property
     def client(self) -> openai.OpenAI:
@@ -44,7 +44,15 @@ class Served:
 
 @contextmanager
 def serving(
-    target: TextModel, *, key: str | None = None, size: int = 3, most_waiting: int = 8, most_tokens: int = 64, **how: Any
+    target: TextModel,
+    *,
+    key: str | None = None,
+    origins: Sequence[str] = (),
+    size: int = 3,
+    most_waiting: int = 8,
+    most_tokens: int = 64,
+    grace: float = 5.0,
+    **how: Any,
 ) -> Iterator[Served]:
     """how: draft and length, as `ContinuousBatch` takes them."""
     batch = outrider.ContinuousBatch(target, batch_size=size, **{"draft": "suffix", "num_draft_tokens": 2, **how})
@@ -53,13 +61,13 @@ def serving(
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen()  # before the application says that it is ready, as `outrider serve` does
-    app = make_app(service, key, ready.set)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+    app = make_app(service, key, ready.set, origins)
+    server = Server(app, service, grace=grace)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         assert ready.wait(60)
-        yield Served(service, f"http://127.0.0.1:{listening.getsockname()[1]}", key)
+        yield Served(service, server, f"http://127.0.0.1:{listening.getsockname()[1]}", key)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -195,16 +195,39 @@ def test_bad_requests(served: Served, body: dict[str, Any], message: str, param:
 def test_other_errors_have_their_own_status(served: Served) -> None:
     for data in (b"{", b"\xff", b"[" * 100_000):
         assert requests.post(f"{served.url}/v1/completions", data=data, timeout=60).status_code == 400
-    long = served.post("completions", {"prompt": [5] * 9000})
-    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    for prompt in ([5] * 9000, "word " * 2_000_000):  # of the second one no token is counted
+        long = served.post("completions", {"prompt": prompt})
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "10000000 characters" in long.json()["error"]["message"]
     with pytest.raises(openai.NotFoundError, match="model 'other' is not served: name 'tiny'"):
         served.client.completions.create(model="other", prompt=PROMPT)
     assert requests.get(f"{served.url}/v1/nothing", timeout=60).json()["error"]["type"] == "invalid_request_error"
     assert requests.get(f"{served.url}/v1/completions", timeout=60).status_code == 405
 
 
+def test_pages_in_browsers_may_ask_if_they_are_named(target: TextModel, served: Served) -> None:
+    wants = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+    wants["Access-Control-Request-Headers"] = "authorization,content-type"
+
+    def allowed(url: str, **how: Any) -> str | None:
+        asked = requests.options(f"{url}/v1/chat/completions", headers={**wants, **how}, timeout=60)
+        found: str | None = asked.headers.get("Access-Control-Allow-Origin")
+        return found
+
+    assert allowed(served.url) is None
+    with serving(target, draft=None, key="secret", origins=["http://page"]) as other:
+        assert allowed(other.url) == "http://page"
+        assert allowed(other.url, Origin="http://elsewhere") is None
+        headers = {"Origin": "http://page", "Authorization": "Bearer secret"}
+        answer = other.post("completions", {"prompt": PROMPT, "max_tokens": 2}, headers=headers)
+        assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, "http://page")
+
+
 def test_what_there_is(served: Served) -> None:
     assert [one.id for one in served.client.models.list()] == ["tiny", "models/tiny"]
+    assert served.client.models.retrieve("models/tiny").id == "models/tiny"
+    with pytest.raises(openai.NotFoundError, match="model 'other' is not served"):
+        served.client.models.retrieve("other")
     assert requests.get(f"{served.url}/health", timeout=60).status_code == 200
     before = figures(served)
     served.client.completions.create(model="tiny", prompt=PROMPT, **WARM)
@@ -243,6 +266,22 @@ def test_clients_that_leave_take_no_places(target: TextModel) -> None:
             served.client.with_options(timeout=1).completions.create(model="tiny", prompt=PROMPT, **LONG)
         served.wait_for(0)
         assert served.client.completions.create(model="tiny", prompt=PROMPT, max_tokens=2).choices
+
+
+def test_clients_are_told_when_the_server_ends_before_their_text(target: TextModel) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 5000, "ignore_eos": True}
+    with serving(target, most_tokens=5000, grace=0.5) as served:
+        stream = served.post("completions", {**asked, "stream": True}, stream=True)
+        answers: list[requests.Response] = []
+        other = threading.Thread(target=lambda: answers.append(served.post("completions", asked)))
+        other.start()
+        served.wait_for(2)
+        served.server.should_exit = True
+        lines = [line.removeprefix("data: ") for line in stream.text.splitlines() if line]
+        other.join(60)
+    assert "the server ends" in json.loads(lines[-2])["error"]["message"]
+    assert lines[-1] == "[DONE]"
+    assert (answers[0].status_code, answers[0].json()["error"]["type"]) == (503, "server_error")
 
 
 def test_more_than_may_wait_are_told_to_come_again(target: TextModel) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from outrider.batch.continuous import ContinuousBatch
     from outrider.serve.service import Service
 
-_GRACE = 10  # seconds that requests under way have to end in
 _BACKLOG = 128
 
 
@@ -47,6 +46,13 @@ _BACKLOG = 128
 )
 @click.option("--port", type=int, default=8000, show_default=True, help="0 … 65535; 0: one that is free.")
 @click.option("--name", metavar="NAME", help="What requests call the model  [default: as --target calls it]")
+@click.option(
+    "--allow-origin",
+    "origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Of pages in browsers that may ask, http://localhost:3000 say, or '*' for all; may be given several times.",
+)
 @click.option("--api-key", envvar="OUTRIDER_API_KEY", show_envvar=True, help="What clients must send as a bearer token.")
 def serve(models: ModelChoice, **given: Any) -> int:
     """Answer OpenAI's clients over HTTP: completions and chats, streamed or whole, many side by side (docs/server.md).
@@ -72,7 +78,7 @@ def serve(models: ModelChoice, **given: Any) -> int:
         from outrider.serve.service import Service
 
         service = Service(batch, names, given["max_new_tokens"], given["batch_size"], given["max_waiting"])
-        return _run(service, listening, given["api_key"])
+        return _run(service, listening, given["api_key"], given["origins"])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -111,10 +117,9 @@ def _names(models: ModelChoice, name: str | None) -> list[str]:
     return list(dict.fromkeys([Path(called).name or called, called]))
 
 
-def _run(service: Service, listening: socket.socket, key: str | None) -> int:
-    import uvicorn
-
+def _run(service: Service, listening: socket.socket, key: str | None, origins: tuple[str, ...]) -> int:
     from outrider.serve.app import make_app
+    from outrider.serve.server import GRACE, Server
 
     host, port = listening.getsockname()[:2]
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
@@ -122,13 +127,13 @@ def _run(service: Service, listening: socket.socket, key: str | None) -> int:
     def ready() -> None:
         click.echo(f"outrider: {service.names[0]} answers at {where}; Ctrl-C ends it", err=True)
 
-    app = make_app(service, key, ready)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE))
+    def ending() -> None:
+        click.echo(f"outrider: texts under way have {GRACE:g} seconds; Ctrl-C ends them now", err=True)
+
+    server = Server(make_app(service, key, ready, origins), service, ending)
     listening.listen(_BACKLOG)
     try:
         server.run(sockets=[listening])
-    except KeyboardInterrupt:  # which uvicorn raises again once all is closed
-        pass
     finally:
         service.batch.close()
     if not server.started:

@@ -6,13 +6,17 @@ import asyncio
 import hmac
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Many
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -23,15 +27,20 @@ from outrider.pieces import Piece
 from outrider.results import Result
 from outrider.serve.calls import Call, NotServedError, read_call
 from outrider.serve.replies import Reply, Streamed, error_body, status_of
-from outrider.serve.service import Asked, BusyError, Service
+from outrider.serve.service import Asked, BusyError, EndingError, Service, not_served
 
 LARGEST = 64 * 2**20  # bytes of a request
 _log = logging.getLogger(__name__)
 _Said = tuple[int, Piece | Result | Exception]
 
 
-def make_app(service: Service, key: str | None = None, ready: Callable[[], None] = lambda: None) -> Starlette:
-    """The application. key: what a client must send as a bearer token. ready: called when requests can come."""
+def make_app(
+    service: Service, key: str | None = None, ready: Callable[[], None] = lambda: None, origins: Many[str] = ()
+) -> Starlette:
+    """The application. key: what a client must send as a bearer token. ready: called when requests can come. origins: of
+    which pages in browsers may ask (CORS), "*" for any.
+    """
+    since = int(time.time())
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -46,8 +55,17 @@ def make_app(service: Service, key: str | None = None, ready: Callable[[], None]
         return await _answer(service, request, chat=True)
 
     async def models(_: Request) -> Response:
-        about = {"object": "model", "owned_by": "outrider", "created": 0, "max_model_len": service.target.max_length}
-        return JSONResponse({"object": "list", "data": [{"id": name, **about} for name in service.names]})
+        return JSONResponse({"object": "list", "data": [about(name) for name in service.names]})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in service.names:
+            return _failed(service, not_served(service, name))
+        return JSONResponse(about(name))
+
+    def about(name: str) -> dict[str, Any]:
+        length = service.target.max_length
+        return {"id": name, "object": "model", "owned_by": "outrider", "created": since, "max_model_len": length}
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("", 200 if service.batch.open else 503)
@@ -59,10 +77,15 @@ def make_app(service: Service, key: str | None = None, ready: Callable[[], None]
         Route("/v1/completions", _guarded(completions, key), methods=["POST"]),
         Route("/v1/chat/completions", _guarded(chats, key), methods=["POST"]),
         Route("/v1/models", _guarded(models, key)),
+        Route("/v1/models/{name:path}", _guarded(model, key)),
         Route("/health", health),
         Route("/metrics", metrics),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_thing})
+    browsers = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    middleware = [browsers] if origins else []
+    return Starlette(
+        routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers={HTTPException: _no_such_thing}
+    )
 
 
 def _guarded(endpoint: Callable[[Request], Any], key: str | None) -> Callable[[Request], Any]:
@@ -92,7 +115,7 @@ async def _answer(service: Service, request: Request, chat: bool) -> Response:
         reply = Reply(service.names[0], chat, service.target.tokenizer, call.top, call.token_ids)
         if call.stream:
             return StreamingResponse(_events(service, call, asked, reply), media_type="text/event-stream")
-        results = await _whole(request, asked)
+        results = await _whole(service, request, asked)
         for result in results:
             service.count(result)
         return JSONResponse(reply.whole(results, asked.prompts))
@@ -108,13 +131,15 @@ def _failed(service: Service, error: Exception) -> Response:
         return JSONResponse(error_body(error, "rate_limit_error", "busy"), 429, {"Retry-After": "1"})
     if isinstance(error, NotServedError) and error.param == "model":
         return JSONResponse(error_body(error, code="model_not_found"), 404)
+    if isinstance(error, EndingError):
+        return JSONResponse(error_body(error), 503)
     _tell(error)
     return JSONResponse(error_body(error), status_of(error))
 
 
 def _tell(error: Exception) -> None:
     """In the server's log, what no client is to blame for; with its traceback, unless it says all."""
-    if status_of(error) == 500:
+    if status_of(error) == 500 and not isinstance(error, EndingError):
         _log.error("a request failed: %s", error, exc_info=None if isinstance(error, OutriderError) else error)
 
 
@@ -135,7 +160,7 @@ def _parsed(body: bytes) -> Any:
         raise ParameterError("the request must be a JSON object") from None
 
 
-async def _whole(request: Request, asked: Asked) -> list[Result]:
+async def _whole(service: Service, request: Request, asked: Asked) -> list[Result]:
     """All answers; cancelled if the client goes, or one of them fails."""
     gone = asyncio.create_task(_disconnected(request))
     answered = asyncio.create_task(_results(asked))
@@ -147,7 +172,7 @@ async def _whole(request: Request, asked: Asked) -> list[Result]:
     finally:
         gone.cancel()
         answered.cancel()
-        asked.cancel()
+        service.leave(asked)
 
 
 async def _results(asked: Asked) -> list[Result]:
@@ -173,14 +198,18 @@ async def _events(service: Service, call: Call, asked: Asked, reply: Reply) -> A
             yield _event(text.begin())
         while len(results) < len(readers):
             i, said = await pieces.get()
-            if isinstance(said, Exception):
+            try:
+                if isinstance(said, Exception):
+                    raise said
+                if isinstance(said, Result):
+                    service.count(said)
+            except Exception as error:
                 service.refused += 1
-                _tell(said)
-                yield _event(error_body(said))
+                _tell(error)
+                yield _event(error_body(error))
                 break
             if isinstance(said, Result):
                 results[i] = said
-                service.count(said)
                 yield _event(texts[i].end(said))
             else:
                 yield _event(texts[i].piece(said))
@@ -191,7 +220,7 @@ async def _events(service: Service, call: Call, asked: Asked, reply: Reply) -> A
     finally:
         for reader in readers:
             reader.cancel()
-        asked.cancel()
+        service.leave(asked)
 
 
 async def _read(number: int, answer: Answer, pieces: asyncio.Queue[_Said]) -> None:

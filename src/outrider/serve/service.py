@@ -12,11 +12,12 @@ from outrider import structured
 from outrider.batch.answer import Answer
 from outrider.batch.continuous import ContinuousBatch
 from outrider.batch.run import Tally
-from outrider.errors import OutriderError
+from outrider.errors import ContextLengthError, OutriderError
 from outrider.request.prompts import encode
 from outrider.sampling.stateful import Constraint
 from outrider.serve.calls import Call, NotServedError, Structured
 
+LONGEST = 256  # characters of a token: in the vocabularies there are the longest have 128
 _KEPT = 64  # constraints: requests that name the same share one, and so a decoder
 
 
@@ -24,7 +25,14 @@ class BusyError(OutriderError):
     """More requests are waiting than there may be."""
 
 
-@dataclass(frozen=True)
+class EndingError(OutriderError):
+    """The server ends."""
+
+    def __init__(self) -> None:
+        super().__init__("the server ends, and this text with it: ask another one, or again later")
+
+
+@dataclass(frozen=True, eq=False)
 class Asked:
     """What a call has become. prompts: of each, the token ids. answers: to the first prompt, to the next, …"""
 
@@ -35,6 +43,11 @@ class Asked:
         """Nobody wants them any more."""
         for answer in self.answers:
             answer.cancel()
+
+
+def not_served(service: Service, model: str) -> NotServedError:
+    """Of a request for another model."""
+    return NotServedError(f"model {model!r} is not served: name {service.names[0]!r}, or leave it out", "model")
 
 
 class Service:
@@ -51,6 +64,8 @@ class Service:
         self._most = batch_size + most_waiting
         self._constraints: OrderedDict[Structured, Constraint] = OrderedDict()
         self._lock = threading.Lock()
+        self._under_way: set[Asked] = set()
+        self._ending = False
         self.tally = Tally()
         self.refused = 0
 
@@ -64,9 +79,11 @@ class Service:
         Raises `OutriderError`s for what is wrong with it.
         """
         if call.model is not None and call.model not in self.names:
-            raise NotServedError(f"model {call.model!r} is not served: name {self.names[0]!r}, or leave it out", "model")
+            raise not_served(self, call.model)
         if self.batch.load + call.texts > self._most:
             raise BusyError(f"{self.batch.load} texts are being written or waited for: try again later")
+        for prompt in call.prompts:
+            self._check_size(prompt)
         prompts = [encode(self.target, prompt) for prompt in call.prompts]
         more: dict[str, Any] = {}
         if call.structured:
@@ -79,7 +96,32 @@ class Service:
         except BaseException:
             asked.cancel()
             raise
+        self._under_way.add(asked)
+        if self._ending:
+            self.leave(asked)
         return asked
+
+    def leave(self, asked: Asked) -> None:
+        """It has been answered, or nobody wants it any more."""
+        asked.cancel()
+        self._under_way.discard(asked)
+
+    def end(self) -> None:
+        """Cancel what is under way, and what may still come."""
+        self._ending = True
+        for asked in list(self._under_way):
+            asked.cancel()
+
+    def _check_size(self, prompt: Any) -> None:
+        """Raise for what can't fit whatever its tokens are, before minutes are spent on finding these."""
+        limit, texts = self.target.max_length, [prompt] if isinstance(prompt, str) else []
+        if isinstance(prompt, list) and isinstance(prompt[0], dict):
+            texts = [one["content"] for one in prompt if isinstance(one.get("content"), str)]
+        size = sum(map(len, texts))
+        if limit is not None and size > limit * LONGEST:
+            raise ContextLengthError(
+                f"prompt has {size} characters, the context of {self.target.name} holds {limit} tokens: shorten it"
+            )
 
     def _constraint(self, wanted: Structured) -> Constraint:
         with self._lock:  # compiling the same for two would make two
@@ -93,7 +135,9 @@ class Service:
             return made
 
     def count(self, result: outrider.Result) -> None:
-        """A text that has been answered."""
+        """A text that has been answered. Raises `EndingError` for one that was cut short."""
+        if result.finish_reason == "cancelled":
+            raise EndingError
         self.tally.add(result.to_dict())
 
     def told(self) -> str:
