@@ -50,8 +50,10 @@ def test_drafts_are_not_looked_for_where_good_ones_would_gain_nothing(policy: Ad
     assert policy.together(8).never("a", DraftSeconds()) == never
     assert not FixedLength(3).never("a", DraftSeconds())
     drafter = ModelDrafter(table(2, V), step_seconds=0.0)
-    decoder = Decoder(table(1, V), [Request(PROMPT, 8, RandomStream(0))], SETTINGS["temperature 1"], drafter, policy)
-    assert (decoder.drafter is None) == never
+    decoder = Decoder(table(1, V), [], SETTINGS["temperature 1"], drafter, policy)
+    (row,) = decoder.admit([Request(PROMPT, 8, RandomStream(0))])
+    assert row.drafter is (None if never else drafter)
+    decoder.close()
 
 
 def test_of_several_drafters_those_are_made_ready_that_may_be_worth_it() -> None:
@@ -76,7 +78,8 @@ def test_a_drafter_that_remembers_is_shown_every_text() -> None:
     drafter = SuffixDrafter(memory=True)
     request = Request(PROMPT, 8, RandomStream(0))
     policy = of_rows({1: 1.0, 17: 17.0})
-    assert Decoder(table(1, V), [request], SETTINGS["temperature 1"], drafter, policy).drafter is drafter
+    (row,) = Decoder(table(1, V), [], SETTINGS["temperature 1"], drafter, policy).admit([request])
+    assert row.drafter is drafter
 
 
 def tried(states: list[LengthState], prospect: Prospect, rounds: int) -> int:

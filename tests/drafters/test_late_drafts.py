@@ -110,6 +110,40 @@ def test_a_choice_of_ones_own_goes_on_as_a_whole() -> None:
     assert [part.begun for part in (one, two, three)] == [part.ended for part in (one, two, three)] == [[id(row.tokens)]] * 3
 
 
+@pytest.mark.parametrize("setting", ["greedy", "temperature 1"])
+def test_who_joins_many_begins_with_what_is_worth_it_for_so_many(setting: str) -> None:
+    """A row that was alone goes on with all that it has, beside one that has less; which gets the rest once it is alone."""
+    copies, model = Counted("copies"), ModelDrafter(table(2, V), step_seconds=0.01)
+
+    def shared(rows: int) -> SharedCosts:
+        return SharedCosts(Costs({1: 1.0, 17: 1.2}, rows=rows), {model.name: 0.1 if rows == 1 else 500.0})
+
+    both = ChoiceDrafter([copies, model])
+    length = AdaptiveLength(FLAT, by_rows=shared).together(2)
+    decoder = Decoder(table(1, V), [], SETTINGS[setting], both, length)
+    first, second = requests(60, 90)
+    records: dict[int, list[Any]] = {0: [], 1: []}
+    (one,) = decoder.admit([first])
+    assert one.drafter is both
+    together = 0
+    for step in range(200):
+        if step == 3:
+            (other,) = decoder.admit([second])
+            assert (one.drafter, other.drafter) == (both, copies)
+        made = dict(decoder.step())
+        for number, record in made.items():
+            records[number].append(record)
+        together += len(made) == 2 and all(record.drafted > 0 for record in made.values())
+    assert together > 1
+    assert other.drafter is both
+    assert {record.drafter for record in records[1] if record.drafted} == {"copies", model.name}
+    assert len(copies.begun) == len(copies.ended) == 2
+    assert [len(row.tokens) for row in (one, other)] == [len(PROMPT) + 60, len(PROMPT) + 90]
+    if setting == "greedy":
+        plain = decode(table(1, V), [first, second], SETTINGS[setting])[0]
+        assert [row.tokens[len(PROMPT) :] for row in (one, other)] == plain
+
+
 class Sampled(SuffixDrafter):
     """Dear where it samples, as n-grams are."""
 
@@ -137,7 +171,6 @@ def test_a_source_that_no_late_draft_could_read_is_refused_at_once() -> None:
     target = tiny_encoder_decoder("Bart")
     request = Request([2, 1], 4, RandomStream(0), source=[3, 4, 5])
     decoder = Decoder(target, (), SETTINGS["greedy"], Deaf("deaf"), AdaptiveLength(DEAR))
-    assert decoder.drafter is None
     with pytest.raises(ParameterError, match="source of 3 tokens"):
         decoder.check(request)
 
@@ -172,7 +205,6 @@ def test_all_is_freed_where_some_rows_have_changed_their_drafter(monkeypatch: py
     one.remembers = True  # so that it is ready from the beginning
     length = AdaptiveLength(DEAR, by_rows=shared).together(3)
     decoder = Decoder(table(1, V), requests(2, 30, 30), SETTINGS["greedy"], ChoiceDrafter([one, two]), length)
-    assert decoder.drafter is one
     with pytest.raises(KeyboardInterrupt):
         list(decoder.rounds())
     assert sorted(one.begun) == sorted(one.ended)

@@ -18,12 +18,12 @@ from collections.abc import Sequence as Many
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-from outrider.decode.one_round import OneRound
+from outrider.decode.one_round import OneRound, by_drafter
 from outrider.decode.row import Request, Row, check_constraints, check_request
 from outrider.decode.together import step_together
 from outrider.draft_length import DraftLength, FixedLength
 from outrider.drafters.base import DraftContext, Drafter, bind_alone, check_alternatives
-from outrider.drafters.ready import begin_rest, state_with, worth_while
+from outrider.drafters.ready import begin_rest, parts_of, state_with, worth_while
 from outrider.errors import ParameterError
 from outrider.models.base import LanguageModel, open_sequence
 from outrider.models.cache.slots import opening_several
@@ -76,14 +76,14 @@ class Decoder:
             bind_alone(drafter, target)
         self.engines = [target, *(drafter.engines() if drafter is not None else ())]
         self.alone = Alone(self.engines)
-        self._wanted = drafter
+        self._wanted = None if length is None else drafter
+        self._chosen: dict[tuple[int, ...], Drafter | None] = {}  # what of it was made ready for some rows, by its parts
         self.target = target
-        self.drafter = None if length is None or drafter is None else worth_while(drafter, length, sampling)
         self.rows: list[Row] = []
         self._requests = requests
         self._admitted = 0
         self._length = length if drafter is not None and length is not None else FixedLength(0)
-        self._sharing = 0  # rows, in the last round
+        self._company = 0  # rows that shared the last round
         self._ask = cancelled
         self._was_cancelled = False
         self._failed, self._failing_alone = False, failing_alone
@@ -141,20 +141,32 @@ class Decoder:
             if read:
                 prefill(self.target, [row.sequence for row in joined], [row.unread for row in joined], self._cancelled)
         if read and joined and not self._cancelled():
-            self.let_go(joined)
+            self.let_go(joined, len(self.active) + len(joined))
         seconds = self.clock.take()["prefill"]
         for row in joined:
             row.prefill_seconds = seconds / len(joined)
         return joined
 
-    def let_go(self, rows: list[Row]) -> None:
-        """Their prompts have been read: drafts begin, and they take part in rounds."""
-        if self.drafter is not None and rows:
+    def let_go(self, rows: list[Row], company: int) -> None:
+        """Their prompts have been read: drafts begin that are worth it, and they take part in rounds.
+
+        company: how many rows share the passes with them, or will, they and those of other decoders included.
+        """
+        self._length.shared_by(company)
+        drafter = self._worth_while()
+        if drafter is not None and rows:
             for row in rows:
-                row.drafter = self.drafter
-            self.drafter.begin([row.draft for row in rows], self._context)
+                row.drafter = drafter
+            drafter.begin([row.draft for row in rows], self._context)
         for row in rows:
             row.reading = False
+
+    def _worth_while(self, ready: Drafter | None = None) -> Drafter | None:
+        """What is worth making ready now, of a row that has something ready as well: the same object for all such rows."""
+        if self._wanted is None:
+            return None
+        found = worth_while(self._wanted, self._length, self._scorer.sampling, ready)
+        return self._chosen.setdefault(tuple(map(id, parts_of(found))), found)
 
     def take_back(self, row: Row) -> None:
         """Of a row for which drafts did not begin: what they have made of it."""
@@ -179,9 +191,8 @@ class Decoder:
     def check(self, request: Request) -> None:
         """Raise unless the request can be served."""
         check_request(request, self.target)
-        drafter = self._wanted or self.drafter  # all of it may be made ready one day
-        if request.source is not None and drafter is not None:
-            drafter.check_source(request.source)
+        if request.source is not None and self._wanted is not None:  # all of it may be made ready one day
+            self._wanted.check_source(request.source)
 
     def step(self) -> list[tuple[int, Round]]:
         """One round of all unfinished rows; empty if there are none.
@@ -194,12 +205,12 @@ class Decoder:
             raise made
         return made
 
-    def part_of_round(self, sharing: int) -> OneRound:
-        """Draft for the unfinished rows. sharing: how many rows there are in the pass, those of others included."""
+    def part_of_round(self, company: int) -> OneRound:
+        """Draft for the unfinished rows. company: as in `let_go`."""
         active = self.active
-        if sharing != self._sharing:
-            self._share(active, sharing)
-        return OneRound(active, self.drafter, self._context, self._scorer, self._failing_alone)
+        if company != self._company:
+            self._share(active, company)
+        return OneRound(active, self._context, self._scorer, self._failing_alone)
 
     def begin(self) -> None:
         """Something is done that leaves rows and sequences in order only if it comes to its end: `done`."""
@@ -256,19 +267,19 @@ class Decoder:
         self._was_cancelled = self._was_cancelled or self._ask()
         return self._was_cancelled
 
-    def _share(self, active: list[Row], sharing: int) -> None:
+    def _share(self, active: list[Row], company: int) -> None:
         """Let the policy know how many rows share the passes, and drafts begin that are worth it for so few of them."""
-        self._sharing = sharing
-        if not self._length.shared_by(sharing) or self._wanted is None:
+        self._company = company
+        if not self._length.shared_by(company):
             return
-        before = self.drafter
-        further = worth_while(self._wanted, self._length, self._scorer.sampling, before)
-        if further is None or further is before:
-            return
-        self.drafter, rows = further, [row.draft for row in active]
-        for row in active:
-            row.drafter, row.draft.state = further, state_with(further, before, row.draft)
-        begin_rest(further, before, rows, replace(self._context, late=True))
+        for before, at in by_drafter(active):
+            further = self._worth_while(before)
+            if further is None or further is before:
+                continue
+            rows = [active[i] for i in at]
+            for row in rows:
+                row.drafter, row.draft.state = further, state_with(further, before, row.draft)
+            begin_rest(further, before, [row.draft for row in rows], replace(self._context, late=True))
 
     def retire(self, row: Row) -> None:
         """Close a row whose sequence and tokens are in order: others may go on from what it has read and written."""

@@ -10,6 +10,7 @@ from outrider.draft_length import Trial
 from outrider.draft_length.base import Prospect
 from outrider.drafters.base import DraftContext, Drafter
 from outrider.drafters.checked import proposal_from, prospects_of
+from outrider.drafters.choice import merged
 from outrider.proposal import Proposal, empty_proposal
 from outrider.records import PHASES, Round
 from outrider.round import Group, Outcome, Scorer
@@ -17,16 +18,16 @@ from outrider.round.told import best, own
 
 
 class OneRound:
-    """Of rows that are sampled alike. Made, it has drafted for them; `settle` when they are scored, then `records`.
+    """Of rows that are sampled alike, whatever was made ready to draft for each of them. Made, it has drafted; `settle` when
+    they are scored, then `records`.
 
     failing_alone: a row that has no law ends (`Row.error`), instead of the round.
     """
 
-    def __init__(
-        self, rows: Many[Row], drafter: Drafter | None, context: DraftContext, scorer: Scorer, failing_alone: bool
-    ) -> None:
-        self._rows, self._drafter, self._failing_alone = rows, drafter, failing_alone
-        self._prospects, proposal = _propose(rows, drafter, context)
+    def __init__(self, rows: Many[Row], context: DraftContext, scorer: Scorer, failing_alone: bool) -> None:
+        self._rows, self._failing_alone = rows, failing_alone
+        self._alike = by_drafter(rows)
+        self._prospects, proposal = _propose(rows, self._alike, context)
         self.group = Group(scorer, [row.draft for row in rows], proposal)
         self._kept: list[tuple[Row, Outcome, int]] = []
 
@@ -39,8 +40,9 @@ class OneRound:
         for row in self._rows:
             # Scored: the old newest token and the draft. Still true of the row: all but its new newest token.
             row.sequence.truncate(min(row.sequence.length, len(row.tokens) - 1))
-        if self._drafter is not None:
-            self._drafter.observe(self.group.rows)
+        for drafter, at in self._alike:
+            if drafter is not None:
+                drafter.observe([self._rows[i].draft for i in at])
 
     def _extend(self, row: Row, tokens: list[int]) -> int:
         try:
@@ -87,10 +89,32 @@ class OneRound:
             row.fail(row.error or error)
 
 
-def _propose(rows: Many[Row], drafter: Drafter | None, context: DraftContext) -> tuple[Many[Prospect | None], Proposal]:
+def by_drafter(rows: Many[Row]) -> list[tuple[Drafter | None, list[int]]]:
+    """What was made ready for some of the rows, and which of them they are."""
+    found: dict[int, tuple[Drafter | None, list[int]]] = {}
+    for i, row in enumerate(rows):
+        found.setdefault(id(row.drafter), (row.drafter, []))[1].append(i)
+    return list(found.values())
+
+
+def _propose(
+    rows: Many[Row], alike: list[tuple[Drafter | None, list[int]]], context: DraftContext
+) -> tuple[Many[Prospect | None], Proposal]:
     """What each row's policy wants, drafted. → the prospects chosen, the proposal"""
-    if drafter is None:
-        return [None] * len(rows), empty_proposal(len(rows), context.device)
+    chosen: list[Prospect | None] = [None] * len(rows)
+    parts: list[tuple[list[int], Proposal]] = []
+    for drafter, at in alike:
+        if drafter is None:
+            continue
+        some, proposal = _propose_by(drafter, [rows[i] for i in at], context)
+        for i, prospect in zip(at, some, strict=True):
+            chosen[i] = prospect
+        if any(proposal.lengths):
+            parts.append((at, proposal))
+    return chosen, merged(parts, len(rows), context)
+
+
+def _propose_by(drafter: Drafter, rows: Many[Row], context: DraftContext) -> tuple[Many[Prospect], Proposal]:
     prospects = [prospects_of(drafter, row.draft) for row in rows]
     plans = [row.plan(offered) for row, offered in zip(rows, prospects, strict=True)]
     for row, offered, plan in zip(rows, prospects, plans, strict=True):

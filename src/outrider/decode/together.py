@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import partial
 from traceback import clear_frames
 from typing import TYPE_CHECKING
 
@@ -35,10 +36,15 @@ def read_together(decoders: Many[Decoder], tokens: int | None = None, shortest_f
     """
     busy = [decoder for decoder in decoders if decoder.reading]
     if busy:
-        _alone_with(busy).run(_read, busy, tokens, shortest_first)
+        _alone_with(busy).run(_read, busy, tokens, shortest_first, _company(decoders))
 
 
-def _read(decoders: list[Decoder], tokens: int | None, shortest_first: bool) -> None:
+def _company(decoders: Many[Decoder]) -> int:
+    """How many rows share passes, or will as soon as their prompts are read: what drafts are worth is for so many."""
+    return sum(len(decoder.active) + len(decoder.reading) for decoder in decoders)
+
+
+def _read(decoders: list[Decoder], tokens: int | None, shortest_first: bool, company: int) -> None:
     _begin(decoders)
     clock, target = decoders[0].clock, decoders[0].target
     clock.take()
@@ -57,7 +63,7 @@ def _read(decoders: list[Decoder], tokens: int | None, shortest_first: bool) -> 
     _with_those_that_can(chosen, read, unread)
     for decoder in decoders:
         ready = [row for row in decoder.reading if row.left_to_read == 0]
-        _with_those_that_can(ready, decoder.let_go, decoder.take_back)
+        _with_those_that_can(ready, partial(decoder.let_go, company=company), decoder.take_back)
         decoder.close_failed()
         decoder.done()
     seconds = clock.take()["prefill"]
@@ -114,7 +120,7 @@ def step_together(decoders: Many[Decoder]) -> list[Made]:
     made: dict[int, Made] = {}
     if busy:
         _begin(busy)
-        _alone_with(busy).run(_round, busy, made)
+        _alone_with(busy).run(_round, busy, made, _company(decoders))
     return [made.get(id(decoder), []) for decoder in decoders]
 
 
@@ -135,14 +141,14 @@ def _alone_with(decoders: list[Decoder]) -> Alone:
     return Alone([engine for decoder in decoders for engine in decoder.engines])
 
 
-def _round(decoders: list[Decoder], made: dict[int, Made]) -> None:
+def _round(decoders: list[Decoder], made: dict[int, Made], company: int) -> None:
     clock = decoders[0].clock
     clock.take()  # what the caller did since the last round is not ours
     sharing = sum(len(decoder.active) for decoder in decoders)
     parts: list[tuple[Decoder, OneRound]] = []
     for decoder in decoders:
         try:
-            parts.append((decoder, decoder.part_of_round(sharing)))
+            parts.append((decoder, decoder.part_of_round(company)))
         except Exception as error:
             made[id(decoder)] = error
     settled = []

@@ -114,7 +114,7 @@ class ChoiceDrafter(Drafter):
             if mine:
                 own = [_child(rows[i], number) for i in mine]
                 parts.append((mine, proposal_from(drafter, own, [chosen[i][1] for i in mine], context)))
-        return _merged(parts, len(rows), context)
+        return merged(parts, len(rows), context)
 
     def _part(self, row: DraftRow, plan: Plan) -> tuple[int, _Part]:
         """Which drafter a plan means, and the plan for it."""
@@ -147,8 +147,10 @@ def _child(row: DraftRow, number: int) -> DraftRow:
     return own
 
 
-def _merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftContext) -> Proposal:
-    """One proposal of all; a deterministic part among others gets its point masses written out."""
+def merged(parts: list[tuple[list[int], Proposal]], rows: int, context: DraftContext) -> Proposal:
+    """One proposal of all, of so many rows, from those of some of them each; a deterministic one among others gets its point
+    masses written out.
+    """
     if len(parts) == 1 and len(parts[0][0]) == rows:
         return parts[0][1]  # laws are not copied
     width = max((proposal.tokens.shape[1] for _, proposal in parts), default=0)

@@ -21,7 +21,7 @@ def worth_while(
 
     ready: what of it is already, and stays so; returned if nothing is to be added.
     """
-    parts, have = _parts(drafter), () if ready is None else _parts(ready)
+    parts, have = parts_of(drafter), parts_of(ready)
     for part in parts:
         check_name(part)
     kept = [
@@ -46,11 +46,13 @@ def state_with(drafter: Drafter, before: Drafter | None, row: DraftRow) -> Any:
 def begin_rest(drafter: Drafter, before: Drafter | None, rows: Many[DraftRow], context: DraftContext) -> None:
     """Begin what has been added, for rows whose states are made (`state_with`)."""
     if type(drafter) is ChoiceDrafter:
-        drafter.begin_but(() if before is None else _parts(before), rows, context)
+        drafter.begin_but(parts_of(before), rows, context)
     else:
         drafter.begin(rows, context)
 
 
-def _parts(drafter: Drafter) -> Many[Drafter]:
+def parts_of(drafter: Drafter | None) -> Many[Drafter]:
     """Of a choice those that are chosen from; one of another class is whole, whatever its parts."""
+    if drafter is None:
+        return ()
     return drafter.drafters if type(drafter) is ChoiceDrafter else [drafter]
