@@ -27,10 +27,27 @@ def prefill(
     What they begin with is taken from the model's prefix cache, if it has one, and what is read goes there; without one,
     what several of them begin with is read once all the same. Stops between chunks once `cancelled()` is true.
     """
-    cache, shared = prefix_cache_of(model), None
-    if cache is None and can_keep_prefixes(model):
-        shared = _longest_shared(prompts)
-        cache = PrefixCache(sys.maxsize) if shared else None
+    cache = prefix_cache_of(model)
+    shared = _longest_shared(prompts) if cache is None and can_keep_prefixes(model) else 0
+    if not shared:
+        _read(cache, model, sequences, prompts, cancelled)
+        return
+    cache = PrefixCache(sys.maxsize)
+    try:
+        _read(cache, model, sequences, prompts, cancelled, shared)
+    finally:
+        cache.clear()
+
+
+def _read(
+    cache: PrefixCache | None,
+    model: LanguageModel,
+    sequences: Many[Sequence],
+    prompts: Many[Many[int]],
+    cancelled: Callable[[], bool],
+    shared: int | None = None,
+) -> None:
+    """shared: how many tokens of each are worth keeping, None: all."""
     while not cancelled():
         _take_up(cache, model, sequences, prompts)
         rows = [pair for pair in zip(sequences, prompts, strict=True) if pair[0].length < len(pair[1])]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +168,35 @@ def test_what_was_used_longest_ago_goes_first(target: TextModel) -> None:
         assert all(block.of[block.tokens] is block for block in cache._used)
     finally:
         target.prefix_cache = None
+
+
+def test_memory_is_given_back_at_once(target: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when the collector comes by, which counts objects and not their bytes."""
+    assert isinstance(target, TransformersModel)
+    made: list[weakref.ref[torch.Tensor]] = []
+    block_of = target.block_of
+
+    def noting(*given: Any) -> list[torch.Tensor]:
+        held = block_of(*given)
+        made.extend(map(weakref.ref, held))
+        return held
+
+    monkeypatch.setattr(target, "block_of", noting)
+    gc.disable()
+    try:
+        for limit in (64, 0):  # 0: of a list's own
+            give_prefix_cache(target, limit * MIB)
+            rows = [target.open(200) for _ in range(2)]
+            prefill(target, rows, [text_of(150)] * 2)
+            for row in rows:
+                row.close()
+            give_prefix_cache(target, 0)
+            assert made
+            assert not any(one() is not None for one in made)
+            made.clear()
+    finally:
+        gc.enable()
+        give_prefix_cache(target, 0)
 
 
 def test_a_limit_that_holds_nothing_reads_all(target: TextModel) -> None:

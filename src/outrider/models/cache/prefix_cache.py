@@ -45,7 +45,10 @@ class KeepsPrefixes(Protocol):
 def give_prefix_cache(model: object, limit: int) -> None:
     """Let a model that can keep prefixes do so from now on, `limit` bytes of them, or (0) forget them."""
     if can_keep_prefixes(model):
-        cast(KeepsPrefixes, model).prefix_cache = PrefixCache(limit) if limit else None
+        keeper = cast(KeepsPrefixes, model)
+        before, keeper.prefix_cache = keeper.prefix_cache, PrefixCache(limit) if limit else None
+        if before is not None:
+            before.clear()
 
 
 def can_keep_prefixes(model: object) -> bool:
@@ -109,7 +112,10 @@ class PrefixCache:
             self._drop()
 
     def clear(self) -> None:
-        """Forget all of it: the weights are others, say."""
+        """Forget all of it, and give its memory back at once: blocks and what they are found in hold each other."""
+        for block in self._used:
+            block.held.clear()
+            block.after.clear()
         self.bytes, self._first = 0, {}
         self._used.clear()
 
