@@ -289,9 +289,29 @@ def test_a_row_without_a_distribution_is_not_kept(target: TextModel) -> None:
         asked = batch.submit(text_of(70), max_new_tokens=60, ignore_eos=True, processors=[nothing])
         with pytest.raises(outrider.errors.NumericalError):
             asked.result()
-        cache = prefix_cache_of(target)
+        cache = target.prefix_cache  # type: ignore[attr-defined]
         assert cache is not None
         assert len(cache._used) == 2  # of the prompt
+
+
+def test_what_other_threads_read_is_kept_apart(target: TextModel) -> None:
+    """They may have a hook of their own, of which nothing may be left in what the batch's clients are answered."""
+    assert isinstance(target, TransformersModel)
+    prompt = text_of(90)
+    want = outrider.generate(target, prompt, draft=None, max_new_tokens=8, logprobs=True)
+    with outrider.ContinuousBatch(target, draft=None, prefix_cache=64) as batch:
+        batch.submit([5, 6, 7], max_new_tokens=2).result()
+        layer = target.module.model.layers[0]
+        with layer.register_forward_hook(
+            lambda _, given, out: out + 1.0 if torch.is_tensor(out) else (out[0] + 1.0, *out[1:])
+        ):
+            other = outrider.generate(target, prompt, draft=None, max_new_tokens=8, logprobs=True)
+        found = batch.submit(prompt, max_new_tokens=8, logprobs=True).result()
+        assert found.cached_tokens == other.cached_tokens == 0
+        assert batch.submit(prompt, max_new_tokens=8).result().cached_tokens == 64
+    assert other.logprobs != pytest.approx(want.logprobs, abs=1e-3)
+    assert found.tokens == want.tokens
+    assert found.logprobs == pytest.approx(want.logprobs, abs=1e-9)
 
 
 def test_engines_that_cannot_keep_any_do_not(flat_costs: Any) -> None:

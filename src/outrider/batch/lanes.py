@@ -153,7 +153,7 @@ class Lanes:
         """
         ended: list[Task] = []
         for model in self._engines:
-            if prefix_cache_of(model) is None:
+            if self._prefix_cache and getattr(model, "prefix_cache", None) is None:  # else another batch has it
                 give_prefix_cache(model, self._prefix_cache)
         with opening_several():
             for task in tasks:
@@ -240,8 +240,9 @@ class Lanes:
         lanes = list(self.by_kind.values())
         self.by_kind.clear()
         with ExitStack() as stack:  # every lane is closed, whatever one of them raises
-            for model in self._engines if self._prefix_cache else ():
-                stack.callback(give_prefix_cache, model, 0)
+            for model in self._engines:
+                if self._prefix_cache and prefix_cache_of(model) is not None:
+                    stack.callback(give_prefix_cache, model, 0)
             for lane in lanes:
                 stack.callback(lane.decoder.close)
 

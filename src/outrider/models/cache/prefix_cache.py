@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from threading import get_ident
 from typing import Any, Protocol, cast
 
 from torch import Tensor
@@ -57,9 +58,12 @@ def can_keep_prefixes(model: object) -> bool:
 
 
 def prefix_cache_of(model: object) -> PrefixCache | None:
-    """Where a model keeps what it has read, if it does."""
+    """Where a model keeps what this thread has read, if it does.
+
+    What another thread reads with it is kept apart: it may do so under autocast, or with a hook or an adapter of its own.
+    """
     found: PrefixCache | None = getattr(model, "prefix_cache", None)
-    return found
+    return found if found is not None and found.thread == get_ident() else None
 
 
 class _Block:
@@ -72,10 +76,10 @@ class _Block:
 
 
 class PrefixCache:
-    """Of one model, for whoever has its lock. limit: bytes that are kept at most."""
+    """Of one model, for the thread that makes it, while that has the model's lock. limit: bytes that are kept at most."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.bytes = limit, 0
+        self.limit, self.bytes, self.thread = limit, 0, get_ident()
         self._form: object = None
         self._first: dict[tuple[int, ...], _Block] = {}
         self._used: OrderedDict[_Block, None] = OrderedDict()  # the longest unused first; none before those after it
