@@ -28,8 +28,8 @@ def prefill(
     what several of them begin with is read once all the same. Stops between chunks once `cancelled()` is true.
     """
     cache = prefix_cache_of(model)
-    shared = _longest_shared(prompts) if cache is None and can_keep_prefixes(model) else 0
-    if not shared:
+    shared = _shared(prompts) if cache is None and can_keep_prefixes(model) else []
+    if not any(shared):
         _read(cache, model, sequences, prompts, cancelled)
         return
     cache = PrefixCache(sys.maxsize)
@@ -45,9 +45,10 @@ def _read(
     sequences: Many[Sequence],
     prompts: Many[Many[int]],
     cancelled: Callable[[], bool],
-    shared: int | None = None,
+    shared: Many[int] = (),
 ) -> None:
-    """shared: how many tokens of each are worth keeping, None: all."""
+    """shared: how many tokens of each are worth keeping, all if it is empty."""
+    worth = dict(zip(map(id, sequences), shared, strict=bool(shared)))
     while not cancelled():
         _take_up(cache, model, sequences, prompts)
         rows = [pair for pair in zip(sequences, prompts, strict=True) if pair[0].length < len(pair[1])]
@@ -58,7 +59,7 @@ def _read(
         tokens, lengths = pad_rows([prompt[row.length : row.length + CHUNK] for row, prompt in rows], model.device)
         model.score([row for row, _ in rows], tokens, lengths, "none")
         for row, prompt in rows:
-            _keep(cache, model, row, prompt[:shared])
+            _keep(cache, model, row, prompt[: worth.get(id(row))])
 
 
 def go_on_by_known(model: LanguageModel, sequences: Many[Sequence], prompts: Many[Many[int]]) -> None:
@@ -82,16 +83,20 @@ def _keep(cache: PrefixCache | None, model: LanguageModel, sequence: Sequence, t
         cache.keep(cast(KeepsPrefixes, model), sequence, tokens)
 
 
-def _longest_shared(prompts: Many[Many[int]]) -> int:
-    """The most tokens that two of them begin with, 0 if that is not a block."""
+def _shared(prompts: Many[Many[int]]) -> list[int]:
+    """How many tokens of each are what another one begins with, 0 if that is not a block."""
+    found = [0] * len(prompts)
     if len({tuple(prompt[:BLOCK]) for prompt in prompts}) == len(prompts):
-        return 0
-    ordered = sorted(map(list, prompts))
-    most = max(_alike(*two) for two in pairwise(ordered))
-    return most if most >= BLOCK else 0
+        return found
+    order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
+    for one, other in pairwise(order):
+        alike = _alike(prompts[one], prompts[other])
+        for i in (one, other) if alike >= BLOCK else ():
+            found[i] = max(found[i], alike)
+    return found
 
 
-def _alike(one: list[int], other: list[int]) -> int:
+def _alike(one: Many[int], other: Many[int]) -> int:
     """How many tokens both begin with."""
     differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))

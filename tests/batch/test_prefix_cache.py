@@ -19,9 +19,9 @@ from outrider.errors import ParameterError
 from outrider.models.base import TextModel
 from outrider.models.cache.prefix_cache import BLOCK, PrefixCache, give_prefix_cache, prefix_cache_of
 from outrider.models.transformers_model import TransformersModel
-from outrider.prefill import keep, prefill
+from outrider.prefill import _shared, keep, prefill
 from tests.helpers.heads import write_head
-from tests.helpers.tiny_models import tiny, tiny_encoder_decoder, tiny_recurrent
+from tests.helpers.tiny_models import module, tiny, tiny_encoder_decoder, tiny_recurrent
 
 MIB = 2**20
 
@@ -125,7 +125,10 @@ def test_prompts_that_come_together_are_read_once(target: TextModel, draft: Text
     if given is None:  # else other numbers are drawn
         assert [one.tokens for one in found] == want
     assert sum(read) <= (1 + (name == "model")) * (999 + 3 * BLOCK)
-    assert sorted(one.cached_tokens for one in found) == [0, *[BLOCK * (999 // BLOCK)] * 3]
+    first, *others = sorted(one.cached_tokens for one in found)
+    most = BLOCK * (999 // BLOCK)
+    assert first == 0
+    assert all(most - BLOCK < count <= most for count in others)  # one may have begun with some by itself
 
 
 @pytest.mark.parametrize("limit", [0, 64])
@@ -312,6 +315,60 @@ def test_what_other_threads_read_is_kept_apart(target: TextModel) -> None:
     assert other.logprobs != pytest.approx(want.logprobs, abs=1e-3)
     assert found.tokens == want.tokens
     assert found.logprobs == pytest.approx(want.logprobs, abs=1e-9)
+
+
+def test_an_error_of_keeping_leaves_no_sequence_open(target: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(target, TransformersModel)
+
+    def fails(*_: Any) -> None:
+        raise KeyError("no such block")
+
+    with outrider.ContinuousBatch(target, draft=None, prefix_cache=64) as batch:
+        asked = batch.submit(text_of(70), max_new_tokens=400, ignore_eos=True)
+        next(iter(asked))
+        monkeypatch.setattr(PrefixCache, "keep", fails)
+        with pytest.raises(KeyError):
+            asked.result()
+    assert not target._open
+
+
+def test_what_cannot_be_taken_up_is_read(target: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(target, TransformersModel)
+
+    def lacks(*_: Any) -> None:
+        raise RuntimeError("not enough memory")
+
+    want = outrider.generate(target, text_of(90), draft=None, max_new_tokens=8)
+    with outrider.ContinuousBatch(target, draft=None, prefix_cache=64) as batch:
+        assert batch.submit(text_of(90), max_new_tokens=8).result().tokens == want.tokens
+        monkeypatch.setattr(target._cache, "put", lacks)
+        found = batch.submit(text_of(90), max_new_tokens=8).result()
+        assert (found.tokens, found.cached_tokens) == (want.tokens, 0)
+
+
+def test_states_that_nobody_kept_are_not_handed_on() -> None:
+    """Of a text that was under way when they were asked for."""
+    model = TransformersModel(module("Llama"), name="fresh")
+    prompt = [token % 40 for token in text_of(80)]
+    give_prefix_cache(model, 64 * MIB)
+    old = model.open(96)
+    prefill(model, [old], [prompt])
+    model.keep_states((1,))
+    keep(model, old, prompt)
+    row = model.open(96)
+    prefill(model, [row], [prompt])
+    assert row.taken == 0
+    other = model.open(96)
+    prefill(model, [other], [prompt])
+    assert other.taken == 64
+    assert torch.equal(model.states(other, 0, 64, (1,)), model.states(row, 0, 64, (1,)))
+
+
+def test_of_a_list_only_what_is_shared_is_kept() -> None:
+    one, other = text_of(90, 1), text_of(90, 2)
+    prompts = [[*one, 1, 2], [*one, 3], other, [*other[:50], 7], [*one[:40], 9], text_of(70, 3)]
+    assert _shared(prompts) == [90, 90, 50, 50, 40, 0]
+    assert _shared([one, other]) == [0, 0]
 
 
 def test_engines_that_cannot_keep_any_do_not(flat_costs: Any) -> None:

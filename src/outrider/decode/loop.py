@@ -283,9 +283,11 @@ class Decoder:
 
     def retire(self, row: Row) -> None:
         """Close a row whose sequence and tokens are in order: others may go on from what it has read and written."""
-        if row.error is None and not row.ended and row.request.source is None:
-            keep(self.target, row.sequence, row.tokens)
-        self.close_row(row)
+        try:
+            if row.error is None and not row.ended and row.request.source is None:
+                keep(self.target, row.sequence, row.tokens)
+        finally:
+            self.close_row(row)
 
     def close_row(self, row: Row) -> None:
         """May be called again, as far as an interrupt had let it come."""

@@ -36,6 +36,12 @@ class KeepsPrefixes(Protocol):
     def kept_form(self) -> object:
         """What must be equal for what was kept to be of use."""
 
+    def keeps_all_of(self, sequence: Any) -> bool:
+        """Whether all that is kept now was kept when the sequence was opened."""
+
+    def note_taken(self, sequence: Any, count: int) -> None:
+        """So many of its tokens were read elsewhere."""
+
     def block_of(self, sequence: Any, start: int) -> Held:
         """A copy of what is kept of the `BLOCK` tokens from position `start` on."""
 
@@ -92,11 +98,20 @@ class PrefixCache:
         found = list(self._path(model, tokens))
         if len(found) > done:
             self._touch(found)
+            before = sequence.length
             sequence.truncate(done * BLOCK)
-            model.append_blocks(sequence, [block.held for block in found[done:]])
+            try:
+                model.append_blocks(sequence, [block.held for block in found[done:]])
+            except (MemoryError, RuntimeError):
+                self.clear()
+                sequence.truncate(done * BLOCK)  # it is read instead
+                return
+            model.note_taken(sequence, sequence.length - before)
 
     def keep(self, model: KeepsPrefixes, sequence: Sequence, tokens: Many[int]) -> None:
         """Keep what a sequence holds, which begins with these tokens."""
+        if not model.keeps_all_of(sequence):
+            return
         path = list(self._path(model, tokens[: sequence.length]))
         after = path[-1].after if path else self._roots(model)
         for start in range(len(path) * BLOCK, min(len(tokens), sequence.length) - BLOCK + 1, BLOCK):
@@ -106,9 +121,10 @@ class PrefixCache:
             except (MemoryError, RuntimeError):  # there are better uses for what memory is left
                 self.clear()
                 return
-            block = after[key] = _Block(held, after, key)
+            block = _Block(held, after, key)
             self.bytes += block.bytes
             self._used[block] = None
+            after[key] = block  # last: an interrupt leaves nothing to be found that is not known
             path.append(block)
             after = block.after
         self._touch(path)
@@ -147,5 +163,5 @@ class PrefixCache:
 
     def _drop(self) -> None:
         block, _ = self._used.popitem(last=False)
-        del block.of[block.tokens]
+        block.of.pop(block.tokens, None)
         self.bytes -= block.bytes

@@ -29,6 +29,7 @@ class SlotSequence:
         self._length = 0
         self.beside: range = range(0)  # the columns of the alternatives of the last pass
         self.taken = 0  # tokens that were read by others
+        self.states = tuple(model._cache.states)  # the layers whose states are kept of all its tokens
 
     @property
     def length(self) -> int:
@@ -150,6 +151,14 @@ class SlotModel(ABC, Generic[S]):
         """See `KeepsPrefixes`."""
         return self._cache.form
 
+    def keeps_all_of(self, sequence: Sequence) -> bool:
+        """See `KeepsPrefixes`."""
+        return self._own(sequence).states == tuple(self._cache.states)
+
+    def note_taken(self, sequence: Sequence, count: int) -> None:
+        """See `KeepsPrefixes`."""
+        self._own(sequence).taken += count
+
     def block_of(self, sequence: Sequence, start: int) -> list[Tensor]:
         """See `KeepsPrefixes`."""
         return self._cache.copied(self._own(sequence).slot, start, start + BLOCK)
@@ -160,7 +169,6 @@ class SlotModel(ABC, Generic[S]):
         self._cache.reserve(len(self._open), row.length + BLOCK * len(blocks))
         self._cache.put(row.slot, row.length, blocks)
         row.advance(BLOCK * len(blocks))
-        row.taken += BLOCK * len(blocks)
 
     def _is_open(self, sequence: Sequence) -> bool:
         return sequence in self._open
